@@ -11,7 +11,7 @@ from fuzz_page import NOW, Known, gpus, lived, node
 from fuzz_targets import Scratch, check_message, require, target
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER
-from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
+from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.errors import ApiError
 from exporter.kube import api_client, metadata, objects
@@ -53,7 +53,7 @@ class FedApi(ApiClient):
         self._bodies = bodies
         self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
 
-    async def _request(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
+    async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
         if not self._bodies:
             raise _Over
         return SimpleNamespace(content=_Content(self._bodies.pop(0)), release=lambda: None, close=lambda: None)
@@ -147,15 +147,17 @@ def _objects(data: bytes) -> None:
     devices = {(pool, name): device for pool, some in pools.items() for name, device in some.items()}
     claim = _dict(whole.get("claim"))
     allocated = objects.allocated_devices(claim)
-    labels = _dict(whole.get("node")).get("metadata")
+    namespace, node = _dict(whole.get("namespace")), _dict(whole.get("node"))
     objects.served_version(_dict(whole.get("group")))
     _shown(
         dict(one for one in parsed if one),
         {
-            "namespace": metadata.parse(_dict(whole.get("namespace")), _WANTED),
+            "namespace": metadata.Namespace(
+                labels=objects.labels_of(namespace), annotations=objects.annotations_of(namespace, _WANTED)
+            ),
             "devices": devices or None,
             "claims": {objects.claim_uid(claim) or _CLAIM_UID: allocated} if allocated is not None else {},
-            "node": metadata.node_facts(objects.labels_of(labels) if isinstance(labels, dict) else {}),
+            "node": metadata.node_facts(objects.labels_of(node)),
         },
     )
 
@@ -176,8 +178,7 @@ def _error(data: bytes) -> None:
     error = api_client.of_status(
         code,
         "https://api",
-        "/api/v1/pods",
-        {},
+        api_client.Request("/api/v1/pods"),
         details=api_client.message_of(body),
         retry_after=after.decode("latin-1"),
     )

@@ -9,8 +9,8 @@ from exporter.config import price_book, web_config
 from exporter.config import price_book as price_table
 from exporter.config.options import OPTIONS
 from exporter.config.paths import read_collectors
+from exporter.config.price_book import KNOWN_MODELS
 from exporter.config.resolve import load_agent
-from exporter.config.types import KNOWN_MODELS
 from exporter.cost import budgets as budget_file
 from exporter.cost.ledger import chunks, parse_window
 from exporter.cost.node_report import base_address
@@ -87,7 +87,7 @@ def _priced(book: PriceBook) -> None:
 @target("prices", "book", ConfigError)
 def _book(data: bytes) -> None:
     path = Scratch.file("prices.yaml", data)
-    book, problems = price_book.examine(price_book.read_text(path), "prices.yaml")
+    book, problems = price_book.examine(price_book.read_book(path), "prices.yaml")
     if not problems:
         _priced(book)
     list(price_table.lines(book))

@@ -11,7 +11,7 @@ from fuzz_targets import Scratch, require, require_finite, target
 from exporter.agent.history import SourceRecord
 from exporter.attribution import device_ids, processes
 from exporter.attribution.device_ids import IdKind
-from exporter.attribution.host import HostProcesses, UserNames
+from exporter.attribution.host import UserNames, host_process
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.attribution.slurm import SlurmJobs
 from exporter.errors import AttributionError, SourceError
@@ -93,7 +93,7 @@ def _proc(data: bytes) -> None:
     (root / "1" / "root" / "etc" / "passwd").write_bytes(passwd)
     uid = PidResolver(root).pod_uid(7)
     require(not uid or _POD.fullmatch(uid) is not None, f"the pod {uid!r}")
-    seen = HostProcesses(root).look(7)
+    seen = processes.Remembered(root, host_process).look(7)
     require(seen is None or seen.user_id is None or 0 <= seen.user_id < 10**10, "no user's number")
     users = UserNames(root)
     users.follow()

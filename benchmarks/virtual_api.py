@@ -7,7 +7,7 @@ from typing import Any
 
 from virtual_world import Pod, World
 
-from exporter.attribution.owners import OwnerRules, facts_of
+from exporter.attribution.owner_rules import OwnerRules, facts_of
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.kube import objects
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata

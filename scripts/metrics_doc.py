@@ -16,7 +16,7 @@ RECORDED = ROOT / "rules" / "src" / "recorded.md"
 HEAD = """\
 # Metrics
 
-Made by `scripts/metrics_doc.py` from `exporter/metrics/catalog.py`, `dcgm_names.py`,
+Made by `scripts/metrics_doc.py` from `exporter/metrics/catalog.py`, `dcgm_fields.txt`,
 `exporter/service/metrics.py` and `rules/src/recorded.md`; do not edit.
 
 A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device is also absent while

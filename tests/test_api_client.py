@@ -480,12 +480,12 @@ NAMED = {
 @pytest.mark.parametrize(("request_", "name"), NAMED.items())
 def test_requests_are_named_as_rights_are(request_: tuple[str, str], name: str) -> None:
     path, watch = request_
-    assert api_errors.action(path, {"watch": "1"} if watch else {}) == name
+    assert api_errors.Request(path, {"watch": "1"} if watch else {}).action == name
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("-1", None), ("soon", None), (None, None)])
 def test_only_seconds_are_read_from_retry_after(header: str | None, seconds: float | None) -> None:
-    error = api_errors.of_status(429, "a", PODS, {}, retry_after=header)
+    error = api_errors.of_status(429, "a", api_errors.Request(PODS), retry_after=header)
     assert error.retry_after_seconds == seconds
 
 
@@ -495,7 +495,7 @@ def test_a_wait_is_never_nothing_and_never_much_longer_than_a_minute(failures: i
 
 
 def test_what_a_proxy_puts_into_a_status_is_cut_to_one_line() -> None:
-    error = api_errors.of_status(503, "a", PODS, {}, details="many\nlines " * 1000)
+    error = api_errors.of_status(503, "a", api_errors.Request(PODS), details="many\nlines " * 1000)
     assert "\n" not in str(error)
     assert len(str(error)) < 500
     assert api_errors.message_of(json.dumps({"message": 3}).encode()) == ""

@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from exporter.errors import ConfigError
 from exporter.metrics import collectors_file
 from exporter.metrics.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
-from exporter.metrics.dcgm_names import Era
+from exporter.metrics.dcgm_names import PREFIX, Era
 from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
@@ -166,21 +167,26 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
 
 
 def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
-    others = {id(other): other for other, _ in collectors_file.read().values() if other.measured}.values()
+    known = {id(make): (make, make()) for make, _ in collectors_file.other_fields().values()}.values()
+    others = [
+        ([PREFIX + name for name in make.args[3]], field)
+        for make, field in known
+        if field and isinstance(make, partial)
+    ]
 
     def rows_of(names: Iterable[str]) -> tuple[Row, ...]:
-        kinds = [(name, "label" if other.type == "s" else "gauge") for name, other in zip(names, others, strict=True)]
+        kinds = [(name, field.kind) for name, (_, field) in zip(names, others, strict=True)]
         read = parse("".join(f"{name}, {kind}, x\n" for name, kind in kinds), "counters.csv")
         assert all("4.7" in warning for warning in read.warnings)
         return read.rows
 
-    first = rows_of(other.names[0] for other in others)
-    last = rows_of(other.names[-1] for other in others)
-    numbered = rows_of(str(other.id) for other in others)
+    first = rows_of(names[0] for names, _ in others)
+    last = rows_of(names[-1] for names, _ in others)
+    numbered = rows_of(str(int(field.field)) for _, field in others)
     assert len(first) == len(others) > 300
     assert [row.field for row in first] == [row.field for row in last] == [row.field for row in numbered]
-    assert [row.name for row in first] == [row.name for row in numbered] == [other.names[0] for other in others]
-    assert [row.name for row in last] == [other.names[-1] for other in others]
+    assert [row.name for row in first] == [row.name for row in numbered] == [names[0] for names, _ in others]
+    assert [row.name for row in last] == [names[-1] for names, _ in others]
 
 
 def test_what_nvml_measures_and_what_is_known_of_every_device_needs_no_dcgm() -> None:

@@ -1,13 +1,23 @@
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.metrics import collectors_file
-from exporter.metrics.dcgm_names import BY_FIELD, BY_NAME, TABLE, DcgmField, Era
+from exporter.metrics.dcgm_names import BY_FIELD, BY_NAME, PREFIX, TABLE, DcgmField, Era
 from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
-OTHERS = collectors_file.read()
+OTHERS = collectors_file.other_fields()
+
+
+def other_field(name: str) -> tuple[DcgmField, Era]:
+    make, era = OTHERS[name]
+    field = make()
+    assert field is not None
+    return field, era
+
 
 # dcgm-exporter's rename map: legacy name, legacy id, 4.9 name, 4.9 id, and a value in both units.
 RENAMED = [
@@ -84,15 +94,19 @@ def test_ids_are_names_too_and_choose_their_own_unit() -> None:
 
 def test_nvlink_throughput_is_never_derived_from_the_old_bandwidth() -> None:
     assert BY_FIELD[Field.NVLINK_BANDWIDTH_TOTAL].name(Era.NEW) is None
-    other, era = OTHERS["DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"]
-    assert (other.id, era, other.field().converter(era)(5)) == (1648, Era.LEGACY, 5)
+    other, era = other_field("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND")
+    assert (other.field, era, other.converter(era)(5)) == (1648, Era.LEGACY, 5)
 
 
 def test_no_name_and_no_number_means_two_fields() -> None:
     assert not OTHERS.keys() & BY_NAME.keys()
     # A name that stood in two lines would be found under the second one's id alone.
-    for other in {id(other): other for other, _ in OTHERS.values()}.values():
-        assert [OTHERS[name][0] for name in (*other.names, str(other.id))] == [other] * (len(other.names) + 1)
+    for make in {id(make): make for make, _ in OTHERS.values()}.values():
+        assert isinstance(make, partial)
+        number, _kind, _level, names, _new = make.args
+        assert [OTHERS[name][0] for name in (*(PREFIX + name for name in names), str(number))] == [make] * (
+            len(names) + 1
+        )
 
 
 def test_every_field_of_dcgm_is_found_by_its_number() -> None:
@@ -140,9 +154,7 @@ def test_a_field_that_only_dcgm_measures_has_its_type_and_level_by_number_and_by
     number: int, kind: Kind, names: list[str], *, per_instance: bool, whole: bool
 ) -> None:
     for name in (str(number), *names):
-        other, era = OTHERS[name]
-        field = other.field()
-        assert other.measured
+        field, era = other_field(name)
         assert (field.field, field.field.only_dcgm, era) == (number, True, Era.LEGACY)
         assert (field.kind, field.per_instance, field.whole) == (kind, per_instance, whole)
         assert field.name(Era.LEGACY) == names[0]
@@ -150,11 +162,11 @@ def test_a_field_that_only_dcgm_measures_has_its_type_and_level_by_number_and_by
 
 def test_the_clocks_of_applications_are_in_hertz_under_their_new_name_and_number() -> None:
     for name in ("1606", "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"):
-        other, era = OTHERS[name]
-        assert (other.id, other.field().converter(era)(1410)) == (110, 1_410_000_000)
-        assert other.field().name(era) == "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"
-    other, era = OTHERS["DCGM_FI_DEV_APP_SM_CLOCK"]
-    assert other.field().converter(era)(1410) == 1410
+        other, era = other_field(name)
+        assert (other.field, other.converter(era)(1410)) == (110, 1_410_000_000)
+        assert other.name(era) == "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"
+    other, era = other_field("DCGM_FI_DEV_APP_SM_CLOCK")
+    assert other.converter(era)(1410) == 1410
 
 
 @pytest.mark.parametrize(
@@ -170,7 +182,7 @@ def test_the_clocks_of_applications_are_in_hertz_under_their_new_name_and_number
     ],
 )
 def test_fields_of_other_things_than_gpus_and_dead_or_binary_ones_are_known_and_not_asked_for(name: str) -> None:
-    assert not OTHERS[name][0].measured
+    assert OTHERS[name][0]() is None
 
 
 @given(st.sampled_from(TABLE), st.integers(min_value=0, max_value=2**53))

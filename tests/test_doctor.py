@@ -18,12 +18,12 @@ import pytest
 
 from exporter import doctor
 from exporter.accounting.state_file import WriterLock
-from exporter.attribution.diagnosis import Counts, diagnose
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import checks, host, kubernetes
-from exporter.doctor import host as driver
-from exporter.doctor.report import Finding, Level, fail, ok, warn
+from exporter.doctor import checks, kubernetes, machine
+from exporter.doctor import machine as driver
+from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
+from exporter.doctor.layers import Counts, diagnose
 from exporter.gpu import wire
 from exporter.kube.kubelet import SERVICE
 from exporter.model import (
@@ -48,6 +48,10 @@ SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 
 def settings(**changes: object) -> AgentConfig:
     return replace(load_agent({}, {}, check_paths=False), **{"lock_dir": None, **changes})
+
+
+def around(config: AgentConfig) -> Surroundings:
+    return Surroundings(config=config, wall=time.time, monotonic=time.monotonic)
 
 
 def gpu(index: int = 0) -> Gpu:
@@ -75,7 +79,8 @@ def speaking(*messages: Reading | SourceStatus) -> list[str]:
 
 
 async def driver_finding(command: list[str], deadline: float = 20.0) -> tuple[Finding, Reading | None]:
-    return await driver.read(command, env=None, interval_seconds=1.0, deadline_seconds=deadline, clock=time.time)
+    node = replace(around(settings()), worker_command=command, driver_deadline_seconds=deadline)
+    return await driver.read(node, ())
 
 
 async def test_a_driver_that_answers_is_ok_with_its_version() -> None:
@@ -122,12 +127,10 @@ def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
 
 async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warning(tmp_path: Path) -> None:
     config = settings(kubelet_socket=str(tmp_path / "none.sock"))
-    finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+    finding, answer = await kubernetes.ask_kubelet(around(config))
     assert (finding.level, answer) == (Level.FAIL, None)
     assert "none.sock" in finding.cause
-    finding, answer = await kubernetes.ask_kubelet(
-        replace(config, attribution=False), clock=time.time, monotonic=time.monotonic
-    )
+    finding, answer = await kubernetes.ask_kubelet(around(replace(config, attribution=False)))
     assert (finding.level, answer) == (Level.WARN, None)
 
 
@@ -136,9 +139,9 @@ async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_
     await server.restart(starting_seconds=60.0)
     config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
     try:
-        finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+        finding, answer = await kubernetes.ask_kubelet(around(config))
         await server.restart()
-        well, told = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+        well, told = await kubernetes.ask_kubelet(around(config))
     finally:
         await server.stop()
     assert (finding.level, answer) == (Level.WARN, None)
@@ -165,7 +168,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     await server.start()
     try:
         config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
-        finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+        finding, answer = await kubernetes.ask_kubelet(around(config))
     finally:
         await server.stop(None)
     assert finding.level is Level.WARN
@@ -186,67 +189,67 @@ def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
 
 
 def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
-    assert host.device_nodes(tmp_path).level is Level.FAIL
+    assert machine.device_nodes(tmp_path).level is Level.FAIL
     (tmp_path / "nvidia0").touch()
-    assert host.device_nodes(tmp_path).level is Level.FAIL
+    assert machine.device_nodes(tmp_path).level is Level.FAIL
     (tmp_path / "nvidiactl").touch()
-    assert host.device_nodes(tmp_path) == ok("device nodes", f"1 GPU nodes in {tmp_path}")
+    assert machine.device_nodes(tmp_path) == ok("device nodes", f"1 GPU nodes in {tmp_path}")
 
 
 def test_the_kernel_modules_version_is_read_from_proc(tmp_path: Path) -> None:
-    assert host.kernel_module(tmp_path).level is Level.FAIL
+    assert machine.kernel_module(tmp_path).level is Level.FAIL
     (tmp_path / "driver" / "nvidia").mkdir(parents=True)
     (tmp_path / "driver" / "nvidia" / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version:\n"
     )
-    assert host.kernel_module(tmp_path) == ok("kernel module", "NVIDIA UNIX x86_64 Kernel Module 570.124.06 Wed")
+    assert machine.kernel_module(tmp_path) == ok("kernel module", "NVIDIA UNIX x86_64 Kernel Module 570.124.06 Wed")
 
 
 def test_a_container_without_the_hosts_processes_is_warned_of(tmp_path: Path) -> None:
-    finding = host.process_tree(tmp_path)
+    finding = machine.process_tree(tmp_path)
     assert (finding.level, "hostPID: true" in finding.fix) == (Level.WARN, True)
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "comm").write_text("kthreadd\n")
-    assert host.process_tree(tmp_path).level is Level.OK
+    assert machine.process_tree(tmp_path).level is Level.OK
 
 
 def test_pod_logs_are_counted(tmp_path: Path) -> None:
-    assert host.pod_logs(tmp_path).level is Level.WARN
-    assert host.pod_logs(tmp_path / "none").level is Level.WARN
+    assert machine.pod_logs(tmp_path).level is Level.WARN
+    assert machine.pod_logs(tmp_path / "none").level is Level.WARN
     (tmp_path / "ml_train-0_8a6bf3a5-0000-0000-0000-000000000000").mkdir()
-    assert host.pod_logs(tmp_path).cause.startswith("1 pods")
+    assert machine.pod_logs(tmp_path).cause.startswith("1 pods")
 
 
 def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Path) -> None:
     config = settings(lock_dir=tmp_path / "run", node_name="n1")
-    assert host.writer_lock(config).level is Level.OK
+    assert machine.writer_lock(config).level is Level.OK
     assert not (tmp_path / "run").exists(), "the doctor makes nothing"
     agent = WriterLock(node="n1", directory=tmp_path / "run")
     assert agent.take()
-    taken = host.writer_lock(config)
+    taken = machine.writer_lock(config)
     assert taken.level is Level.OK
     assert "n1.lock" in taken.cause
     assert "an agent of this node has it" in taken.cause
     agent.release()
-    assert "is free" in host.writer_lock(config).cause
-    bad = host.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
+    assert "is free" in machine.writer_lock(config).cause
+    bad = machine.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
     assert bad.level is Level.WARN
     assert "--lock-dir" in bad.fix
-    assert host.writer_lock(replace(config, lock_dir=None)).level is Level.OK
+    assert machine.writer_lock(replace(config, lock_dir=None)).level is Level.OK
 
 
 def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
-    assert host.state_dir(None).level is Level.OK
-    assert host.state_dir(tmp_path).level is Level.OK
-    assert host.state_dir(tmp_path / "none").level is Level.FAIL
-    assert host.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
+    assert machine.state_dir(None).level is Level.OK
+    assert machine.state_dir(tmp_path).level is Level.OK
+    assert machine.state_dir(tmp_path / "none").level is Level.FAIL
+    assert machine.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
 
 
 def test_a_clock_in_another_century_fails_and_one_that_jumps_is_warned_of() -> None:
     now = 1_800_000_000.0
-    assert host.clock((now, now + 5), (10, 15)).level is Level.OK
-    assert host.clock((now, now + 65), (10, 15)).level is Level.WARN
-    assert host.clock((0, 5), (10, 15)).level is Level.FAIL
+    assert machine.clock((now, now + 5), (10, 15)).level is Level.OK
+    assert machine.clock((now, now + 65), (10, 15)).level is Level.WARN
+    assert machine.clock((0, 5), (10, 15)).level is Level.FAIL
 
 
 @contextmanager
@@ -273,11 +276,11 @@ def answering(body: bytes) -> Iterator[int]:
 def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
-    assert host.port("127.0.0.1", free).level is Level.OK
+    assert machine.port("127.0.0.1", free).level is Level.OK
     with answering(b"ok\n") as number:
-        assert "already serving" in host.port("127.0.0.1", number).cause
+        assert "already serving" in machine.port("127.0.0.1", number).cause
     with answering(b"something else") as number:
-        finding = host.port("127.0.0.1", number)
+        finding = machine.port("127.0.0.1", number)
     assert (finding.level, "--listen" in finding.fix) == (Level.FAIL, True)
     assert "while attempting" not in finding.cause
 
@@ -285,20 +288,20 @@ def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> Non
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_a_port_taken_on_ipv6_only_is_not_free_for_an_agent_that_serves_both() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
-        assert host.port("", taken.getsockname()[1]).level is Level.FAIL
+        assert machine.port("", taken.getsockname()[1]).level is Level.FAIL
 
 
 def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
-    finding = host.collectors(settings(collectors=path))
+    finding, _ = machine.collectors(settings(collectors=path))
     assert finding.level is Level.FAIL
     assert f"{path}:1" in finding.cause
-    assert host.collectors(settings()).level is Level.OK
+    assert machine.collectors(settings())[0].level is Level.OK
 
 
 def test_the_right_binding_is_installed_here() -> None:
-    assert host.package().level is Level.OK
+    assert machine.package().level is Level.OK
 
 
 FINDINGS = (ok("clock", "steady"), warn("pods", "two\nlines", "mount them"), fail("driver", "gone", "load it"))
@@ -356,10 +359,8 @@ async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> Non
             listen_port=0,
         )
         gone = SourceStatus(name="nvml", state=SourceState.FAILED, message="no driver")
-        around = doctor.Surroundings(
-            config=config, wall=time.time, monotonic=time.monotonic, worker_command=speaking(gone), simulated=True
-        )
-        found = {finding.name: finding for finding in await doctor.examine(around)}
+        node_around = replace(around(config), worker_command=speaking(gone), simulated=True)
+        found = {finding.name: finding for finding in await doctor.examine(node_around)}
     finally:
         await node.stop()
     assert (found["driver"].level, found["kubernetes API"].level) == (Level.FAIL, Level.OK)

@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
 
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
-from exporter.doctor.kubernetes import ApiView
-from exporter.doctor.report import Finding, Level
+from exporter.doctor.findings import Finding, Level, Surroundings
+from exporter.kube.metadata import Metadata
 from exporter.model import (
     Allocations,
     ClaimedDevice,
@@ -69,17 +69,14 @@ def settings(kubeconfig: Path, **changes: object) -> AgentConfig:
 
 async def asked(
     config: AgentConfig, allocations: Allocations | None = HOLDING, *, skew: float = 0.0
-) -> tuple[dict[str, Finding], ApiView | None]:
-
-    def holders_of(evidence: Evidence) -> set[tuple[str, str]]:
-        return kubernetes.holders(kubernetes.join(config, allocations, READING, evidence))
-
-    found, view = await kubernetes.ask_api(config, allocations, holders_of, clock=lambda: time.time() + skew)
+) -> tuple[dict[str, Finding], Metadata | None]:
+    around = Surroundings(config=config, wall=lambda: time.time() + skew, monotonic=time.monotonic)
+    found, view = await kubernetes.ask_api(around, allocations, READING)
     return {finding.name: finding for finding in found}, view
 
 
-def of_holders(config: AgentConfig, view: ApiView) -> Finding:
-    attribution = kubernetes.join(config, HOLDING, READING, view.evidence)
+def of_holders(config: AgentConfig, view: Metadata) -> Finding:
+    attribution = kubernetes.join(config, HOLDING, READING, view.evidence(time.time()))
     assert attribution
     return checks.of_holders(config, attribution, view.facts)
 

@@ -13,14 +13,14 @@ import pytest
 from stub_support import compiler
 
 from exporter import doctor
-from exporter.attribution.diagnosis import DCGM
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import dcgm, host, kubernetes
-from exporter.doctor import dcgm as dcgm_library
-from exporter.doctor import host as driver
-from exporter.doctor.dcgm import LibraryReport
-from exporter.doctor.report import Finding, Level
+from exporter.doctor import host_engine, machine
+from exporter.doctor import host_engine as dcgm_library
+from exporter.doctor import machine as driver
+from exporter.doctor.findings import Finding, Level
+from exporter.doctor.host_engine import LibraryReport
+from exporter.doctor.layers import layer_agreement
 from exporter.gpu import wire
 from exporter.gpu.merge import merge
 from exporter.model import (
@@ -83,28 +83,28 @@ def nvml(*gpus: GpuReading) -> Reading:
 
 
 def test_an_engine_with_nvmls_gpus_and_instances_is_ok() -> None:
-    found = dcgm.devices(reading(one(0, instances=2), one(1)), nvml(one(0, instances=2), one(1)))
+    found = host_engine.devices(reading(one(0, instances=2), one(1)), nvml(one(0, instances=2), one(1)))
     assert (found.level, found.cause) == (Level.OK, "2 x NVIDIA A100-SXM4-80GB, 2 MIG instances, as NVML has")
 
 
 def test_an_engine_that_lacks_an_instance_of_nvmls_is_warned_of_by_its_uuid() -> None:
-    found = dcgm.devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
+    found = host_engine.devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
     assert found.level is Level.WARN
     assert found.cause == "of NVML's 1 GPUs, 3 MIG instances it has not MIG-0-1, MIG-0-2"
     assert "restart nvidia-dcgm" in found.fix
 
 
 def test_another_nodes_engine_is_told_by_its_gpus_and_the_mend_names_the_service() -> None:
-    found = dcgm.devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
+    found = host_engine.devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
     assert (found.level, "none of its 2 GPUs" in found.cause) == (Level.WARN, True)
     assert "internalTrafficPolicy: Local" in found.fix
 
 
 def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
-    assert "restart" in dcgm.devices(reading(), nvml(one())).fix
-    lost = dcgm.devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
+    assert "restart" in host_engine.devices(reading(), nvml(one())).fix
+    lost = host_engine.devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
     assert (lost.level, "GPU 1 lost" in lost.cause) == (Level.WARN, True)
-    assert dcgm.devices(reading(one()), None) == Finding(
+    assert host_engine.devices(reading(one()), None) == Finding(
         name="DCGM devices", level=Level.OK, cause="1 x NVIDIA A100-SXM4-80GB"
     )
 
@@ -121,44 +121,44 @@ def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
     ],
 )
 def test_each_state_of_profiling_has_its_mend(state: ProfilingState, level: Level, words: str) -> None:
-    found = dcgm.profiling(reading(one(profiling=state)), nvml(one()))
+    found = host_engine.profiling(reading(one(profiling=state)), nvml(one()))
     assert found is not None
     assert (found.level, words in found.fix) == (level, True)
 
 
 def test_profiling_that_dcgm_lacks_and_nvml_measures_is_no_warning() -> None:
     hopper = one(0, values={ENGINE: 0.5})
-    found = dcgm.profiling(reading(one(0, profiling=ProfilingState.NO_MODULE)), nvml(hopper))
+    found = host_engine.profiling(reading(one(0, profiling=ProfilingState.NO_MODULE)), nvml(hopper))
     assert found == Finding(
         name="DCGM profiling", level=Level.OK, cause="running on 0 of 1 GPUs; NVML measures the other 1 by itself"
     )
     mixed = reading(one(0, profiling=ProfilingState.NO_MODULE), one(1, profiling=ProfilingState.NO_MODULE))
-    blind = dcgm.profiling(mixed, nvml(hopper, one(1)))
+    blind = host_engine.profiling(mixed, nvml(hopper, one(1)))
     assert blind is not None
     assert (blind.level, "1 no module" in blind.cause) == (Level.WARN, True)
 
 
 def test_nothing_is_said_of_profiling_that_was_not_asked_for() -> None:
-    assert dcgm.profiling(reading(one()), None) is None
+    assert host_engine.profiling(reading(one()), None) is None
 
 
 def test_fields_of_the_file_that_the_library_or_the_gpus_do_not_have_are_named() -> None:
     rows = {Field(1700): "DCGM_FI_DEV_NEW", Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
     library = LibraryReport(soname="libdcgm.so.4", version="4.6.0", unknown=frozenset({Field(1700)}))
-    found = dcgm.fields(rows, library, reading(one(values={Field(63): 8})))
+    found = host_engine.fields(rows, library, reading(one(values={Field(63): 8})))
     assert found is not None
     assert found.level is Level.WARN
     assert found.cause == (
         "libdcgm.so.4 4.6.0 does not know DCGM_FI_DEV_NEW; no GPU has a value of DCGM_FI_DEV_ECC_CURRENT"
     )
-    assert dcgm.fields({}, library, reading(one())) is None
+    assert host_engine.fields({}, library, reading(one())) is None
 
 
 def test_a_profiling_field_is_not_told_twice_while_nothing_is_profiled() -> None:
     rows = {Field(1013): "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE"}
     paused = reading(one(profiling=ProfilingState.PAUSED))
-    assert dcgm.fields(rows, LibraryReport(), paused) is None
-    running = dcgm.fields(rows, LibraryReport(), reading(one(profiling=ProfilingState.RUNNING)))
+    assert host_engine.fields(rows, LibraryReport(), paused) is None
+    running = host_engine.fields(rows, LibraryReport(), reading(one(profiling=ProfilingState.RUNNING)))
     assert running is not None
     assert running.level is Level.WARN
 
@@ -171,16 +171,15 @@ def speaking(*messages: Reading | SourceStatus) -> list[str]:
 async def engine_finding(
     command: list[str], config: AgentConfig, *, deadline: float = 20.0, clock: Callable[[], float] = time.time
 ) -> tuple[list[Finding], Reading | None]:
-    found, _, last = await dcgm.examine(
-        config,
-        command,
-        (),
-        env=None,
+    around = doctor.Surroundings(
+        config=config,
+        wall=clock,
+        monotonic=time.monotonic,
+        dcgm_command=command,
         simulated=True,
-        interval_seconds=config.sample_interval_seconds,
-        deadline_seconds=deadline,
-        clock=clock,
+        driver_deadline_seconds=deadline,
     )
+    found, _, last = await host_engine.examine(around, ())
     return found, last
 
 
@@ -274,14 +273,15 @@ def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
 def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n1013, gauge, tensor\n")
-    found = host.collectors(replace(settings(collectors=path), dcgm_address=""))
+    found, _ = machine.collectors(replace(settings(collectors=path), dcgm_address=""))
     assert (found.level, "--dcgm-address" in found.fix) == (Level.WARN, True)
     assert found.cause.startswith("only DCGM measures ")
-    assert host.collectors(settings(collectors=path)).level is Level.OK
+    assert machine.collectors(settings(collectors=path))[0].level is Level.OK
 
 
 def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
-    found = kubernetes.layer_agreement(None, None, None, on_bus=None, in_driver=None, shown_by=DCGM)
+    node = doctor.Surroundings(config=settings(), wall=time.time, monotonic=time.monotonic)
+    found = layer_agreement(replace(node, config=replace(node.config, source="dcgm")), None)
     assert "DCGM does not work here" in found.cause
     assert "NVML" not in found.cause
 
@@ -289,10 +289,10 @@ def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
 async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-        found = await dcgm.hint(port)
+        found = await host_engine.hint(port)
     assert found is not None
     assert (found.level, f"--dcgm-address localhost:{port}" in found.cause) == (Level.OK, True)
-    assert await dcgm.hint(port) is None
+    assert await host_engine.hint(port) is None
 
 
 async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The doctor on layers: what bus, driver, NVML and kubelet count, and holders outside Kubernetes."""
 
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +10,9 @@ from outside_support import Proc, gpu, reading, whole
 
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import kubernetes
-from exporter.doctor.report import Finding, Level
-from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Unresolved
+from exporter.doctor import kubernetes, layers
+from exporter.doctor.findings import Finding, Level, Surroundings
+from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Reading, Unresolved
 
 
 def settings(**changes: object) -> AgentConfig:
@@ -27,7 +29,7 @@ def pci(sys_root: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x
 
 
 def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_passed_through(tmp_path: Path) -> None:
-    assert kubernetes.on_bus(tmp_path) is None
+    assert layers.on_bus(tmp_path) is None
     pci(tmp_path, "0000:17:00.0", driver="nvidia")
     pci(tmp_path, "0000:18:00.0")
     pci(tmp_path, "0000:19:00.0", kind="0x030000", driver="nvidia")
@@ -36,18 +38,18 @@ def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_pas
     pci(tmp_path, "0000:1b:00.0", driver="vfio-pci")
     pci(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000")
     (tmp_path / "bus" / "pci" / "devices" / "0000:1c:00.0").mkdir()
-    assert kubernetes.on_bus(tmp_path) == 3
+    assert layers.on_bus(tmp_path) == 3
 
 
 def test_the_drivers_gpus_are_counted_unless_a_container_is_shown_its_own(tmp_path: Path) -> None:
-    assert kubernetes.in_driver(tmp_path) is None
+    assert layers.in_driver(tmp_path) is None
     for address in ("0000:17:00.0", "0000:18:00.0"):
         (tmp_path / "driver" / "nvidia" / "gpus" / address).mkdir(parents=True)
-    assert kubernetes.in_driver(tmp_path) == 2
+    assert layers.in_driver(tmp_path) == 2
     (tmp_path / "self").mkdir()
     mounted = f"36 35 0:32 / {tmp_path}/driver/nvidia rw,nosuid - tmpfs tmpfs rw\n"
     (tmp_path / "self" / "mountinfo").write_text("35 1 0:31 / /proc rw - proc proc rw\n" + mounted)
-    assert kubernetes.in_driver(tmp_path) is None
+    assert layers.in_driver(tmp_path) is None
 
 
 def allocations(held: str, *allocatable: str) -> Allocations:
@@ -65,12 +67,32 @@ def allocations(held: str, *allocatable: str) -> Allocations:
     )
 
 
+def agreement(
+    seen: Reading | None,
+    attribution: Attribution | None = None,
+    answer: Allocations | None = None,
+    *,
+    on_bus: int | None = None,
+    in_driver: int | None = None,
+) -> Finding:
+    """What a node says whose bus and driver have so many GPUs; ``None``: they do not tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        proc_root, sys_root = Path(folder, "proc"), Path(folder, "sys")
+        for number in range(on_bus or 0):
+            pci(sys_root, f"0000:{number:02x}:00.0")
+        for number in range(in_driver or 0):
+            (proc_root / "driver" / "nvidia" / "gpus" / f"0000:{number:02x}:00.0").mkdir(parents=True)
+        config = settings(proc_root=proc_root)
+        node = Surroundings(config=config, wall=time.time, monotonic=time.monotonic, sys_root=sys_root)
+        return layers.layer_agreement(node, seen, attribution, answer)
+
+
 def judged(
     answer: Allocations | None, *gpus: GpuReading, on_bus: int | None = None, in_driver: int | None = None
 ) -> Finding:
     seen = reading(*gpus)
     attribution = kubernetes.join(settings(), answer, seen, NO_EVIDENCE)
-    return kubernetes.layer_agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
+    return agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
 
 
 def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
@@ -89,11 +111,11 @@ def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
 
 
 def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> None:
-    shown = kubernetes.layer_agreement(None, None, None, on_bus=8, in_driver=8)
+    shown = agreement(None, on_bus=8, in_driver=8)
     assert (shown.level, shown.cause.partition(":")[0]) == (Level.FAIL, "container toolkit")
-    missing = kubernetes.layer_agreement(None, None, None, on_bus=8, in_driver=None)
+    missing = agreement(None, on_bus=8, in_driver=None)
     assert "no driver is loaded" in missing.cause
-    nothing = kubernetes.layer_agreement(None, None, None, on_bus=None, in_driver=None)
+    nothing = agreement(None, on_bus=None, in_driver=None)
     assert "0 GPUs" not in nothing.cause, "without NVML nobody has counted"
 
 

@@ -10,8 +10,8 @@ from threading import Thread
 import pytest
 from web_support import Certificates, make_certificates
 
-from exporter.doctor import host
-from exporter.doctor.report import Level
+from exporter.doctor import machine
+from exporter.doctor.findings import Level
 
 OURS, THEIRS = 'Basic realm="gpu-cost-exporter", charset="UTF-8"', 'Basic realm="metrics"'
 
@@ -70,7 +70,7 @@ def context(
 
 def test_an_agent_behind_tls_is_known_whatever_its_certificate(certificates: Certificates) -> None:
     with answering(200, b"ok\n", tls=context(certificates)) as number:
-        assert "already serving" in host.port("127.0.0.1", number).cause
+        assert "already serving" in machine.port("127.0.0.1", number).cause
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -78,7 +78,7 @@ def test_an_agent_that_demands_a_certificate_is_known_by_that(
     certificates: Certificates, version: ssl.TLSVersion
 ) -> None:
     with answering(200, b"ok\n", tls=context(certificates, demands=True, version=version)) as number:
-        assert host.port("127.0.0.1", number).level is Level.OK
+        assert machine.port("127.0.0.1", number).level is Level.OK
 
 
 def test_an_agent_that_demands_a_password_is_known_by_its_realm_and_another_program_is_not(
@@ -86,14 +86,14 @@ def test_an_agent_that_demands_a_password_is_known_by_its_realm_and_another_prog
 ) -> None:
     for tls in (None, context(certificates)):
         with answering(401, realm=OURS, tls=tls) as number:
-            assert host.port("127.0.0.1", number).level is Level.OK
+            assert machine.port("127.0.0.1", number).level is Level.OK
         with answering(401, realm=THEIRS, tls=tls) as number:
-            assert host.port("127.0.0.1", number).level is Level.FAIL
+            assert machine.port("127.0.0.1", number).level is Level.FAIL
 
 
 def test_another_program_behind_tls_has_the_port(certificates: Certificates) -> None:
     with answering(404, b"no such page\n", tls=context(certificates)) as number:
-        finding = host.port("127.0.0.1", number)
+        finding = machine.port("127.0.0.1", number)
     assert (finding.level, "--listen" in finding.fix) == (Level.FAIL, True)
 
 
@@ -105,5 +105,5 @@ def test_another_program_that_hangs_up_is_no_agent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=hang_up)
         thread.start()
-        assert host.port("127.0.0.1", listener.getsockname()[1]).level is Level.FAIL
+        assert machine.port("127.0.0.1", listener.getsockname()[1]).level is Level.FAIL
         thread.join()

@@ -16,7 +16,7 @@ from join_support import (
     shares,
 )
 
-from exporter.attribution.join import claim_uid
+from exporter.attribution.device_ids import claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, Evidence, SliceDevice
 from exporter.model import ClaimedDevice, MigInstance, ShareMode
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.attribution.owners import MAX_CHARACTERS, MAX_KEYS, export_names, exported_of, is_never_shown
+from exporter.attribution.owner_rules import MAX_CHARACTERS, MAX_KEYS, export_names, exported_of, is_never_shown
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 LIKELY_TO_CLASH = st.text("aB./-_1", min_size=1, max_size=4)

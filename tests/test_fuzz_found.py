@@ -158,7 +158,7 @@ def test_an_address_with_bytes_that_are_no_text_still_has_links() -> None:
 
 
 def test_a_status_of_the_kubernetes_api_that_is_no_number_makes_no_endless_message() -> None:
-    assert len(str(api_client.of_status("x" * 100_000, "https://api", "/api/v1/pods", {}))) < 200
+    assert len(str(api_client.of_status("x" * 100_000, "https://api", api_client.Request("/api/v1/pods")))) < 200
 
 
 def test_a_gpu_that_a_child_tells_twice_counts_once() -> None:

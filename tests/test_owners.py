@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.attribution.owners import (
+from exporter.attribution.owner_rules import (
     MAX_KIND,
     MAX_NAME,
     MAX_TEAM,

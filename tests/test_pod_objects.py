@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.attribution import vgpu
-from exporter.attribution.owners import OwnerRules, facts_of
+from exporter.attribution.owner_rules import OwnerRules, facts_of
 from exporter.kube.objects import LONG_TEXT_LIMIT, TEXT_LIMIT, parse
 from exporter.model import PodMetadata
 

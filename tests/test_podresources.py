@@ -331,7 +331,7 @@ async def test_a_kubelet_that_dies_while_it_answers_is_said(
 @pytest.mark.usefixtures("server")
 async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_newer_one(path: Path, node: Node) -> None:
     times = iter([NOW, NOW + 5, NOW + 10])
-    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: next(times))
+    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: next(times))
     assert (poller.latest, poller.problem, poller.errors) == (None, "", {})
     assert await poller.poll() == 5
     good = poller.latest
@@ -351,7 +351,7 @@ async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_ne
 async def test_the_poller_leaves_a_suffering_kubelet_in_peace_and_looks_often_for_one_that_is_gone(
     server: KubeletServer, path: Path, node: Node
 ) -> None:
-    poller = KubeletPoller(socket_path=str(path), interval_seconds=0.5, clock=lambda: NOW)
+    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=0.5, clock=lambda: NOW)
     node.faults[Fault.KUBELET_GARBAGE] = 0
     assert [await poller.poll() for _ in range(8)] == [1, 1, 2, 4, 8, 10, 10, 10]
     node.faults.clear()
@@ -365,7 +365,7 @@ async def test_the_poller_leaves_a_suffering_kubelet_in_peace_and_looks_often_fo
 async def test_the_poller_runs_until_it_is_cancelled_and_follows_a_kubelet_that_comes_and_goes(
     path: Path, node: Node
 ) -> None:
-    poller = KubeletPoller(socket_path=str(path), interval_seconds=0.05, clock=lambda: NOW)
+    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=0.05, clock=lambda: NOW)
     task = asyncio.create_task(poller.run())
     await eventually(lambda: poller.latest is not None)
     node.faults[Fault.KUBELET_DOWN] = 0
@@ -388,7 +388,7 @@ def pods_of(answer: Allocations) -> set[str]:
 
 
 async def test_an_answer_without_pods_after_one_with_pods_is_a_failed_lookup(server: KubeletServer, path: Path) -> None:
-    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: NOW)
+    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: NOW)
     await poller.poll()
     await server.restart(starting_seconds=60.0)
     assert await poller.poll() == 5
@@ -404,7 +404,7 @@ async def test_an_answer_without_pods_after_one_with_pods_is_a_failed_lookup(ser
 async def test_an_answer_without_pods_of_the_same_kubelet_ends_all_holders(
     server: KubeletServer, path: Path, node: Node
 ) -> None:
-    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: NOW)
+    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: NOW)
     await poller.poll()
     node.holders = node.others = ()
     await poller.poll()
@@ -483,7 +483,7 @@ async def test_an_end_after_a_restart_between_two_polls_needs_two_answers(
 async def test_kubelet_server_lists_half_of_its_pods_after_a_restart(
     path: Path, node: Node, seconds: float, listed: set[str]
 ) -> None:
-    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: NOW)
+    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: NOW)
     node.holders = (holder(GPU, pod="a"), holder(GPU, pod="b"))
     before = socket_probe.identity(str(path))
     node.faults[Fault.KUBELET_PARTIAL] = seconds

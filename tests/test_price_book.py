@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from exporter.accounting.prices import PriceBook
 from exporter.config import load_agent, price_book
-from exporter.config.types import CURRENCIES, KNOWN_MODELS
+from exporter.config.price_book import KNOWN_MODELS
+from exporter.config.types import CURRENCIES
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts
 from gpu_simulator.models import MODELS

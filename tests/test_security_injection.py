@@ -30,7 +30,7 @@ from exporter.cost.document import lines
 from exporter.cost.node_report import NodeReport, read
 from exporter.cost.node_report_render import write
 from exporter.cost.queries import matches
-from exporter.doctor.report import Finding, Level, write_json, write_text
+from exporter.doctor.findings import Finding, Level, write_json, write_text
 from exporter.metrics.collector import ExpositionOptions
 from exporter.model import Account, DeviceView, LedgerView, Money, Owner, ShareMode, Totals
 from exporter.service import responses

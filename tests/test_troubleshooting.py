@@ -149,8 +149,6 @@ def reasons() -> set[str]:
         found |= constants(error, modules("agent", "attribution", "accounting", "kube", "gpu"))
     found |= beginnings(modules("accounting"))
     found |= constants("_error", modules("kube")) | set(api_client._REASONS.values()) | {"server_error"}
-    kubelet = (ROOT / "exporter" / "kube" / "kubelet.py").read_text(encoding="utf-8")
-    found |= set(re.findall(r'^ +reason = "(\w+)"', kubelet, re.MULTILINE))
     found |= set(library._REASONS.values()) | library._FIXES.keys() | {state_file.UNSYNCED}
     return {reason for reason in found if not reason.startswith("dcgm_")}
 

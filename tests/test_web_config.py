@@ -19,8 +19,8 @@ from fleet_support import tool
 from web_support import PASSWORD, Certificates, hashed, http_server, make_certificates, web_file
 
 from exporter.config.web_config import load, parse
-from exporter.doctor.host import face
-from exporter.doctor.report import Level
+from exporter.doctor.findings import Level
+from exporter.doctor.machine import face
 from exporter.errors import ConfigError
 from exporter.web import access as web_access
 from exporter.web.access import MOST_WAITING, Passwords, WebAccess

@@ -16,8 +16,8 @@ from test_service_run import serving
 from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
 
 from exporter.cli import main
-from exporter.doctor import host
-from exporter.doctor.report import Level
+from exporter.doctor import machine
+from exporter.doctor.findings import Level
 from gpu_simulator.programs import free_port
 
 PATIENCE_SECONDS = 60.0
@@ -106,7 +106,7 @@ def test_prometheus_and_the_report_reach_an_agent_with_tls_and_a_password(
         assert main(["report", "--agent", url, "--agent-skip-verify", *user]) == 0
         capsys.readouterr()
         _refusals(url, ca, user, tmp_path, capsys, agent)
-        assert host.port("", agent.port).level is Level.OK, "doctor in the pod knows the agent behind TLS"
+        assert machine.port("", agent.port).level is Level.OK, "doctor in the pod knows the agent behind TLS"
         assert agent.end() == 0
 
 
@@ -153,7 +153,7 @@ def test_an_agent_that_asks_for_certificates_is_reached_with_one(
         capsys.readouterr()
         assert main(["report", "--agent", url, *ca]) == 1
         assert f"{url}: " in capsys.readouterr().err
-        assert host.port("", agent.port).level is Level.OK, "doctor in the pod has no certificate to show"
+        assert machine.port("", agent.port).level is Level.OK, "doctor in the pod has no certificate to show"
 
 
 def test_an_agent_counts_a_broken_file_and_goes_on(tmp_path: Path) -> None:

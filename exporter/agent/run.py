@@ -32,7 +32,7 @@ from exporter.attribution.processes import PidResolver, PodNames, own_name
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
 from exporter.gpu.worker import Worker
-from exporter.kube.kubelet import KubeletPoller, own_pod
+from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
 from exporter.metrics.collector import ExpositionOptions
 from exporter.metrics.collectors_file import Collectors
 from exporter.metrics.dcgm_names import LabelStyle
@@ -110,32 +110,16 @@ def _kubernetes(config: AgentConfig, proc_root: Path) -> Attributing:
 
 
 def _poller(config: AgentConfig) -> KubeletPoller:
-    return KubeletPoller(
-        socket_path=config.kubelet_socket,
-        interval_seconds=config.kubelet_interval_seconds,
-        resources=config.gpu_resources,
-        clock=time.time,
-        canary=own_pod(),
-        node_name=config.node_name,
+    client = KubeletClient(
+        config.kubelet_socket, resources=config.gpu_resources, canary=own_pod(), node_name=config.node_name
     )
+    return KubeletPoller(client, interval_seconds=config.kubelet_interval_seconds, clock=time.time)
 
 
 def _metadata(config: AgentConfig) -> "Metadata":
-    from exporter.kube.metadata import Metadata, MetadataSettings
+    from exporter.kube.metadata import Metadata
 
-    settings = MetadataSettings(
-        node=config.node_name,
-        kubeconfig=config.kubeconfig,
-        start_jitter_seconds=config.kube_start_jitter_seconds,
-        team_keys=config.team_keys,
-        cost_labels=config.cost_labels,
-        namespace_teams=config.namespace_teams,
-        pod_labels=config.pod_labels,
-        pod_annotations=config.pod_annotations,
-        reservation_namespaces=config.reservation_namespaces,
-        own_pod=own_pod(),
-    )
-    return Metadata(settings, clock=time.time, random=random.random)
+    return Metadata(config.metadata_settings(), clock=time.time, random=random.random)
 
 
 LOG = logging.getLogger("exporter.agent")

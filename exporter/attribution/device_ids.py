@@ -6,11 +6,12 @@ AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
-from exporter.attribution.shares import WHOLE_WITHIN_ROUNDING, ReplicaKey
+from exporter.model import ClaimedDevice
 
 GPU_DRA_DRIVER = "gpu.nvidia.com"
 
@@ -20,20 +21,26 @@ _NUMBER = r"[0-9]{1,9}"
 _FLAGS = re.ASCII | re.IGNORECASE
 _REPLICA = re.compile(rf"(?P<base>.+)::(?P<replica>{_NUMBER})", _FLAGS)
 _VGPU = re.compile(rf"(?P<base>nvidia.+)/vgpu(?P<replica>{_NUMBER})", re.ASCII)
-_GPU = re.compile(rf"GPU-(?P<uuid>{_HEX})", _FLAGS)
-_MIG = re.compile(rf"MIG-(?P<uuid>{_HEX})", _FLAGS)
-_LEGACY_MIG = re.compile(rf"MIG-GPU-(?P<uuid>{_HEX})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})", _FLAGS)
-_MINOR = re.compile(rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gi>{_NUMBER}))?", re.ASCII)
-_PLACEHOLDER = re.compile(rf"GPU-(?P<uuid>{_HEX})-(?:_-)?(?:(?:memory|core)-)?(?P<number>{_NUMBER})", _FLAGS)
+# Groups have the names of the fields of ``ParsedId``.
+_GPU = re.compile(rf"(?P<uuid>GPU-{_HEX})", _FLAGS)
+_MIG = re.compile(rf"(?P<uuid>MIG-{_HEX})", _FLAGS)
+_LEGACY_MIG = re.compile(
+    rf"MIG-(?P<uuid>GPU-{_HEX})/(?P<gpu_instance_id>{_NUMBER})/(?P<compute_instance_id>{_NUMBER})", _FLAGS
+)
+_MINOR = re.compile(rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gpu_instance_id>{_NUMBER}))?", re.ASCII)
+_PLACEHOLDER = re.compile(rf"(?P<uuid>GPU-{_HEX})-(?:_-)?(?:(?:memory|core)-)?(?P<replica>{_NUMBER})", _FLAGS)
 
 _DRA_GPU = re.compile(rf"gpu-(?P<minor>{_NUMBER})", re.ASCII)
 # Before v25.12 the part behind "mig-" is three numbers; only the newer form begins with a profile, which has a "g".
 _DRA_MIG = re.compile(
-    rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-(?P<number>{_NUMBER})-(?P<start>{_NUMBER})",
+    rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-"
+    rf"(?P<profile_id>{_NUMBER})-(?P<placement_start>{_NUMBER})",
     re.ASCII,
 )
 _DRA_PART = re.compile(rf"gpu-(?P<minor>{_NUMBER})-mig-", re.ASCII)
 _DRA_VFIO = re.compile(rf"gpu-vfio-{_NUMBER}", re.ASCII)
+
+_CDI_NAME = re.compile(rf"[^=]+/claim=(?P<uid>{_HEX})-(?P<device>.+)", _FLAGS)
 
 _ANNOTATED_RESOURCES = ("volcano.sh/", "aliyun.com/gpu-", "tencent.com/vcuda-")
 _UNIT_RESOURCES = ("volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores", "aliyun.com/gpu-mem", "tencent.com/vcuda-")
@@ -102,8 +109,7 @@ def parse(resource: str, device_id: str) -> ParsedId:
     """
     # Remembered, as the same few ids are asked for with every sample.
     if resource.startswith(_ANNOTATED_RESOURCES):
-        named = _PLACEHOLDER.fullmatch(device_id)
-        return _needs_annotation(f"GPU-{named['uuid'].lower()}" if named else None)
+        return _needs_annotation(_PLACEHOLDER.fullmatch(device_id))
     if device_id in ("all", "tegra"):
         return ParsedId(kind=IdKind.ALL)
     if shared := _REPLICA.fullmatch(device_id):
@@ -126,19 +132,23 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
     if driver != GPU_DRA_DRIVER:
         return None
     if whole := _DRA_GPU.fullmatch(device):
-        return ParsedId(kind=IdKind.MINOR, minor=int(whole["minor"]))
+        return _parsed(IdKind.MINOR, whole)
     if part := _DRA_MIG.fullmatch(device):
-        return ParsedId(
-            kind=IdKind.MINOR_PROFILE,
-            minor=int(part["minor"]),
-            profile=comparable_profile(part["profile"]),
-            profile_id=int(part["number"]),
-            placement_start=int(part["start"]),
-        )
+        return _parsed(IdKind.MINOR_PROFILE, part)
     if _DRA_VFIO.fullmatch(device):
         return ParsedId(kind=IdKind.UNKNOWN, reason="dra_passed_through")
-    parent = _DRA_PART.match(device)
-    return ParsedId(kind=IdKind.UNKNOWN, minor=int(parent["minor"]) if parent else None, reason="dra_unresolved")
+    return _parsed(IdKind.UNKNOWN, _DRA_PART.match(device), reason="dra_unresolved")
+
+
+def claim_uid(claim: ClaimedDevice) -> str | None:
+    """Read the claim's UID from its CDI name, ``None`` where no name has it.
+
+    Kubelets may list the names of a claim's other devices with each of them: that says nothing else of the claim.
+    """
+    names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
+    own = [match for match in names if match["device"] == claim.device]
+    uids = {match["uid"].lower() for match in own or names}
+    return uids.pop() if len(uids) == 1 else None
 
 
 def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
@@ -178,19 +188,23 @@ def comparable_profile(profile: str) -> str:
     return re.sub(r"[^0-9a-z]", "", profile.lower())
 
 
+def _parsed(kind: IdKind, match: re.Match[str] | None, **more: Any) -> ParsedId:  # noqa: ANN401 - fields of ParsedId
+    """Make an id of the groups of a pattern; ``more`` are fields that it has none for, or that it has for another."""
+    groups = match.groupdict() if match else {}
+    fields = {name: _spelt(name, text) for name, text in groups.items() if text is not None}
+    return ParsedId(kind=kind, **{**fields, **more})
+
+
+def _spelt(field: str, text: str) -> str | int:
+    if field == "uuid":
+        return text[:4].upper() + text[4:].lower()
+    return comparable_profile(text) if field == "profile" else int(text)
+
+
 def _uuid_form(text: str, replica: int | None) -> ParsedId | None:
-    if match := _GPU.fullmatch(text):
-        return ParsedId(kind=IdKind.GPU, uuid=f"GPU-{match['uuid'].lower()}", replica=replica)
-    if match := _MIG.fullmatch(text):
-        return ParsedId(kind=IdKind.MIG, uuid=f"MIG-{match['uuid'].lower()}", replica=replica)
-    if match := _LEGACY_MIG.fullmatch(text):
-        return ParsedId(
-            kind=IdKind.LEGACY_MIG,
-            uuid=f"GPU-{match['uuid'].lower()}",
-            gpu_instance_id=int(match["gi"]),
-            compute_instance_id=int(match["ci"]),
-            replica=replica,
-        )
+    for kind, form in ((IdKind.GPU, _GPU), (IdKind.MIG, _MIG), (IdKind.LEGACY_MIG, _LEGACY_MIG)):
+        if match := form.fullmatch(text):
+            return _parsed(kind, match, replica=replica)
     return None
 
 
@@ -198,29 +212,24 @@ def _minor_form(text: str, replica: int | None) -> ParsedId | None:
     match = _MINOR.fullmatch(text)
     if match is None:
         return None
-    instance = match["gi"]
-    return ParsedId(
-        kind=IdKind.MINOR,
-        minor=int(match["minor"]),
-        gpu_instance_id=None if instance is None else int(instance),
-        compute_instance_id=None if instance is None else 0,
-        replica=replica,
-    )
+    compute = None if match["gpu_instance_id"] is None else 0
+    return _parsed(IdKind.MINOR, match, compute_instance_id=compute, replica=replica)
 
 
 def _placeholder_form(resource: str, device_id: str) -> ParsedId:
     match = _PLACEHOLDER.fullmatch(device_id)
     if match is None:
         return _UNKNOWN
-    uuid = f"GPU-{match['uuid'].lower()}"
-    if resource == _AWS_RESOURCE:  # the one plugin of this form whose UUID is the device
-        return ParsedId(kind=IdKind.GPU, uuid=uuid, replica=int(match["number"]))
-    return _needs_annotation(uuid)
+    # The one plugin of this form whose UUID is the device.
+    return _parsed(IdKind.GPU, match) if resource == _AWS_RESOURCE else _needs_annotation(match)
 
 
-def _needs_annotation(uuid: str | None) -> ParsedId:
-    return ParsedId(kind=IdKind.NEEDS_ANNOTATION, uuid=uuid, reason="needs_annotation")
+def _needs_annotation(match: re.Match[str] | None) -> ParsedId:
+    return _parsed(IdKind.NEEDS_ANNOTATION, match, replica=None, reason="needs_annotation")
 
+
+ReplicaKey = tuple[str, str]
+"""Device UUID, resource."""
 
 LARGEST = 1_000_000_000
 """Numbers of replicas have at most nine digits."""
@@ -254,63 +263,3 @@ def counts_of(kept: object) -> dict[ReplicaKey, int]:
             raise ValueError(f"no number of replicas: {count!r:.100}")
         counts[uuid, resource] = count
     return counts
-
-
-ANNOTATION = "annotation"
-"""Source of a holder that only its pod's annotations name."""
-
-MIB = 1 << 20
-
-HolderName = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """The part of a device that somebody asked for and was given."""
-
-    memory_bytes: int = 0
-    """0 is not limited, as is a ratio of 0."""
-    of_bytes: int | None = None
-    """Of what ``memory_bytes`` is a part; ``None`` is the GPU's memory."""
-    ratio: float = 0.0
-
-    def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
-        """Return whether only memory was declared, and how much the GPU has in all is not known."""
-        return self.memory_bytes > 0 and self.ratio <= 0 and not (self.of_bytes or device_bytes)
-
-    def part(self, device_bytes: int | None) -> tuple[float, bool]:
-        """Give the part of the device, 0..1, and whether it is a guess.
-
-        Args:
-            device_bytes: The GPU's memory, ``None`` where the driver does not tell.
-        """
-        whole = self.of_bytes or device_bytes
-        part = max(self.memory_bytes / whole if whole else 0.0, self.ratio)
-        if part <= 0:  # nothing limits it, or nothing tells of what it is a part
-            return 1.0, True
-        return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not whole)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One device of one container, before it is looked for."""
-
-    holder: HolderName
-    """Namespace, pod, container."""
-    resource: str
-    source: str
-    device_id: str
-    """As it is shown where it cannot be resolved."""
-    parsed: ParsedId
-    share_id: str | None = None
-    claim: str = ""
-    """DRA: containers that name one claim have together what it has."""
-    declared: Declared | None = None
-    """``None`` is the whole device, or by the replicas that the id names."""
-    is_placeholder: bool = False
-    """The device that the id names need not be the held device."""
-
-
-def undecided(parsed: ParsedId, reason: str) -> ParsedId:
-    """Resolve an id to devices; on failure record the reason."""
-    return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)

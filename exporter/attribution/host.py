@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,17 +35,6 @@ class HostProcess:
     """The whole text of its cgroup file."""
     user_id: int | None
     """Real user id in the user namespace of whoever looks; ``None`` where it is not told."""
-
-
-class HostProcesses(Remembered[HostProcess]):
-    """Looks processes up.
-
-    Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
-    """
-
-    def __init__(self, proc_root: Path) -> None:
-        super().__init__(proc_root, _host_process)
 
 
 class UserNames:
@@ -85,7 +74,12 @@ class UserNames:
                 self._names.setdefault(int(fields[2]), fields[0])
 
 
-def _host_process(directory: str, name: str) -> HostProcess:
+def host_process(directory: str, name: str) -> HostProcess:
+    """Read a process from its directory; its own name is known.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     return HostProcess(command=name, cgroup=content(f"{directory}/cgroup"), user_id=_real_user(f"{directory}/status"))
 
 
@@ -133,17 +127,58 @@ class Tenant:
     facts: PodFacts
 
 
-class Register:
-    """The newest answer on who holds what, and everybody who was in one lately."""
+class TenantSource(ABC):
+    """Who holds what where no kubelet says it, in the form of a kubelet's answer; and everybody who was in one lately.
 
-    def __init__(self) -> None:
-        self.latest: Allocations | None = None
-        self.problem = ""
-        self.errors: Counter[str] = Counter()
+    Args:
+        resource: Resource name of what is held by processes.
+        proc_root: The host's ``/proc``, or where it is mounted.
+        unnamed_problem: Says why tenants cannot be named and how to fix it, after the names of their GPUs.
+    """
+
+    def __init__(self, resource: str, proc_root: Path, *, unnamed_problem: str = "") -> None:
+        self._resource = resource
+        self._unnamed_problem = unnamed_problem
+        self._processes = Remembered(proc_root, host_process)
+        self._users = UserNames(proc_root)
         self._by_key: dict[str, Tenant] = {}
         self._by_name: dict[tuple[str, str], Tenant] = {}
+        self._running: dict[str, Mapping[int, Tenant | str]] = {}
+        self._read_at: float | None = None
+        self.latest: Allocations | None = None
+        """The newest answer; ``None`` before the first."""
+        self.problem = ""
+        """One line on what is wrong and how to fix it; empty when all is well."""
+        self.errors: Counter[str] = Counter()
+        """Counts since start by reason."""
 
-    def enter(self, tenant: Tenant) -> None:
+    @abstractmethod
+    def _tenant_of(self, pid: int) -> Tenant | str | None:
+        """Return the tenant of a process; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen."""
+
+    def pod_uid(self, pid: int) -> str | None:
+        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` if it is not known."""
+        tenant = self._tenant_of(pid)
+        if isinstance(tenant, Tenant):
+            return tenant.key
+        return None if tenant == UNNAMED else tenant
+
+    def name_of(self, uid: str) -> tuple[str, str]:
+        """Return namespace and name of a key; ``NO_NAME`` for nobody known."""
+        tenant = self._by_key.get(uid)
+        return (tenant.namespace, tenant.name) if tenant else NO_NAME
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Return the key of a name."""
+        tenant = self._by_name.get((namespace, pod))
+        return tenant.key if tenant else None
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose a tenant's use is; ``None`` for an unknown one."""
+        tenant = self._by_name.get((namespace, pod))
+        return tenant.facts if tenant else None
+
+    def _enter(self, tenant: Tenant) -> Tenant:
         """Remember a tenant, the newest facts of it; the one longest not seen goes when there are too many."""
         self._by_key.pop(tenant.key, None)
         self._by_key[tenant.key] = tenant
@@ -151,21 +186,17 @@ class Register:
         if len(self._by_key) > _TENANTS_LIMIT:
             oldest = self._by_key.pop(next(iter(self._by_key)))
             self._by_name.pop((oldest.namespace, oldest.name), None)
+        return tenant
 
-    def get(self, key: str) -> Tenant | None:
-        """Return a tenant by its key."""
-        return self._by_key.get(key)
+    def _is_due(self, now: float) -> bool:
+        """Return whether files are to be read again; the names of users then have been."""
+        due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
+        if due:
+            self._read_at = now
+            self._users.follow()
+        return due
 
-    def name_of(self, key: str) -> tuple[str, str]:
-        """Return namespace and name; ``NO_NAME`` for nobody known."""
-        tenant = self._by_key.get(key)
-        return (tenant.namespace, tenant.name) if tenant else NO_NAME
-
-    def named(self, namespace: str, name: str) -> Tenant | None:
-        """Return a tenant by its name."""
-        return self._by_name.get((namespace, name))
-
-    def publish(
+    def _publish(
         self,
         held: Mapping[str, Mapping[str, Tenant]],
         resource: str,
@@ -188,99 +219,22 @@ class Register:
                 tenants[key] = tenant
                 devices.setdefault(key, []).append(uuid)
         for tenant in tenants.values():
-            self.enter(tenant)
+            self._enter(tenant)
+        names = [(one.namespace, one.name, devices[key]) for key, one in sorted(tenants.items())]
+        if doubtful:
+            names.append((resource, "", [*doubtful]))
         containers = tuple(
             ContainerAllocation(
-                namespace=tenant.namespace,
-                pod=tenant.name,
-                container="",
-                devices=(DeviceIds(resource=resource, ids=tuple(devices[key])),),
+                namespace=namespace, pod=name, container="", devices=(DeviceIds(resource=resource, ids=tuple(ids)),)
             )
-            for key, tenant in sorted(tenants.items())
+            for namespace, name, ids in names
         )
-        if doubtful:
-            unnamed = (DeviceIds(resource=resource, ids=tuple(doubtful)),)
-            containers += (ContainerAllocation(namespace=resource, pod="", container="", devices=unnamed),)
         latest = self.latest
         if latest and latest.containers == containers and 0 <= now - latest.answered_at_seconds < RENEW_SECONDS:
             return
         self.latest = Allocations(answered_at_seconds=now, containers=containers)
 
-
-class Registered(ABC):
-    """What the agent asks of whoever tells holders, answered from a register."""
-
-    _register: Register
-
-    @abstractmethod
-    def _tenant_of(self, pid: int) -> Tenant | str | None:
-        """Return the tenant of a process; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen."""
-
-    def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` if it is not known."""
-        tenant = self._tenant_of(pid)
-        if isinstance(tenant, Tenant):
-            return tenant.key
-        return None if tenant == UNNAMED else tenant
-
-    def name_of(self, uid: str) -> tuple[str, str]:
-        """Return namespace and name of a key."""
-        return self._register.name_of(uid)
-
-    def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return the key of a name."""
-        tenant = self._register.named(namespace, pod)
-        return tenant.key if tenant else None
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a tenant's use is; ``None`` for an unknown one."""
-        tenant = self._register.named(namespace, pod)
-        return tenant.facts if tenant else None
-
-    @property
-    def latest(self) -> Allocations | None:
-        """The newest answer; ``None`` before the first."""
-        return self._register.latest
-
-    @property
-    def problem(self) -> str:
-        """One line on what is wrong and how to fix it; empty when all is well."""
-        return self._register.problem
-
-    @property
-    def errors(self) -> Counter[str]:
-        """Counts since start by reason."""
-        return self._register.errors
-
-
-class RunningTenants:
-    """Who holds a device where nothing allocates: whoever has a process on it.
-
-    Args:
-        register: Where answers go.
-        resource: Resource name of the answers.
-        tenant_of: The tenant of a pid; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen.
-        lives: Whether the process that ``tenant_of`` was asked about still exists.
-        unnamed_problem: Says why tenants cannot be named and how to fix it, after the names of their GPUs.
-    """
-
-    def __init__(
-        self,
-        register: Register,
-        resource: str,
-        tenant_of: Callable[[int], Tenant | str | None],
-        *,
-        lives: Callable[[int], bool],
-        unnamed_problem: str = "",
-    ) -> None:
-        self._register = register
-        self._resource = resource
-        self._tenant_of = tenant_of
-        self._lives = lives
-        self._unnamed_problem = unnamed_problem
-        self._running: dict[str, Mapping[int, Tenant | str]] = {}
-
-    def observe(self, reading: Reading, now: float) -> None:
+    def _observe_processes(self, reading: Reading, now: float) -> None:
         """Derive the holders of each device from its processes.
 
         The driver lists no processes of a GPU that is lost or waits for a reset: its holders stay while one of their
@@ -294,7 +248,8 @@ class RunningTenants:
                 if gpu.state is DeviceState.UP:
                     found = self._tenants(processes)
                 else:
-                    found = {pid: tenant for pid, tenant in self._running.get(uuid, {}).items() if self._lives(pid)}
+                    before = self._running.get(uuid, {})
+                    found = {pid: tenant for pid, tenant in before.items() if self._processes.lives(pid)}
                 if found is None:
                     untold.append(f"GPU {gpu.gpu.index}")
                     continue
@@ -302,21 +257,21 @@ class RunningTenants:
                 if UNNAMED in found.values():
                     unnamed[uuid] = f"GPU {gpu.gpu.index}"
         if untold:
-            self._register.errors["processes_not_told"] += 1
+            self.errors["processes_not_told"] += 1
             where = ", ".join(dict.fromkeys(untold))
-            self._register.problem = (
+            self.problem = (
                 f"the processes on {where} cannot be seen, so who holds devices is not known; "
                 "run as root in the host's PID namespace, with its /proc as --proc-root"
             )
             return
         where = ", ".join(dict.fromkeys(unnamed.values()))
-        self._register.problem = f"{where}: {self._unnamed_problem}" if unnamed else ""
+        self.problem = f"{where}: {self._unnamed_problem}" if unnamed else ""
         self._running = running
         held = {
             uuid: {tenant.key: tenant for tenant in found.values() if isinstance(tenant, Tenant)}
             for uuid, found in running.items()
         }
-        self._register.publish(held, self._resource, now, tuple(unnamed))
+        self._publish(held, self._resource, now, tuple(unnamed))
 
     def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, Tenant | str] | None:
         """Return the tenants by pid, or ``None`` where there are processes of which not one can be looked up."""
@@ -354,19 +309,15 @@ _INFRASTRUCTURE = frozenset(
 )
 
 
-class HostUsers(Registered):
-    """Keeps who holds what on a host without a workload manager, in the form of a kubelet's answer.
+class HostUsers(TenantSource):
+    """Keeps who holds what on a host without a workload manager.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
     def __init__(self, *, proc_root: Path) -> None:
-        self._processes = HostProcesses(proc_root)
-        self._users = UserNames(proc_root)
-        self._register = Register()
-        self._running = RunningTenants(self._register, HOST, self._tenant_of, lives=self._processes.lives)
-        self._read_at: float | None = None
+        super().__init__(HOST, proc_root)
 
     def observe(self, reading: Reading, now: float) -> None:
         """Take a reading in.
@@ -375,10 +326,8 @@ class HostUsers(Registered):
             reading: The newest one.
             now: Unix time.
         """
-        if self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS:
-            self._read_at = now
-            self._users.follow()
-        self._running.observe(reading, now)
+        self._is_due(now)
+        self._observe_processes(reading, now)
 
     def _tenant_of(self, pid: int) -> Tenant | str | None:
         process = self._processes.look(pid)
@@ -394,12 +343,10 @@ class HostUsers(Registered):
             name = f"{user}/{name}"  # two users may have a unit of one name
         # Not looked up by its kind and number: the name of a user may be told later than the user.
         key = f"{kind.lower()}:{name}"
-        tenant = self._register.get(key)
-        if tenant is None:
-            owner = Owner(namespace=NAMESPACE, kind=kind, name=name, team=user)
-            tenant = Tenant(key=key, namespace=NAMESPACE, name=name, facts=PodFacts(owner=owner))
-            self._register.enter(tenant)
-        return tenant
+        if known := self._by_key.get(key):
+            return known
+        owner = Owner(namespace=NAMESPACE, kind=kind, name=name, team=user)
+        return self._enter(Tenant(key=key, namespace=NAMESPACE, name=name, facts=PodFacts(owner=owner)))
 
 
 def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:

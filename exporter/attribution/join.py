@@ -1,29 +1,26 @@
 """Joins the kubelet's allocations and the driver's devices into holders of devices; pure."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Self
 
 from exporter.attribution import shares, vgpu
 from exporter.attribution.device_ids import (
     GPU_DRA_DRIVER,
-    Declared,
-    Entry,
     IdKind,
     ParsedId,
+    ReplicaKey,
+    claim_uid,
     comparable_profile,
     parse,
     parse_claimed,
     telling,
-    undecided,
 )
 from exporter.attribution.host import SOURCES, UNNAMED_REASON
-from exporter.attribution.inventory import Inventory
+from exporter.attribution.inventory import Inventory, PartOfGpu
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence, SliceDevice
-from exporter.attribution.shares import DRA, Claim, Replica, ReplicaCounts, ReplicaKey
+from exporter.attribution.shares import DRA, Declared, Entry, Replica, ReplicaCounts, undecided
 from exporter.attribution.vgpu import Groups
 from exporter.model import (
     Allocations,
@@ -35,10 +32,6 @@ from exporter.model import (
     Holder,
     MigInstance,
     Unresolved,
-)
-
-_CDI_NAME = re.compile(
-    r"[^=]+/claim=(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<device>.+)", re.ASCII | re.IGNORECASE
 )
 
 
@@ -70,26 +63,8 @@ def entries(container: ContainerAllocation, evidence: Evidence) -> Iterator[Entr
         )
 
 
-def claim_uid(claim: ClaimedDevice) -> str | None:
-    """Read the claim's UID from its CDI name, ``None`` where no name has it.
-
-    Kubelets may list the names of a claim's other devices with each of them: that says nothing else of the claim.
-    """
-    names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
-    own = [match for match in names if match["device"] == claim.device]
-    uids = {match["uid"].lower() for match in own or names}
-    return uids.pop() if len(uids) == 1 else None
-
-
 def _key_of(claim: ClaimedDevice) -> str:
     return claim_uid(claim) or f"{claim.claim_namespace}/{claim.claim_name}"
-
-
-def advertised_by_slices(evidence: Evidence) -> list[SliceDevice] | None:
-    """Give the devices of this node's ResourceSlices that its driver can see; ``None`` while no slice is known."""
-    if evidence.devices is None:
-        return None
-    return [device for device in evidence.devices.values() if device.kind in ("gpu", "mig")]
 
 
 def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
@@ -136,45 +111,36 @@ _PASSED_THROUGH = "dra_passed_through"
 """To a virtual machine: the driver cannot see it, and nothing is wrong with that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """Numbers of physical GPUs; ``None`` where it cannot be told."""
+def _counted(
+    advertised: Sequence[tuple[str, ParsedId]] | None,
+    evidence: Evidence,
+    entries: Sequence[Entry],
+    unresolved: dict[Unresolved, Entry],
+    inventory: Inventory,
+) -> Attribution:
+    """Count physical GPUs, and leave the holders to be filled in.
 
-    advertised: int | None
-    allocated: int | None
-    expected: int | None
-    """Advertised or allocated; ``None`` too where nothing is advertised: a plugin may still be about to register."""
-    unseen_instances: bool
-    """Whether a MIG instance is advertised or allocated that no seen GPU has; its UUID does not name its GPU."""
-
-    @classmethod
-    def of(
-        cls,
-        advertised: Sequence[tuple[str, ParsedId]] | None,
-        evidence: Evidence,
-        entries: Sequence[Entry],
-        unresolved: dict[Unresolved, Entry],
-        inventory: Inventory,
-    ) -> Self:
-        """Count.
-
-        Args:
-            advertised: Resource and id of what the kubelet advertises, ``None`` where it cannot tell.
-            evidence: For the ResourceSlices.
-            entries: What containers are listed with.
-            unresolved: Of those, what was not found, with the reasons.
-            inventory: The devices that are seen.
-        """
-        physical = _advertised_devices(advertised, evidence, entries, inventory)
-        undecided = any(one.reason in _UNDECIDED for one in unresolved)
-        named = _physical((entry.parsed for entry in entries if entry.parsed.reason != _PASSED_THROUGH), inventory)
-        of_kubelet = [*(parsed for _, parsed in advertised or ()), *(entry.parsed for entry in entries)]
-        return cls(
-            unseen_instances=any(one.kind is IdKind.MIG and inventory.physical(one) is None for one in of_kubelet),
-            advertised=None if physical is None else len(physical),
-            allocated=None if undecided or named is None else len(named),
-            expected=len(physical | named) if physical and named is not None else None,
-        )
+    Args:
+        advertised: Resource and id of what the kubelet advertises, ``None`` where it cannot tell.
+        evidence: For the ResourceSlices.
+        entries: What containers are listed with.
+        unresolved: Of those, what was not found, with the reasons.
+        inventory: The devices that are seen.
+    """
+    physical = _advertised_devices(advertised, evidence, entries, inventory)
+    undecided = any(one.reason in _UNDECIDED for one in unresolved)
+    named = _physical((entry.parsed for entry in entries if entry.parsed.reason != _PASSED_THROUGH), inventory)
+    of_kubelet = [*(parsed for _, parsed in advertised or ()), *(entry.parsed for entry in entries)]
+    return Attribution(
+        known=True,
+        unresolved=tuple(unresolved),
+        # Its UUID does not name its GPU.
+        unseen_instances=any(one.kind is IdKind.MIG and inventory.physical(one) is None for one in of_kubelet),
+        advertised_devices=None if physical is None else len(physical),
+        allocated_devices=None if undecided or named is None else len(named),
+        # Unknown too where nothing is advertised: a plugin may still be about to register.
+        expected_devices=len(physical | named) if physical and named is not None else None,
+    )
 
 
 def _advertised_devices(
@@ -183,15 +149,15 @@ def _advertised_devices(
     entries: Sequence[Entry],
     inventory: Inventory,
 ) -> set[str] | None:
-    slices = advertised_by_slices(evidence)
-    if slices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
+    if evidence.devices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
         return None  # DRA devices are never among what the kubelet itself advertises
     of_plugins = [parsed for _, parsed in advertised or ()]
     of_slices = [
         ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
         if device.kind == "gpu" or device.parent_uuid
         else ParsedId(kind=IdKind.MIG, uuid=device.uuid)
-        for device in slices or ()
+        for device in (evidence.devices or {}).values()
+        if device.kind in ("gpu", "mig")  # what its driver can see
     ]
     return _physical([*of_plugins, *of_slices], inventory)
 
@@ -252,17 +218,11 @@ def attribute(
         _replicas(((entry.resource, entry.parsed) for entry in entries if entry.declared is None), inventory),
         replicas,
     )
-    claims, unresolved = _match(entries, inventory, counts)
-    known = Known.of(advertised, evidence, entries, unresolved, inventory)
-    return Attribution(
-        known=True,
+    resolved, unresolved = _match(entries, inventory, counts)
+    return replace(
+        _counted(advertised, evidence, entries, unresolved, inventory),
         answered_at_seconds=answered_at,
-        holders=_holders(claims, counts, inventory, evidence),
-        unresolved=tuple(unresolved),
-        expected_devices=known.expected,
-        unseen_instances=known.unseen_instances,
-        advertised_devices=known.advertised,
-        allocated_devices=known.allocated,
+        holders=_holders(resolved, counts, inventory, evidence),
         replicas=_remembered(counts, inventory),
     )
 
@@ -330,12 +290,12 @@ def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Itera
 
 def _match(
     entries: Sequence[Entry], inventory: Inventory, counts: ReplicaCounts
-) -> tuple[dict[str, list[Claim]], dict[Unresolved, Entry]]:
-    """Find each entry's devices: claims by device UUID, and what has none."""
+) -> tuple[dict[str, list[Entry]], dict[Unresolved, Entry]]:
+    """Find each entry's devices: entries by device UUID, and what has none."""
     by_profile = Counter(
         place for _, place in {(entry.device_id, _profile(entry, inventory)) for entry in entries} if place is not None
     )
-    claims: dict[str, list[Claim]] = {}
+    resolved: dict[str, list[Entry]] = {}
     unresolved: dict[Unresolved, Entry] = {}
     for entry in entries:
         found, reason = inventory.resolve(entry.parsed)
@@ -344,17 +304,16 @@ def _match(
             found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
         if not found:
             unresolved.setdefault(_unresolved(entry, reason, inventory), entry)
-        is_replica = entry.parsed.replica is not None and entry.declared is None
         for uuid in found:
-            if is_replica and counts.of(uuid, entry.resource) is None:
+            if entry.is_replica and counts.of(uuid, entry.resource) is None:
                 unresolved.setdefault(_unresolved(entry, REPLICAS_UNKNOWN, inventory), entry)
                 continue
             gpu = inventory.gpus[inventory.gpu_of(uuid)]
             if entry.declared and entry.declared.is_of_unknown_whole(gpu.memory_total_bytes):
                 unresolved.setdefault(_unresolved(entry, MEMORY_UNKNOWN, inventory), entry)
             else:
-                claims.setdefault(uuid, []).append(_claim(entry, gpu))
-    return claims, unresolved
+                resolved.setdefault(uuid, []).append(entry)
+    return resolved, unresolved
 
 
 def _profile(entry: Entry, inventory: Inventory) -> tuple[str | None, str] | None:
@@ -362,20 +321,6 @@ def _profile(entry: Entry, inventory: Inventory) -> tuple[str | None, str] | Non
     if entry.parsed.profile is None or inventory.knows_places(entry.parsed):
         return None
     return inventory.physical(entry.parsed), entry.parsed.profile
-
-
-def _claim(entry: Entry, gpu: Gpu) -> Claim:
-    declared, estimated = entry.declared.part(gpu.memory_total_bytes) if entry.declared else (None, False)
-    return Claim(
-        holder=entry.holder,
-        resource=entry.resource,
-        source=entry.source,
-        replica=entry.parsed.replica,
-        share_id=entry.share_id,
-        claim=entry.claim,
-        declared=declared,
-        estimated=estimated,
-    )
 
 
 def _unresolved(entry: Entry, reason: str, inventory: Inventory) -> Unresolved:
@@ -421,36 +366,37 @@ def _remembered(counts: ReplicaCounts, inventory: Inventory) -> dict[ReplicaKey,
 
 
 def _holders(
-    claims: Mapping[str, list[Claim]], counts: ReplicaCounts, inventory: Inventory, evidence: Evidence
+    resolved: Mapping[str, list[Entry]], counts: ReplicaCounts, inventory: Inventory, evidence: Evidence
 ) -> dict[str, tuple[Holder, ...]]:
-    parts = {uuid: shares.divide(uuid, claims_of, counts) for uuid, claims_of in claims.items()}
+    of_device = {
+        uuid: shares.divide(
+            uuid,
+            entries,
+            counts,
+            device_bytes=inventory.gpus[inventory.gpu_of(uuid)].memory_total_bytes,
+            is_instance=inventory.is_instance(uuid),
+        )
+        for uuid, entries in resolved.items()
+    }
     used: dict[str, float] = dict.fromkeys(inventory.gpus, 0.0)
-    for uuid, parts_of in parts.items():
-        used[inventory.gpu_of(uuid)] += inventory.part_of_gpu(uuid).ratio * sum(part.ratio for part in parts_of)
+    for uuid, holders in of_device.items():
+        used[inventory.gpu_of(uuid)] += inventory.part_of_gpu(uuid).ratio * sum(one.share_ratio for one in holders)
     # A whole GPU and an instance of it can both be listed while the node is being partitioned.
     return {
         uuid: tuple(
-            _holder(uuid, part, max(used[inventory.gpu_of(uuid)], 1.0), inventory, evidence) for part in parts_of
+            _of_gpu(one, max(used[inventory.gpu_of(uuid)], 1.0), inventory.part_of_gpu(uuid), evidence)
+            for one in holders
         )
-        for uuid, parts_of in parts.items()
+        for uuid, holders in of_device.items()
     }
 
 
-def _holder(uuid: str, part: shares.SharePart, excess: float, inventory: Inventory, evidence: Evidence) -> Holder:
-    namespace, pod, container = part.holder
-    whole = inventory.part_of_gpu(uuid)
-    known = evidence.pods.get((namespace, pod)) if evidence.pods is not None else None
-    return Holder(
-        namespace=namespace,
-        pod=pod,
-        container=container,
-        device_uuid=uuid,
-        mode=shares.mode(part, is_instance=inventory.is_instance(uuid)),
-        resource=part.resource,
-        source=part.source,
-        share_ratio=whole.ratio * part.ratio / excess,
-        device_share_ratio=part.ratio,
-        share_estimated=part.estimated or whole.estimated or excess > shares.WHOLE_WITHIN_ROUNDING,
-        replicas=part.replicas,
+def _of_gpu(holder: Holder, excess: float, device: PartOfGpu, evidence: Evidence) -> Holder:
+    """Give a holder of a device its share of the physical GPU, and its pod's UID where that is known."""
+    known = evidence.pods.get((holder.namespace, holder.pod)) if evidence.pods is not None else None
+    return replace(
+        holder,
+        share_ratio=device.ratio * holder.share_ratio / excess,
+        share_estimated=holder.share_estimated or device.estimated or excess > shares.WHOLE_WITHIN_ROUNDING,
         pod_uid=known.uid if known else None,
     )

@@ -41,28 +41,15 @@ INFERENCE = "inference"
 RESERVED = "reserved"
 _CLASSES = frozenset({BATCH, INTERACTIVE, INFERENCE, RESERVED})
 
-_CLASS_OF_KIND = {
-    **dict.fromkeys(("Notebook", "JupyterHub"), INTERACTIVE),
-    **dict.fromkeys(("InferenceService", "LLMInferenceService", "KnativeService", "RayService"), INFERENCE),
-    **dict.fromkeys(
-        (
-            "Job",
-            "CronJob",
-            "JobSet",
-            "RayJob",
-            "RayCronJob",
-            "VolcanoJob",
-            "PodGroup",
-            "Workflow",
-            "SparkApplication",
-            "Spark",
-        ),
-        BATCH,
-    ),
-    **dict.fromkeys(
-        ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "MXJob", "AscendJob", "TrainJob"), BATCH
+_KINDS_OF_CLASS = {
+    INTERACTIVE: "Notebook JupyterHub",
+    INFERENCE: "InferenceService LLMInferenceService KnativeService RayService",
+    BATCH: (
+        "Job CronJob JobSet RayJob RayCronJob VolcanoJob PodGroup Workflow SparkApplication Spark "
+        "PyTorchJob TFJob MPIJob XGBoostJob PaddleJob JAXJob MXJob AscendJob TrainJob"
     ),
 }
+_CLASS_OF_KIND = {kind: name for name, kinds in _KINDS_OF_CLASS.items() for kind in kinds.split()}
 # Behind a LeaderWorkerSet or a Deployment: the kind does not say that it serves, these labels do.
 _SERVING_LABELS = ("llm-d.ai/role", "serving.kserve.io/inferenceservice")
 

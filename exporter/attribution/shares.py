@@ -1,9 +1,10 @@
 """Divides a device that several containers hold into their shares."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from exporter.model import ShareMode
+from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey
+from exporter.model import Holder, ShareMode
 
 DRA = "dra"
 """Source of a holder that the kubelet lists with a claim."""
@@ -12,40 +13,70 @@ WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
 
 Replica = tuple[str, str, int]
 """Device UUID, resource, number of the replica."""
-ReplicaKey = tuple[str, str]
-"""Device UUID, resource."""
+
+ANNOTATION = "annotation"
+"""Source of a holder that only its pod's annotations name."""
+
+MIB = 1 << 20
+
+HolderName = tuple[str, str, str]
+"""Namespace, pod, container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """One id of one container that resolves to one device."""
+class Declared:
+    """The part of a device that somebody asked for and was given."""
 
-    holder: tuple[str, str, str]
-    """Namespace, pod, container."""
+    memory_bytes: int = 0
+    """0 is not limited, as is a ratio of 0."""
+    of_bytes: int | None = None
+    """Of what ``memory_bytes`` is a part; ``None`` is the GPU's memory."""
+    ratio: float = 0.0
+
+    def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
+        """Return whether only memory was declared, and how much the GPU has in all is not known."""
+        return self.memory_bytes > 0 and self.ratio <= 0 and not (self.of_bytes or device_bytes)
+
+    def part(self, device_bytes: int | None) -> tuple[float, bool]:
+        """Give the part of the device, 0..1, and whether it is a guess.
+
+        Args:
+            device_bytes: The GPU's memory, ``None`` where the driver does not tell.
+        """
+        whole = self.of_bytes or device_bytes
+        part = max(self.memory_bytes / whole if whole else 0.0, self.ratio)
+        if part <= 0:  # nothing limits it, or nothing tells of what it is a part
+            return 1.0, True
+        return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One device of one container, before it is looked for."""
+
+    holder: HolderName
     resource: str
     source: str
-    replica: int | None
-    share_id: str | None
+    device_id: str
+    """As it is shown where it cannot be resolved."""
+    parsed: ParsedId
+    share_id: str | None = None
     claim: str = ""
     """DRA: containers that name one claim have together what it has."""
-    declared: float | None = None
-    """Part of the device as somebody declared it; ``None``: all of it, or by replicas."""
-    estimated: bool = False
-    """``declared`` is a guess."""
+    declared: Declared | None = None
+    """``None`` is the whole device, or by the replicas that the id names."""
+    is_placeholder: bool = False
+    """The device that the id names need not be the held device."""
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether the device is divided by replicas, and this is one."""
+        return self.parsed.replica is not None and self.declared is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharePart:
-    """What one container holds of one device, all its replicas together."""
-
-    holder: tuple[str, str, str]
-    resource: str
-    source: str
-    ratio: float
-    """Of the device, 0..1."""
-    replicas: int
-    shared: bool
-    estimated: bool
+def undecided(parsed: ParsedId, reason: str) -> ParsedId:
+    """Resolve an id to devices; on failure record the reason."""
+    return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,63 +138,75 @@ def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
     return numbers
 
 
-def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[SharePart, ...]:
+_DeclaredParts = Mapping[Entry, tuple[float, bool]]
+"""Of the device, and whether it is a guess."""
+
+
+def divide(
+    uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, *, device_bytes: int | None, is_instance: bool
+) -> tuple[Holder, ...]:
     """Divide one device among the containers that hold it.
 
     Args:
         uuid: The device.
-        claims: All claims on it.
-        counts: As ``replica_counts`` made them, with a number for each replica among ``claims``.
+        entries: All that resolve to it.
+        counts: As ``replica_counts`` made them, with a number for each replica among ``entries``.
+        device_bytes: The GPU's memory, ``None`` where the driver does not tell.
+        is_instance: Whether the device is a MIG instance.
 
     Returns:
-        One part per container, whatever resources it holds the device by; the ratios sum to at most 1.
+        One holder per container, whatever resources it holds the device by, as if the device were a whole GPU; the
+        ratios sum to at most 1.
     """
-    grouped: dict[tuple[str, str, str], list[Claim]] = {}
-    for claim in claims:
-        grouped.setdefault(claim.holder, []).append(claim)
-    weights = _weights(uuid, grouped, counts)
+    grouped: dict[HolderName, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.holder, []).append(entry)
+    declared = {entry: entry.declared.part(device_bytes) for entry in entries if entry.declared}
+    weights = _weights(uuid, grouped, counts, declared)
     excess = max(sum(weights.values()), 1.0)
     fitted = excess > WHOLE_WITHIN_ROUNDING
-    return tuple(
-        SharePart(
-            holder=holder,
+    holders = []
+    for (namespace, pod, container), group in grouped.items():
+        ratio = weights[namespace, pod, container] / excess
+        # A replica of an instance is both; that it is shared counts.
+        shared = len(grouped) > 1 or any(_is_share(entry, declared) for entry in group)
+        mode = ShareMode.SHARED if shared else ShareMode.MIG if is_instance else ShareMode.EXCLUSIVE
+        holder = Holder(
+            namespace=namespace,
+            pod=pod,
+            container=container,
+            device_uuid=uuid,
+            mode=mode,
             resource=group[0].resource,
             source=group[0].source,
-            ratio=weights[holder] / excess,
-            replicas=len({(claim.resource, claim.replica, claim.claim, claim.share_id) for claim in group}),
-            shared=len(grouped) > 1 or any(_is_share(claim) for claim in group),
-            estimated=fitted or not all(_is_certain(uuid, claim, counts) for claim in group),
+            share_ratio=ratio,
+            device_share_ratio=ratio,
+            share_estimated=fitted or not all(_is_certain(uuid, entry, counts, declared) for entry in group),
+            replicas=len({(one.resource, one.parsed.replica, one.claim, one.share_id) for one in group}),
         )
-        for holder, group in grouped.items()
-    )
-
-
-def mode(part: SharePart, *, is_instance: bool) -> ShareMode:
-    """Say how a part is held: shared wins over MIG, as a replica of an instance is both."""
-    if part.shared:
-        return ShareMode.SHARED
-    return ShareMode.MIG if is_instance else ShareMode.EXCLUSIVE
+        holders.append(holder)
+    return tuple(holders)
 
 
 def _weights(
-    uuid: str, grouped: Mapping[tuple[str, str, str], Sequence[Claim]], counts: ReplicaCounts
-) -> dict[tuple[str, str, str], float]:
+    uuid: str, grouped: Mapping[HolderName, Sequence[Entry]], counts: ReplicaCounts, declared: _DeclaredParts
+) -> dict[HolderName, float]:
     """Give each holder's part before it is fitted into the device; what nobody declared is what the others leave."""
-    users: dict[tuple[str, str | None], set[tuple[str, str, str]]] = {}
+    users: dict[tuple[str, str | None], set[HolderName]] = {}
     for holder, group in grouped.items():
-        for claim in group:
-            if claim.claim:
-                users.setdefault((claim.claim, claim.share_id), set()).add(holder)
-    weights: dict[tuple[str, str, str], float] = {}
-    open_shares: dict[tuple[str, str, str], float] = {}
+        for entry in group:
+            if entry.claim:
+                users.setdefault((entry.claim, entry.share_id), set()).add(holder)
+    weights: dict[HolderName, float] = {}
+    open_shares: dict[HolderName, float] = {}
     for holder, group in grouped.items():
-        replicas = {(claim.resource, claim.replica) for claim in group if _is_replica(claim)}
+        replicas = {(entry.resource, entry.parsed.replica) for entry in group if entry.is_replica}
         weights[holder] = sum(1 / number for name, _ in replicas if (number := counts.of(uuid, name)))
-        for claim in group:
-            sharers = len(users.get((claim.claim, claim.share_id), ())) or 1
-            if claim.declared is not None or (claim.replica is None and claim.share_id is None):
-                weights[holder] += (1.0 if claim.declared is None else claim.declared) / sharers
-            elif claim.replica is None:
+        for entry in group:
+            sharers = len(users.get((entry.claim, entry.share_id), ())) or 1
+            if entry.declared or (entry.parsed.replica is None and entry.share_id is None):
+                weights[holder] += (declared[entry][0] if entry.declared else 1.0) / sharers
+            elif entry.parsed.replica is None:
                 open_shares[holder] = open_shares.get(holder, 0.0) + 1 / sharers
         weights[holder] = min(weights[holder], 1.0)
     left = max(1 - sum(weights.values()), 0.0) or 1.0
@@ -172,19 +215,15 @@ def _weights(
     return weights
 
 
-def _is_replica(claim: Claim) -> bool:
-    return claim.replica is not None and claim.declared is None
-
-
-def _is_certain(uuid: str, claim: Claim, counts: ReplicaCounts) -> bool:
-    if claim.declared is not None:
-        return not claim.estimated
-    if claim.share_id is not None:
+def _is_certain(uuid: str, entry: Entry, counts: ReplicaCounts, declared: _DeclaredParts) -> bool:
+    if entry.declared:
+        return not declared[entry][1]
+    if entry.share_id is not None:
         return False  # how much of the device's capacity a share has is not in the kubelet's answer
-    return claim.replica is None or (uuid, claim.resource) in counts.known
+    return entry.parsed.replica is None or (uuid, entry.resource) in counts.known
 
 
-def _is_share(claim: Claim) -> bool:
-    if claim.declared is not None:
-        return claim.declared * WHOLE_WITHIN_ROUNDING < 1
-    return claim.replica is not None or claim.share_id is not None
+def _is_share(entry: Entry, declared: _DeclaredParts) -> bool:
+    if entry.declared:
+        return declared[entry][0] * WHOLE_WITHIN_ROUNDING < 1
+    return entry.parsed.replica is not None or entry.share_id is not None

@@ -5,20 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.attribution.host import (
-    RENEW_SECONDS,
-    SLURM,
-    SLURM_PROCESS,
-    UNNAMED,
-    HostProcess,
-    HostProcesses,
-    Register,
-    Registered,
-    RunningTenants,
-    Tenant,
-    UserNames,
-    devices_of,
-)
+from exporter.attribution.host import SLURM, SLURM_PROCESS, UNNAMED, HostProcess, Tenant, TenantSource, devices_of
 from exporter.attribution.processes import NO_POD
 from exporter.model import DeviceState, GpuReading, Owner, PodFacts, Reading
 
@@ -96,8 +83,8 @@ _JOB = re.compile(r"(?:/uid_(?P<user>[0-9]{1,10}))?/job_(?P<job>[0-9]{1,18})(?=/
 _SLUID = re.compile(r"slurmstepd\.scope/s[0-9A-Z]{8,32}(?=/|$)", re.ASCII | re.MULTILINE)
 
 
-class SlurmJobs(Registered):
-    """Keeps who holds what on a node of Slurm's, in the form of a kubelet's answer.
+class SlurmJobs(TenantSource):
+    """Keeps who holds what on a node of Slurm's.
 
     Args:
         mapping_dir: Directory of files ``0`` or ``2.1`` (index of a GPU, id of a GPU instance) with a job's id per
@@ -106,21 +93,11 @@ class SlurmJobs(Registered):
     """
 
     def __init__(self, *, mapping_dir: Path | None, proc_root: Path) -> None:
+        super().__init__(SLURM_PROCESS, proc_root, unnamed_problem=SLUID_PROBLEM)
         self._mapping_dir = mapping_dir
-        self._processes = HostProcesses(proc_root)
-        self._users = UserNames(proc_root)
-        self._register = Register()
-        self._running = RunningTenants(
-            self._register,
-            SLURM_PROCESS,
-            self._tenant_of,
-            lives=self._processes.lives,
-            unnamed_problem=SLUID_PROBLEM,
-        )
         self._mapped = Mapped()
         self._bound: dict[tuple[Place, str], str] = {}
         self._mapped_since: dict[str, float] = {}
-        self._read_at: float | None = None
         self._readable = False
         self._now = 0.0
 
@@ -132,26 +109,21 @@ class SlurmJobs(Registered):
             now: Unix time.
         """
         self._now = now
-        due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
-        if due:
-            self._read_at = now
-            self._users.follow()
+        due = self._is_due(now)
         if self._mapping_dir is None:
-            self._running.observe(reading, now)
+            self._observe_processes(reading, now)
             return
         if due:
             self._read_mapping(self._mapping_dir)
         if self._readable:
-            self._publish(reading, now, due=due)
+            self._publish_mapped(reading, now, due=due)
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Return whose a job is; ``None`` for an unknown one, and for a moment for one that has not run yet."""
-        tenant = self._register.named(namespace, pod)
-        if tenant is None:
-            return None
-        since = self._mapped_since.get(tenant.key)
+        facts = super().facts(namespace, pod)
+        since = self._mapped_since.get(pod)
         waits = since is not None and 0 <= self._now - since < TEAM_PATIENCE_SECONDS
-        return None if waits and not tenant.facts.owner.team else tenant.facts
+        return None if waits and facts and not facts.owner.team else facts
 
     def _tenant_of(self, pid: int) -> Tenant | str | None:
         process = self._processes.look(pid)
@@ -168,13 +140,11 @@ class SlurmJobs(Registered):
     def _tenant(self, job: str, team: str) -> Tenant:
         """Return the tenant of a job, remembered with its team from when that is first known."""
         key = f"job-{job}"
-        known = self._register.get(key)
+        known = self._by_key.get(key)
         if known and (known.facts.owner.team or not team):
             return known
         owner = Owner(namespace=NAMESPACE, kind="SlurmJob", name=job, team=team)
-        tenant = Tenant(key=key, namespace=NAMESPACE, name=key, facts=PodFacts(owner=owner))
-        self._register.enter(tenant)
-        return tenant
+        return self._enter(Tenant(key=key, namespace=NAMESPACE, name=key, facts=PodFacts(owner=owner)))
 
     def _team(self, told: str | None, process: HostProcess) -> str:
         # A prolog's or a launcher's process within the job can be root's; the job is not.
@@ -187,7 +157,7 @@ class SlurmJobs(Registered):
         except OSError as error:
             self._readable = False
             self.errors["mapping_unreadable"] += 1
-            self._register.problem = (
+            self.problem = (
                 f"job-mapping directory {directory}: {error.strerror}; have Slurm's prolog make it, "
                 "and let the agent read it"
             )
@@ -196,7 +166,7 @@ class SlurmJobs(Registered):
         if self._mapped.doubtful:
             self.errors["mapping_garbage"] += len(self._mapped.doubtful)
 
-    def _publish(self, reading: Reading, now: float, *, due: bool) -> None:
+    def _publish_mapped(self, reading: Reading, now: float, *, due: bool) -> None:
         tenants = {job: self._tenant(job, "") for jobs in self._mapped.jobs.values() for job in jobs}
         self._mapped_since = {one.key: self._mapped_since.get(one.key, now) for one in tenants.values()}
         jobs_on, absent = self._jobs_on(reading)
@@ -208,9 +178,9 @@ class SlurmJobs(Registered):
         if due and absent:
             self.errors["mapping_absent_device"] += len(absent)
         if due:
-            self._register.problem = _problem(self._mapped, absent)
+            self.problem = _problem(self._mapped, absent)
         doubtful = [f"mapping file {_told(place)}" for place in self._mapped.doubtful]
-        self._register.publish(held, SLURM, now, doubtful)
+        self._publish(held, SLURM, now, doubtful)
 
     def _jobs_on(self, reading: Reading) -> tuple[dict[str, list[str]], list[str]]:
         """Return the mapped jobs by UUID of their device, and the places without a device.

@@ -6,19 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from exporter.attribution.device_ids import (
-    ANNOTATION,
-    MIB,
-    Declared,
-    Entry,
-    HolderName,
-    IdKind,
-    ParsedId,
-    comparable_profile,
-    parse,
-    undecided,
-)
+from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile, parse
 from exporter.attribution.pod_lifecycle import Evidence
+from exporter.attribution.shares import ANNOTATION, MIB, Declared, Entry, HolderName, undecided
 from exporter.model import ContainerAllocation, DeviceIds, PodMetadata
 
 HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
@@ -49,7 +39,7 @@ class _Device:
 
     text: str
     parsed: ParsedId
-    declared: Declared | None
+    declared: Declared | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +134,8 @@ def _entry(listed: _Listed, device: _Device) -> Entry:
 
 
 def _doubt(listed: _Listed, reason: str) -> Entry:
-    return Entry(
-        holder=listed.holder,
-        resource=listed.resource,
-        source=ANNOTATION,
-        device_id=listed.first_id,
-        parsed=undecided(parse(listed.resource, listed.first_id), reason),
-        is_placeholder=True,
-    )
+    parsed = undecided(parse(listed.resource, listed.first_id), reason)
+    return replace(_entry(listed, _Device(text=listed.first_id, parsed=parsed)), is_placeholder=True)
 
 
 def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:

@@ -86,15 +86,7 @@ def add_options(parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         also = dcgm_flags.names_for(option.key) if options is OPTIONS else ()
-        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=_help(option, also))
-
-
-def _help(option: Option, names: Sequence[str]) -> str:
-    default = option.default_note or option.default or "none"
-    unit = f" {option.unit}" if option.unit else ""
-    allowed = "" if option.kind.metavar.startswith("{") else f" Allowed: {option.kind.allowed}."
-    also = f" [also: {', '.join(names)}]" if names else ""
-    return f"{option.help}{allowed} [default: {default}{unit}]{also}".replace("%", "%%")
+        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=option.usage(also))
 
 
 def add_output(options: "argparse._ActionsContainer") -> None:

@@ -28,7 +28,7 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     from exporter.config import price_book
     from exporter.config import price_book as price_table
 
-    book, mistakes = price_book.examine(price_book.read_text(namespace.file), str(namespace.file))
+    book, mistakes = price_book.examine(price_book.read_book(namespace.file), str(namespace.file))
     if book.rows:
         with stdout() as stream:
             stream.writelines(f"{line}\n" for line in price_table.lines(book))

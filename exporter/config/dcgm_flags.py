@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from exporter.attribution import owners
+from exporter.attribution import owner_rules
 from exporter.config.types import LABEL, format_duration
 from exporter.metrics.dcgm_names import PREFIX, TAKEN
 
@@ -324,12 +324,12 @@ def _tell_labels(settings: Iterable[GivenFlag], done: Translation) -> None:
     patterns = next((given for given in settings if given.setting is LABEL_PATTERNS), None)
     keys, unclear = _label_keys(patterns.text if patterns else "")
     if patterns and keys:
-        done.values["pod-labels"] = (patterns.origin, ",".join(keys[: owners.MAX_KEYS]))
-        unclear += keys[owners.MAX_KEYS :]
+        done.values["pod-labels"] = (patterns.origin, ",".join(keys[: owner_rules.MAX_KEYS]))
+        unclear += keys[owner_rules.MAX_KEYS :]
     left_out = f"; left out: {', '.join(unclear)}" if unclear else ""
     done.warnings.append(
         f"{asked.origin}: labels are shown once, on gpu_pod_info, and only those that --pod-labels names, at most"
-        f" {owners.MAX_KEYS}{left_out}"
+        f" {owner_rules.MAX_KEYS}{left_out}"
     )
 
 
@@ -372,8 +372,8 @@ def _tell_others(settings: Iterable[GivenFlag], environ: Mapping[str, str], done
 _NONE = "none"
 
 
-def settled(text: str | None, dcgm_names: str | None) -> str:
-    """Name of the label, empty for none: what was chosen, else what goes with the names of the metrics."""
+def hostname_label(text: str | None, dcgm_names: str | None) -> str:
+    """Return the name of the label, empty for none: what was chosen, else what goes with the names of the metrics."""
     if text is None:
         return "hostname" if dcgm_names == "4.9" else "Hostname"
     return "" if text == _NONE else text

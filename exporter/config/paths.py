@@ -21,18 +21,9 @@ def problems(values: Mapping[str, Any]) -> list[str]:
 
     What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
     """
-    found: list[str] = []
-    if values["collectors"]:
-        try:
-            read_collectors(Path(values["collectors"]))
-        except ConfigError as error:
-            found += error.problems
-    if values["price-book"]:
-        found += _price_book(Path(values["price-book"]))
-    if values["web-config"]:
-        found += _web_config(Path(values["web-config"]))
+    found = [problem for key in ("collectors", "price-book", "web-config") for problem in _mistakes(key, values[key])]
     if values["state-dir"]:
-        found += _state_dir(Path(values["state-dir"]))
+        found += _state_dir(values["state-dir"])
     if values["simulate"]:
         return found
     if values["attribution"] and values["kubelet-socket"]:
@@ -84,21 +75,15 @@ def read_collectors(path: Path | None) -> "Collectors":
     return collectors_file.parse(text, str(path))
 
 
-def _price_book(path: Path) -> tuple[str, ...]:
-    from exporter.config import price_book  # noqa: PLC0415 - keeps `--help` fast
+def _mistakes(key: str, path: Path | None) -> tuple[str, ...]:
+    """Return the mistakes in a file of settings; none where no file is named."""
+    if path is None:
+        return ()
+    from exporter.config import price_book, web_config  # noqa: PLC0415 - keeps `--help` fast
 
+    load = {"collectors": read_collectors, "price-book": price_book.load, "web-config": web_config.load}[key]
     try:
-        price_book.load(path)
-    except ConfigError as error:
-        return error.problems
-    return ()
-
-
-def _web_config(path: Path) -> tuple[str, ...]:
-    from exporter.config import web_config  # noqa: PLC0415 - keeps `--help` fast
-
-    try:
-        web_config.load(path)
+        load(path)
     except ConfigError as error:
         return error.problems
     return ()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
@@ -13,11 +13,14 @@ from pathlib import Path
 import yaml
 
 from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps
-from exporter.config.types import CURRENCIES, KNOWN_MODELS
-from exporter.config.yaml_file import Fields, compose
+from exporter.config.types import CURRENCIES
+from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts, Price
 
+_FILES = files("exporter.config")
+KNOWN_MODELS = tuple(_FILES.joinpath("known_models.txt").read_text(encoding="utf-8").splitlines())
+"""Names that NVIDIA's driver has for its GPUs."""
 CAPACITY_TYPES = ("on-demand", "spot", "reserved")
 WAYS = ("per_gpu_hour", "node_hour", "on_prem")
 _MOST, _MOST_GPUS = 1e12, 1024
@@ -27,31 +30,11 @@ _NOT_NEGATIVE, _POSITIVE = "0 or more", "more than 0"
 _TINY = 1e-12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookHead:
-    """What all rows of a book have in common."""
-
-    name: str
-    currency: str
-    gpu_part: float
+_ReadRow = tuple[PriceRow, bool]
+"""A row as far as it could be read; False where its price is not one, so that it is only fit to be compared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rate:
-    per_hour: float
-    per_kwh: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRow:
-    """A row as far as it could be read."""
-
-    row: PriceRow
-    right: bool
-    """False where its price is not one, so that it is only fit to be compared with other rows."""
-
-
-def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
+def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
     """A row; every mistake is among the problems. ``None`` where it cannot be told whom and when it is for."""
     before = len(fields.problems)
     match = Match(
@@ -67,6 +50,7 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
     comparable = len(fields.problems) == before
     name = fields.take_text("name") or str(number)
     rate = _rate(fields, head.gpu_part)
+    per_hour, per_kwh = rate or (nan, 0.0)
     source = fields.take_text("source", "where the price comes from, such as a list or a contract", needed=True)
     as_of = _day(fields)
     fields.finish()
@@ -76,8 +60,8 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
         number=number,
         match=match,
         price=Price(
-            per_hour=rate.per_hour if rate else nan,
-            per_kwh=rate.per_kwh if rate else 0.0,
+            per_hour=per_hour,
+            per_kwh=per_kwh,
             currency=head.currency,
             source=f"{head.name}:{name}",
             as_of=as_of.isoformat() if as_of else "",
@@ -86,7 +70,7 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
         to_seconds=inf if end is None else end,
         source=source or "",
     )
-    return ReadRow(row=row, right=len(fields.problems) == before)
+    return row, len(fields.problems) == before
 
 
 def moment(seconds: float) -> str:
@@ -97,7 +81,8 @@ def moment(seconds: float) -> str:
     return told.date().isoformat() if seconds % 86_400 == 0 else told.isoformat().replace("+00:00", "Z")
 
 
-def _rate(fields: Fields, gpu_part: float) -> _Rate | None:
+def _rate(fields: Fields, gpu_part: float) -> tuple[float, float] | None:
+    """Return what a GPU costs per hour and per kWh; ``None`` where that is not told."""
     given = [way for way in WAYS if way in fields]
     if len(given) != 1:
         words = f"{' and '.join(given)} are given" if given else "missing"
@@ -112,11 +97,11 @@ def _rate(fields: Fields, gpu_part: float) -> _Rate | None:
     if len(given) != 1:
         return None
     if per_gpu is not None:
-        return _Rate(per_hour=per_gpu)
+        return per_gpu, 0.0
     if per_node is not None and gpus is not None:
-        return _Rate(per_hour=per_node * gpu_part / gpus)
+        return per_node * gpu_part / gpus, 0.0
     if owned is not None:
-        return _Rate(per_hour=owned.per_gpu_hour(gpu_part), per_kwh=owned.per_measured_kwh)
+        return owned.per_gpu_hour(gpu_part), owned.per_measured_kwh
     return None
 
 
@@ -134,7 +119,7 @@ def _on_prem(fields: Fields) -> OnPrem | None:
     capex = fields.take_number("capex", _NOT_NEGATIVE, 0, _MOST, needed=True)
     years = fields.take_number("years", "more than 0, at most 50", _TINY, 50, needed=True)
     gpus = _gpus(fields, needed=True)
-    measured = fields.take_choice("measured_energy", ("true", "false"), "true, false") == "true"
+    measured = fields.take_switch("measured_energy")
     if measured and "kw_per_gpu" in fields:
         fields.problem("kw_per_gpu", "given beside measured_energy: true, so that energy would be paid twice; keep one")
     power = fields.take_number("kw_per_gpu", _NOT_NEGATIVE, 0, 1000, needed=not measured)
@@ -189,7 +174,7 @@ def _day(fields: Fields) -> date | None:
 
 BUNDLED_NAME = "list-prices"
 OFF = Path("none")
-_MOST_BYTES, _MOST_ROWS, _LEAST_PART = 8 * 1024 * 1024, 20_000, 1e-9
+_MOST_ROWS, _LEAST_PART = 20_000, 1e-9
 _MOST_OVERLAPS = 100
 _DAY_SECONDS = 86_400
 # Helm and other tools read YAML's on and off as truth, and write them back as that.
@@ -209,13 +194,13 @@ def load(path: Path | None) -> PriceBook:
         return PriceBook(name=BUNDLED_NAME, currency=bundled().currency, fallback=bundled())
     if path == OFF:
         return PriceBook()
-    return parse(read_text(path), str(path))
+    return parse(read_book(path), str(path))
 
 
 @cache
 def bundled() -> PriceBook:
     """The list prices that come with this program."""
-    text = files("exporter.config").joinpath("prices.yaml").read_text(encoding="utf-8")
+    text = _FILES.joinpath("prices.yaml").read_text(encoding="utf-8")
     return parse(text, "prices.yaml", name=BUNDLED_NAME)
 
 
@@ -243,59 +228,42 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
     currency = top.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
     gpu_part = top.take_number("gpu_part", "more than 0, at most 1", _LEAST_PART, 1)
     list_prices = top.take_choice("list_prices", _ON | _OFF, "on, off")
-    head = BookHead(
+    head = PriceBook(
         name=name or Path(path).name,
         currency=currency or "",
         gpu_part=1.0 if gpu_part is None else gpu_part,
     )
     found, lines = _rows(top, head)
     top.finish()
-    problems += _overlaps(tuple(read.row for read in found), lines, path)
-    rows = tuple(read.row for read in found if read.right)
-    book = PriceBook(
-        name=head.name,
-        currency=head.currency,
-        gpu_part=head.gpu_part,
-        rows=rows,
-        fallback=None if name or list_prices in _OFF else bundled(),
-        warnings=_warnings(rows, lines, path),
-    )
-    return book, tuple(problems)
+    problems += _overlaps(tuple(row for row, _ in found), lines, path)
+    rows = tuple(row for row, is_right in found if is_right)
+    fallback = None if name or list_prices in _OFF else bundled()
+    return replace(head, rows=rows, fallback=fallback, warnings=_warnings(rows, lines, path)), tuple(problems)
 
 
-def read_text(path: Path) -> str:
-    """The text of a price book's file.
+def read_book(path: Path) -> str:
+    """Return the text of a price book's file.
 
     Raises:
         ConfigError: Where it cannot be read.
     """
-    where = f"price-book: cannot read {path}"
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"price-book: {path} is larger than {_MOST_BYTES >> 20} MiB; give a price book")
-        return content.decode()
-    except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}; allowed: a readable YAML file, or none") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where}: not UTF-8 text; allowed: a YAML file, or none") from None
+    return read_text(path, "price-book", "a price book", "allowed: a readable YAML file, or none", most_mib=8)
 
 
-def _rows(top: Fields, head: BookHead) -> tuple[list[ReadRow], dict[int, int]]:
+def _rows(top: Fields, head: PriceBook) -> tuple[list[_ReadRow], dict[int, int]]:
     """The rows as far as they could be read, and the line of each row by its number."""
     node = top.take("rows")
     if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_ROWS:
         top.problem("rows", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_ROWS} prices")
         return [], {}
-    found: list[ReadRow] = []
+    found: list[_ReadRow] = []
     lines: dict[int, int] = {}
     for number, item in enumerate(node.value, start=1):
         lines[number] = item.start_mark.line + 1
         if not isinstance(item, yaml.MappingNode):
             top.problems.append(f"{top.path}:{lines[number]}: row {number}: not a mapping; allowed: keys with values")
             continue
-        read = read_row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
+        read = _row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
         if read is not None:
             found.append(read)
     return found, lines

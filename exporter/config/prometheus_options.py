@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from exporter.config import types
-from exporter.config.options import Option
+from exporter.config.options import Option, group
 from exporter.config.resolve import CONFIG_ENV, settle
 from exporter.config.types import OptionType
 from exporter.errors import ConfigError
@@ -54,130 +54,63 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 
 # Whatever is wrong with an address is told by ``settings``, which never repeats a password that stands in it.
-URL = OptionType(parse=str.strip, noun="an address", allowed=_ADDRESS, metavar="URL")
+URL = OptionType(str.strip, "an address", _ADDRESS, "URL")
 HEADERS = OptionType(
-    parse=_parse_header,
-    noun="a header",
-    allowed="NAME=VALUE of headers that HTTP itself does not need, separated by commas",
-    metavar="NAME=VALUE,...",
+    _parse_header,
+    "a header",
+    "NAME=VALUE of headers that HTTP itself does not need, separated by commas",
+    "NAME=VALUE,...",
     is_list=True,
 )
 
-PROMETHEUS_OPTIONS: tuple[Option, ...] = (
-    Option(
-        key="prometheus",
-        kind=URL,
-        default=None,
-        default_note="none",
-        group=GROUP,
-        help="Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path: http://host:9090,"
-        " https://mimir/prometheus, http://vmselect:8481/select/0/prometheus.",
-    ),
-    Option(
-        key="prometheus-token-file",
-        kind=types.PATH,
-        default=None,
-        default_note="no token",
-        group=GROUP,
-        help="File with a bearer token; read at each use.",
-    ),
-    Option(
-        key="prometheus-username",
-        kind=types.NAME,
-        default=None,
-        default_note="no basic authentication",
-        group=GROUP,
-        help="User of basic authentication.",
-    ),
-    Option(
-        key="prometheus-password-file",
-        kind=types.PATH,
-        default=None,
-        default_note="none",
-        group=GROUP,
-        help="File with that user's password; read at each use.",
-    ),
-    Option(
-        key="prometheus-ca-file",
-        kind=types.PATH,
-        default=None,
-        default_note="the system's",
-        group=GROUP,
-        help="PEM file of the certificate authorities of the server, instead of the system's.",
-    ),
-    Option(
-        key="prometheus-cert-file",
-        kind=types.PATH,
-        default=None,
-        default_note="none",
-        group=GROUP,
-        help="PEM file of a client certificate, for a server that requires one.",
-    ),
-    Option(
-        key="prometheus-key-file",
-        kind=types.PATH,
-        default=None,
-        default_note="in the certificate's file",
-        group=GROUP,
-        help="PEM file of the client certificate's key, without a passphrase.",
-    ),
-    Option(
-        key="prometheus-skip-verify",
-        kind=types.SWITCH,
-        default="off",
-        group=GROUP,
-        help="Do not check the server's certificate. A man in the middle can then read the token and change figures.",
-    ),
-    Option(
-        key="prometheus-headers",
-        kind=HEADERS,
-        default=None,
-        default_note="none",
-        group=GROUP,
-        help="More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a.",
-    ),
-    Option(
-        key="prometheus-timeout",
-        kind=types.duration(1, 3600),
-        default="60s",
-        group=GROUP,
-        help="Time limit of one query; the server receives it and stops, too.",
-    ),
-    Option(
-        key="prometheus-concurrency",
-        kind=types.count(1, 64),
-        default="4",
-        group=GROUP,
-        help="Concurrent queries.",
-    ),
-    Option(
-        key="prometheus-retries",
-        kind=types.count(0, 20),
-        default="4",
-        group=GROUP,
-        help="Retries of a query after a timeout, an overload or a broken connection.",
-    ),
-    Option(
-        key="cluster-label",
-        kind=types.LABEL,
-        default="cluster",
-        group=GROUP,
-        help="Label that distinguishes the clusters of one Prometheus.",
-    ),
+PROMETHEUS_OPTIONS = group(
+    GROUP,
+    {
+        Option("prometheus", URL, default_note="none"): (
+            "Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path: http://host:9090, "
+            "https://mimir/prometheus, http://vmselect:8481/select/0/prometheus."
+        ),
+        Option("prometheus-token-file", types.PATH, default_note="no token"): (
+            "File with a bearer token; read at each use."
+        ),
+        Option("prometheus-username", types.NAME, default_note="no basic authentication"): (
+            "User of basic authentication."
+        ),
+        Option("prometheus-password-file", types.PATH, default_note="none"): (
+            "File with that user's password; read at each use."
+        ),
+        Option("prometheus-ca-file", types.PATH, default_note="the system's"): (
+            "PEM file of the certificate authorities of the server, instead of the system's."
+        ),
+        Option("prometheus-cert-file", types.PATH, default_note="none"): (
+            "PEM file of a client certificate, for a server that requires one."
+        ),
+        Option("prometheus-key-file", types.PATH, default_note="in the certificate's file"): (
+            "PEM file of the client certificate's key, without a passphrase."
+        ),
+        Option("prometheus-skip-verify", types.SWITCH, "off"): (
+            "Do not check the server's certificate. A man in the middle can then read the token and change figures."
+        ),
+        Option("prometheus-headers", HEADERS, default_note="none"): (
+            "More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a."
+        ),
+        Option("prometheus-timeout", types.duration(1, 3600), "60s"): (
+            "Time limit of one query; the server receives it and stops, too."
+        ),
+        Option("prometheus-concurrency", types.count(1, 64), "4"): "Concurrent queries.",
+        Option("prometheus-retries", types.count(0, 20), "4"): (
+            "Retries of a query after a timeout, an overload or a broken connection."
+        ),
+        Option("cluster-label", types.LABEL, "cluster"): ("Label that distinguishes the clusters of one Prometheus."),
+    },
 )
 
 
 def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
     """Add them to a command, as a group of its own."""
-    group = parser.add_argument_group(GROUP)
+    listed = parser.add_argument_group(GROUP)
     for option in PROMETHEUS_OPTIONS:
-        allowed = "" if option.kind.metavar.startswith("{") else f" Allowed: {option.kind.allowed}."
-        default = option.default_note or option.default
-        group.add_argument(
-            option.flag,
-            metavar=option.kind.metavar,
-            help=f"{option.help}{allowed} [default: {default}]".replace("%", "%%"),
-        )
+        listed.add_argument(option.flag, metavar=option.kind.metavar, help=option.usage())
 
 
 def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str]) -> PrometheusSettings:
@@ -210,35 +143,19 @@ def settings_of(values: Mapping[str, Any], problems: list[str]) -> PrometheusSet
     """
     before = len(problems)
     problems += _together(values)
-    problems += [problem for key in _FILES if values[key] for problem in _file_problem(key, Path(values[key]))]
+    problems += [problem for key in _FILES if values[key] for problem in _file_problem(key, values[key])]
     if not values["prometheus"]:
         return None
     problems += address_problems(values["prometheus"])
     if len(problems) > before or any(values[key] is None for key in _NEEDED):
         return None
-    return PrometheusSettings(
-        url=values["prometheus"].rstrip("/"),
-        token_file=_path(values["prometheus-token-file"]),
-        username=values["prometheus-username"] or "",
-        password_file=_path(values["prometheus-password-file"]),
-        ca_file=_path(values["prometheus-ca-file"]),
-        cert_file=_path(values["prometheus-cert-file"]),
-        key_file=_path(values["prometheus-key-file"]),
-        skip_verify=values["prometheus-skip-verify"],
-        headers=values["prometheus-headers"] or (),
-        timeout_seconds=values["prometheus-timeout"],
-        concurrency=values["prometheus-concurrency"],
-        retries=values["prometheus-retries"],
-        cluster_label=values["cluster-label"],
-    )
+    fields = {option.field.removeprefix("prometheus_"): values[option.key] for option in PROMETHEUS_OPTIONS}
+    url = fields.pop("prometheus").rstrip("/")
+    return PrometheusSettings(url=url, **{name: value for name, value in fields.items() if value is not None})
 
 
 _FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)
 _NEEDED = tuple(option.key for option in PROMETHEUS_OPTIONS if option.default is not None)
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 def address_problems(url: str) -> list[str]:

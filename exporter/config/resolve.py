@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from exporter.attribution import owners
-from exporter.config import dcgm_flags, paths, types, yaml_file
-from exporter.config import dcgm_flags as dcgm_settings
-from exporter.config import dcgm_flags as hostname_label
-from exporter.config.dcgm_flags import GivenFlag
+from exporter.attribution import owner_rules
+from exporter.config import paths, types, yaml_file
+from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
 from exporter.config.types import OptionType
 from exporter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exporter.kube.metadata import MetadataSettings
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 Raw = str | tuple[str, ...]
@@ -124,7 +125,7 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
     warnings: list[str] = []
     for name in sorted(environ):
         rest = name.removeprefix(ENV_PREFIX[:-1])
-        if not name.startswith(ENV_PREFIX) or name in known or dcgm_flags.SERVICE_LINK.fullmatch(rest):
+        if not name.startswith(ENV_PREFIX) or name in known or SERVICE_LINK.fullmatch(rest):
             continue
         close = get_close_matches(name, known, n=1, cutoff=0.8)
         hint = f"; did you mean {close[0]}?" if close else ""
@@ -140,13 +141,13 @@ class AgentConfig:
     """Empty: every interface, IPv4 and IPv6."""
     listen_port: int
     """0: any free port."""
-    web_config: Path | None
+    web_config: Path | None = None
     """``None``: plain HTTP, for everybody."""
     release_seconds: float
     sample_interval_seconds: float
     source: Literal["auto", "nvml", "dcgm"]
     """``auto`` is NVML, and DCGM beside it where there is an address; the others are one alone."""
-    dcgm_address: str
+    dcgm_address: str = ""
     """``host:port``, ``unix:///path`` or ``embedded``; empty where DCGM is not used."""
     idle_threshold_ratio: float
     attribution: bool
@@ -159,18 +160,18 @@ class AgentConfig:
     proc_root: Path
     pod_log_root: Path
     workload_manager: Literal["kubernetes", "slurm", "host"]
-    job_mapping_dir: Path | None
+    job_mapping_dir: Path | None = None
     kube_metadata: bool
-    kubeconfig: Path | None
+    kubeconfig: Path | None = None
     """``None``: the service account's, else the usual files."""
     kube_start_jitter_seconds: float
     team_keys: tuple[str, ...]
-    cost_labels: tuple[str, ...]
+    cost_labels: tuple[str, ...] = ()
     namespace_teams: bool
-    pod_labels: tuple[str, ...]
-    pod_annotations: tuple[str, ...]
+    pod_labels: tuple[str, ...] = ()
+    pod_annotations: tuple[str, ...] = ()
     reservation_namespaces: tuple[str, ...]
-    collectors: Path | None
+    collectors: Path | None = None
     dcgm_names: Literal["legacy", "4.9"]
     hostname_label: str
     """Empty: no such label."""
@@ -181,22 +182,40 @@ class AgentConfig:
     clock_events_window_seconds: float
     series_limit: int
     linger_seconds: float
-    price_book: Path | None
+    price_book: Path | None = None
     """For ``price_book.load``: ``None`` is the bundled list prices, ``none`` no prices at all."""
-    instance_type: str
+    instance_type: str = ""
     """Of this node, as are the next two; empty where not known."""
-    capacity_type: Literal["on-demand", "spot", "reserved", ""]
-    region: str
-    state_dir: Path | None
-    lock_dir: Path | None
+    capacity_type: Literal["on-demand", "spot", "reserved", ""] = ""
+    region: str = ""
+    state_dir: Path | None = None
+    lock_dir: Path | None = None
     """Of the host, with the lock of the ledger's writer; ``None`` for a simulated node without one."""
     state_interval_seconds: float
-    simulate: str | None
+    simulate: str | None = None
     simulate_hour_seconds: float
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
     warnings: tuple[str, ...] = ()
     """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+
+    def metadata_settings(self) -> "MetadataSettings":
+        """Return what the reader of the Kubernetes API is to do."""
+        from exporter.kube.kubelet import own_pod  # noqa: PLC0415 - keeps `--help` fast
+        from exporter.kube.metadata import MetadataSettings  # noqa: PLC0415 - as above
+
+        return MetadataSettings(
+            node=self.node_name,
+            kubeconfig=self.kubeconfig,
+            start_jitter_seconds=self.kube_start_jitter_seconds,
+            team_keys=self.team_keys,
+            cost_labels=self.cost_labels,
+            namespace_teams=self.namespace_teams,
+            pod_labels=self.pod_labels,
+            pod_annotations=self.pod_annotations,
+            reservation_namespaces=self.reservation_namespaces,
+            own_pod=own_pod(),
+        )
 
 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
@@ -226,7 +245,7 @@ def load_agent(
         ConfigError: With all mistakes at once, one line each.
     """
     problems = list(extra)
-    from_dcgm = dcgm_settings.translate(environ, dcgm_flags, _stated(flags, environ))
+    from_dcgm = translate(environ, dcgm_flags, _stated(flags, environ))
     settled = settle(OPTIONS, flags, environ, problems, from_dcgm.values)
     values, stated = settled.values, settled.stated
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
@@ -267,7 +286,7 @@ def _add_resources(values: _Values, resources: Sequence[tuple[str, str]], proble
 
 def _settle_collectors(values: _Values) -> list[str]:
     """A file that only dcgm-exporter's image has stands for the default set."""
-    warning = dcgm_settings.image_file_warning(values["collectors"]) if values["collectors"] else ""
+    warning = image_file_warning(values["collectors"]) if values["collectors"] else ""
     if not warning:
         return []
     values["collectors"] = None
@@ -318,63 +337,19 @@ def _without_effect(values: _Values) -> list[str]:
             f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
             for key in EXPORTED_KEYS
             for name in values[key] or ()
-            if owners.is_never_shown(name)
+            if owner_rules.is_never_shown(name)
         ]
     return warnings
 
 
 def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
-    return AgentConfig(
-        listen_host=values["listen"].host,
-        listen_port=values["listen"].port,
-        release_seconds=values["release-seconds"],
-        sample_interval_seconds=values["sample-interval"],
-        source=values["source"],
-        dcgm_address=values["dcgm-address"] or "",
-        idle_threshold_ratio=values["idle-threshold"],
-        attribution=values["attribution"],
-        kubelet_socket=values["kubelet-socket"],
-        kubelet_interval_seconds=values["kubelet-interval"],
-        attribution_expiry_seconds=values["attribution-expiry"],
-        gpu_resources=values["gpu-resources"],
-        node_name=values["node-name"] or socket.gethostname(),
-        proc_root=Path(values["proc-root"]),
-        pod_log_root=Path(values["pod-log-root"]),
-        workload_manager=values["workload-manager"],
-        kube_metadata=values["kube-metadata"],
-        kube_start_jitter_seconds=values["kube-start-jitter"],
-        team_keys=values["team-keys"],
-        cost_labels=values["cost-labels"] or (),
-        namespace_teams=values["namespace-teams"],
-        pod_labels=values["pod-labels"] or (),
-        pod_annotations=values["pod-annotations"] or (),
-        reservation_namespaces=values["reservation-namespaces"],
-        dcgm_names=values["dcgm-names"],
-        hostname_label=hostname_label.settled(values["hostname-label"], values["dcgm-names"]),
-        dcgm_pod_uid=values["dcgm-pod-uid"],
-        dcgm_old_labels=values["dcgm-old-labels"],
-        dcgm_model_hyphens=values["dcgm-model-hyphens"],
-        xid_count_window_seconds=values["xid-count-window"],
-        clock_events_window_seconds=values["clock-events-window"],
-        series_limit=values["series-limit"],
-        linger_seconds=values["linger"],
-        instance_type=values["instance-type"] or "",
-        capacity_type=values["capacity-type"] or "",
-        region=values["region"] or "",
-        state_interval_seconds=values["state-interval"],
-        simulate=values["simulate"],
-        simulate_hour_seconds=values["simulate-hour"],
-        log_format=values["log-format"],
-        log_level=values["log-level"],
-        warnings=warnings,
-        **_optional_paths(values),
-    )
-
-
-def _optional_paths(values: _Values) -> _Values:
-    """Paths by the name of their field; ``None`` where there is none."""
-    keys = ("web-config", "job-mapping-dir", "kubeconfig", "collectors", "price-book", "state-dir", "lock-dir")
-    return {key.replace("-", "_"): Path(values[key]) if values[key] else None for key in keys}
+    """Make the configuration; what is unset has its field's default."""
+    fields = {BY_KEY[key].field: value for key, value in values.items() if value is not None}
+    listen = fields.pop("listen")
+    fields["listen_host"], fields["listen_port"] = listen.host, listen.port
+    fields.setdefault("node_name", socket.gethostname())
+    fields["hostname_label"] = hostname_label(values["hostname-label"], values["dcgm-names"])
+    return AgentConfig(**fields, warnings=warnings)
 
 
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -5,8 +5,10 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>ms|s|m|h)")
@@ -19,8 +21,10 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _MAX_PORT = 65535
 
+Value = TypeVar("Value")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class OptionType:
     """A sort of value.
 
@@ -32,7 +36,10 @@ class OptionType:
     noun: str
     allowed: str
     metavar: str
+    _: KW_ONLY
     is_list: bool = False
+    suffix: str = ""
+    """Of the field that has the value: its unit."""
     why: Callable[[str], str] = lambda _: ""
 
 
@@ -61,55 +68,43 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
 
 
+def checked(convert: Callable[[str], Value], is_allowed: Callable[[Value], object]) -> Callable[[str], object]:
+    """Make a parser of a conversion, which may raise ValueError, and a test of what it gives."""
+
+    def parse(text: str) -> object:
+        value = convert(text)
+        if not is_allowed(value):
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
 def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
     """A duration with a unit, within bounds; the value is in seconds."""
-
-    def parse(text: str) -> float:
-        seconds = duration_seconds(text)
-        if not minimum_seconds <= seconds <= maximum_seconds:
-            raise ValueError(text)
-        return seconds
-
     low, high = format_duration(minimum_seconds), format_duration(maximum_seconds)
-    allowed = f"a number with ms, s, m or h, from {low} to {high}"
-    return OptionType(parse=parse, noun="a duration in range", allowed=allowed, metavar="DURATION")
-
-
-def _parse_switch(text: str) -> bool:
-    value = _WORDS.get(text.strip().lower())
-    if value is None:
-        raise ValueError(text)
-    return value
+    return OptionType(
+        checked(duration_seconds, lambda seconds: minimum_seconds <= seconds <= maximum_seconds),
+        "a duration in range",
+        f"a number with ms, s, m or h, from {low} to {high}",
+        "DURATION",
+        suffix="_seconds",
+    )
 
 
 def choice(*words: str) -> OptionType:
     """One of a few words."""
-
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(text)
-        return text
-
-    return OptionType(parse=parse, noun="a known choice", allowed=", ".join(words), metavar="{" + ",".join(words) + "}")
-
-
-def _parse_ratio(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 <= value < 1):
-        raise ValueError(text)
-    return value
+    return OptionType(checked(str, words.__contains__), "a known choice", ", ".join(words), "{" + ",".join(words) + "}")
 
 
 def count(minimum: int, maximum: int) -> OptionType:
     """A whole number within bounds."""
-
-    def parse(text: str) -> int:
-        value = int(text)
-        if not minimum <= value <= maximum:
-            raise ValueError(text)
-        return value
-
-    return OptionType(parse=parse, noun="a whole number in range", allowed=f"{minimum} to {maximum}", metavar="NUMBER")
+    return OptionType(
+        checked(int, lambda value: minimum <= value <= maximum),
+        "a whole number in range",
+        f"{minimum} to {maximum}",
+        "NUMBER",
+    )
 
 
 def _parse_listen(text: str) -> Listen:
@@ -127,91 +122,75 @@ def _parse_listen(text: str) -> Listen:
     return Listen(host, port)
 
 
-def _parse_path(text: str) -> str:
-    # Half of a surrogate pair is in no file's name; a variable's bytes that are no UTF-8 are.
-    if not text or "\0" in text or not _is_encodable(text):
-        raise ValueError(text)
-    return text
-
-
 def _is_encodable(text: str) -> bool:
+    # Half of a surrogate pair is in no file's name; a variable's bytes that are no UTF-8 are.
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
         return False
-    return True
+    return "\0" not in text
 
 
-def _parse_socket(text: str) -> str:
-    path = text.removeprefix("unix://")
-    if not path.startswith("/") or "\0" in path or not _is_encodable(path):
+def _parse_switch(text: str) -> bool:
+    value = _WORDS.get(text.strip().lower())
+    if value is None:
         raise ValueError(text)
-    return path
+    return value
 
 
-def _parse_name(text: str) -> str:
-    if not text.strip() or not text.isprintable():
+def _parse_path(text: str) -> Path:
+    if not text or not _is_encodable(text):
         raise ValueError(text)
-    return text.strip()
+    return Path(text)
 
 
-def _parse_label(text: str) -> str:
-    if not _LABEL_NAME.fullmatch(text) or text.startswith("__"):
-        raise ValueError(text)
-    return text
-
-
-def _parse_pattern(text: str) -> str:
-    pattern = text.strip()
-    if not pattern or any(character.isspace() for character in pattern):
-        raise ValueError(text)
-    return pattern
-
-
-def _parse_label_key(text: str) -> str:
-    key = text.strip()
-    if not _LABEL_KEY.fullmatch(key):
-        raise ValueError(text)
-    return key
-
-
-SWITCH = OptionType(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
+SWITCH = OptionType(_parse_switch, "a switch", "on, off", "{on,off}")
 RATIO = OptionType(
-    parse=_parse_ratio, noun="a ratio", allowed="a number from 0 up to, not including, 1", metavar="RATIO"
+    checked(float, lambda value: math.isfinite(value) and 0 <= value < 1),
+    "a ratio",
+    "a number from 0 up to, not including, 1",
+    "RATIO",
+    suffix="_ratio",
 )
 LISTEN = OptionType(
-    parse=_parse_listen,
-    noun="an address to listen on",
-    allowed=":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
-    metavar="HOST:PORT",
+    _parse_listen, "an address to listen on", ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", "HOST:PORT"
 )
-PATH = OptionType(parse=_parse_path, noun="a path", allowed="a path that is not empty", metavar="PATH")
+PATH = OptionType(_parse_path, "a path", "a path that is not empty", "PATH")
 SOCKET = OptionType(
-    parse=_parse_socket, noun="a socket path", allowed="an absolute path, or unix:///path", metavar="PATH"
+    checked(lambda text: text.removeprefix("unix://"), lambda path: path.startswith("/") and _is_encodable(path)),
+    "a socket path",
+    "an absolute path, or unix:///path",
+    "PATH",
 )
-NAME = OptionType(parse=_parse_name, noun="a name", allowed="printable text that is not empty", metavar="NAME")
+NAME = OptionType(
+    checked(str.strip, lambda name: name and name.isprintable()), "a name", "printable text that is not empty", "NAME"
+)
 LABEL = OptionType(
-    parse=_parse_label, noun="a label name", allowed="letters, digits and _, no digit first", metavar="LABEL"
+    checked(str, lambda text: _LABEL_NAME.fullmatch(text) and not text.startswith("__")),
+    "a label name",
+    "letters, digits and _, no digit first",
+    "LABEL",
 )
+_parse_pattern = checked(str.strip, lambda pattern: pattern and not any(map(str.isspace, pattern)))
 RESOURCES = OptionType(
-    parse=_parse_pattern,
-    noun="a resource name",
-    allowed="resource names or patterns such as nvidia.com/mig-*, separated by commas",
-    metavar="PATTERN,...",
+    _parse_pattern,
+    "a resource name",
+    "resource names or patterns such as nvidia.com/mig-*, separated by commas",
+    "PATTERN,...",
     is_list=True,
 )
 KEYS = OptionType(
-    parse=_parse_pattern,
-    noun="a key",
-    allowed="names such as team or example.com/cost-center, separated by commas",
-    metavar="KEY,...",
+    _parse_pattern,
+    "a key",
+    "names such as team or example.com/cost-center, separated by commas",
+    "KEY,...",
     is_list=True,
 )
 LABEL_KEYS = OptionType(
-    parse=_parse_label_key,
-    noun="a Kubernetes label key",
-    allowed="label keys such as project or example.com/cost-center, separated by commas",
-    metavar="KEY,...",
+    checked(str.strip, _LABEL_KEY.fullmatch),
+    "a Kubernetes label key",
+    "label keys such as project or example.com/cost-center, separated by commas",
+    "KEY,...",
     is_list=True,
 )
 
@@ -260,13 +239,7 @@ def _is_on_hours(zone: tzinfo) -> bool:
 
 
 _ZONE_YEAR = 2026
-ZONE = OptionType(
-    parse=parse_zone,
-    noun="a time zone",
-    allowed="an IANA name such as Europe/Berlin",
-    metavar="ZONE",
-    why=zone_hint,
-)
+ZONE = OptionType(parse_zone, "a time zone", "an IANA name such as Europe/Berlin", "ZONE", why=zone_hint)
 
 
 EMBEDDED = "embedded"
@@ -330,11 +303,7 @@ def _why(text: str) -> str:
 
 
 ENGINE_ADDRESS = OptionType(
-    parse=parse,
-    noun="an engine's address",
-    allowed="HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded",
-    metavar="HOST:PORT",
-    why=_why,
+    parse, "an engine's address", "HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded", "HOST:PORT", why=_why
 )
 
 
@@ -347,49 +316,4 @@ CURRENCIES = frozenset(
     SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD TWD TZS UAH UGX USD UYU UZS VES VND VUV
     WST XAF XCD XCG XOF XPF YER ZAR ZMW ZWG
     """.split()  # noqa: SIM905 - a list of one code a line would be five pages
-)
-
-
-KNOWN_MODELS = (
-    "NVIDIA A10",
-    "NVIDIA A100 80GB PCIe",
-    "NVIDIA A100-PCIE-40GB",
-    "NVIDIA A100-SXM4-40GB",
-    "NVIDIA A100-SXM4-80GB",
-    "NVIDIA A10G",
-    "NVIDIA A16",
-    "NVIDIA A2",
-    "NVIDIA A30",
-    "NVIDIA A40",
-    "NVIDIA B200",
-    "NVIDIA B300 SXM6 AC",
-    "NVIDIA GB200",
-    "NVIDIA GB300",
-    "NVIDIA GH200 480GB",
-    "NVIDIA GeForce RTX 3090",
-    "NVIDIA GeForce RTX 4090",
-    "NVIDIA GeForce RTX 5090",
-    "NVIDIA H100 80GB HBM3",
-    "NVIDIA H100 NVL",
-    "NVIDIA H100 PCIe",
-    "NVIDIA H20",
-    "NVIDIA H200",
-    "NVIDIA H200 NVL",
-    "NVIDIA H800",
-    "NVIDIA L20",
-    "NVIDIA L4",
-    "NVIDIA L40",
-    "NVIDIA L40S",
-    "NVIDIA RTX 6000 Ada Generation",
-    "NVIDIA RTX A5000",
-    "NVIDIA RTX A6000",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-    "Tesla P100-PCIE-16GB",
-    "Tesla P4",
-    "Tesla P40",
-    "Tesla T4",
-    "Tesla V100-PCIE-16GB",
-    "Tesla V100-PCIE-32GB",
-    "Tesla V100-SXM2-16GB",
-    "Tesla V100-SXM2-32GB",
 )

@@ -2,18 +2,19 @@
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import yaml
 
-from exporter.config.yaml_file import Fields, compose
+from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.errors import ConfigError
 
 ClientAuth = Literal["none", "if-given", "required"]
-_MOST_BYTES, _MOST_USERS, _MOST_NAMES = 1 << 20, 1000, 1000
+_MOST_USERS, _MOST_NAMES = 1000, 1000
 _LEAST_COST, _MOST_COST = 4, 16
 _HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -47,7 +48,6 @@ _HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
 }
 """With the values that each may have; none: any."""
-_SWITCH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,23 +110,23 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext:
         context.set_ciphers(":".join(tls.ciphers))
     if tls.curve:
         context.set_ecdh_curve(tls.curve)
-    try:
+    pair = f"cert_file, key_file: {tls.cert_file}, {tls.key_file}"
+    with _loading(pair, "PEM files that belong together, the key without a passphrase"):
         # A key with a passphrase is refused rather than asked for on the terminal.
         context.load_cert_chain(tls.cert_file, tls.key_file, lambda: "")
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"cert_file, key_file: {tls.cert_file}, {tls.key_file}: {_why(error)}; allowed: PEM files that belong"
-            " together, the key without a passphrase"
-        ) from None
     if tls.client_ca_file is not None:
-        try:
+        with _loading(f"client_ca_file: {tls.client_ca_file}", "a PEM file of certificates"):
             context.load_verify_locations(tls.client_ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"client_ca_file: {tls.client_ca_file}: {_why(error)}; allowed: a PEM file of certificates"
-            ) from None
         context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth == "required" else ssl.CERT_OPTIONAL
     return context
+
+
+@contextmanager
+def _loading(what: str, allowed: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # which an SSLError is
+        raise ConfigError(f"{what}: {_why(error)}; allowed: {allowed}") from None
 
 
 def _why(error: OSError) -> str:
@@ -141,16 +141,7 @@ def load(path: Path) -> WebSettings:
     Raises:
         ConfigError: With all mistakes at once: file, line, key, what is wrong and what is allowed.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"web-config: {path} is larger than {_MOST_BYTES >> 20} MiB; give a web configuration")
-        text = content.decode()
-    except OSError as error:
-        raise ConfigError(f"web-config: cannot read {path}: {error.strerror}; allowed: a readable YAML file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"web-config: {path} is not UTF-8 text; allowed: a YAML file") from None
+    text = read_text(path, "web-config", "a web configuration", "allowed: a readable YAML file")
     return parse(text, path)
 
 
@@ -203,7 +194,7 @@ def _tls(top: Fields, folder: Path) -> TlsSettings | None:
     if least and most and least > most:
         fields.problem("min_version", "is newer than max_version; allowed: the other way round")
     ciphers, curve = _ciphers(fields), _curve(fields)
-    prefers = _switch(fields, "prefer_server_cipher_suites", default=True)
+    prefers = fields.take_switch("prefer_server_cipher_suites") is not False
     fields.finish()
     if (ca is None) != (auth == "none"):
         fields.problem("client_ca_file", "and client_auth_type are nothing without each other; give both or neither")
@@ -293,16 +284,11 @@ def _texts(fields: Fields, key: str, allowed: str) -> tuple[str, ...]:
     return texts
 
 
-def _switch(fields: Fields, key: str, *, default: bool) -> bool:
-    word = fields.take_choice(key, _SWITCH, "true, false")
-    return default if word is None else _SWITCH.get(word, default)
-
-
 def _http(top: Fields, warnings: list[str]) -> dict[str, str]:
     fields = _mapping(top, "http_server_config")
     if fields is None:
         return {}
-    if _switch(fields, "http2", default=False):
+    if fields.take_switch("http2"):
         warnings.append(f"web-config: {top.path}: http2: HTTP/2 is not served; HTTP/1.1 is, and every client knows it")
     found: dict[str, str] = {}
     headers = _mapping(fields, "headers")

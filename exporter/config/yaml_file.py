@@ -8,9 +8,36 @@ from pathlib import Path
 
 import yaml
 
+from exporter.errors import ConfigError
+
 _NULL = "tag:yaml.org,2002:null"
 _MOST_CHARACTERS = 500
 _MOST_NODES = 500_000
+
+
+def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> str:
+    """Return the text of a file.
+
+    Args:
+        path: Of the file.
+        key: Option that names it.
+        what: Kind of the file.
+        fix: Ends the message where it cannot be read.
+        most_mib: Largest size.
+
+    Raises:
+        ConfigError: It cannot be read, is too large or no text.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read((most_mib << 20) + 1)
+        if len(content) > most_mib << 20:
+            raise ConfigError(f"{key}: {path} is larger than {most_mib} MiB; give {what}")
+        return content.decode()
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}; {fix}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{key}: {path} is not UTF-8 text; {fix}") from None
 
 
 def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
@@ -129,6 +156,11 @@ class Fields:
         self.problem(key, f"'{text}' is not known; allowed: {allowed}{hint}")
         return None
 
+    def take_switch(self, key: str) -> bool | None:
+        """``true`` or ``false``."""
+        word = self.take_choice(key, ("true", "false"), "true, false")
+        return None if word is None else word == "true"
+
     def take_mapping(self, key: str) -> "Fields | None":
         """A mapping below the key."""
         node = self.take(key)
@@ -149,9 +181,6 @@ class Fields:
             self.problem(key, f"unknown key; {hint}")
 
 
-_MOST_BYTES = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class FileValue:
     """One value of the file as text, or as texts where it is a list, and where it stands."""
@@ -162,9 +191,10 @@ class FileValue:
 
 def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
     """Values by key, and the problems met, one line each. Underscores in keys are read as hyphens."""
-    text, problem = _text(path)
-    if problem:
-        return {}, [problem]
+    try:
+        text = read_text(path, "config", "a configuration file", "give a readable YAML file, or leave --config out")
+    except ConfigError as error:
+        return {}, [*error.problems]
     root, problem = compose(text, str(path))
     if problem:
         return {}, [problem]
@@ -173,20 +203,6 @@ def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[
     if not isinstance(root, yaml.MappingNode):
         return {}, [f"{path}:1: not a mapping; allowed: lines such as 'sample-interval: 1s'"]
     return _entries(root, path, keys)
-
-
-def _text(path: Path) -> tuple[str, str]:
-    """The file's text, and why there is none; empty where there is."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            return "", f"config: {path} is larger than {_MOST_BYTES >> 20} MiB; give a configuration file"
-        return content.decode(), ""
-    except OSError as error:
-        return "", f"config: cannot read {path}: {error.strerror}; give a readable YAML file, or leave --config out"
-    except UnicodeDecodeError:
-        return "", f"config: {path} is not UTF-8 text; give a YAML file"
 
 
 def _entries(root: yaml.MappingNode, path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:

@@ -2,25 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from exporter.accounting.prices import PriceBook, settled_facts
-from exporter.attribution import diagnosis
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
-from exporter.config import AgentConfig, price_book, read_collectors
-from exporter.doctor import dcgm, host, kubernetes
-from exporter.doctor import host as driver
-from exporter.doctor import host as web
-from exporter.doctor.dcgm import LibraryReport
-from exporter.doctor.report import Finding, Level, fail, ok, warn
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE
+from exporter.config import AgentConfig, price_book
+from exporter.doctor import host_engine, kubernetes, machine
+from exporter.doctor.findings import Finding, Level, Surroundings, fail, first_of, ok, some, warn
+from exporter.doctor.host_engine import LibraryReport
+from exporter.doctor.layers import layer_agreement
 from exporter.errors import ConfigError
 from exporter.gpu.dcgm.fields import alone, supplement
 from exporter.gpu.merge import merge
-from exporter.gpu.worker import dcgm_command, nvml_command
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import Attribution, NodeFacts, PodFacts, Reading
 
@@ -45,7 +40,7 @@ def of_holders(
     if unknown:
         return warn(
             name,
-            f"{len(unknown)} {of} are not known to the API: {_some(unknown)}",
+            f"{len(unknown)} {of} are not known to the API: {some(['/'.join(pod) for pod in unknown], _SHOWN)}",
             "they are charged to themselves; see that --node-name is this node and the kubelet is this cluster's",
         )
     if wrong:
@@ -61,7 +56,7 @@ def of_holders(
         where = "the pod or its namespace" if config.namespace_teams else "the pod"
         return warn(
             name,
-            f"{len(without_team)} {of} have no team: {_some(without_team)}",
+            f"{len(without_team)} {of} have no team: {some(['/'.join(pod) for pod in without_team], _SHOWN)}",
             f"label {where} with one of: {keys}",
         )
     return ok(name, f"owner and team known of all {len(pods)} pods that hold GPUs")
@@ -98,11 +93,6 @@ def _words(text: str) -> list[str]:
     return re.split(r"[\s_-]+", text.lower())
 
 
-def _some(pods: Sequence[tuple[str, str]]) -> str:
-    names = ", ".join("/".join(pod) for pod in pods[:_SHOWN])
-    return f"{names} and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else names
-
-
 _NAME = "price book"
 
 
@@ -118,8 +108,7 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
     try:
         read = price_book.load(config.price_book)
     except ConfigError as error:
-        more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(_NAME, f"{error.problems[0]}{more}", "fix it, and try it: gpu-cost-exporter prices check FILE")
+        return fail(_NAME, first_of(error), "fix it, and try it: gpu-cost-exporter prices check FILE")
     if not read.rows and read.fallback is None:
         return ok(_NAME, "none: no prices, no money")
     told = _told(read)
@@ -127,8 +116,7 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
     if unpriced:
         return _without_price(f"{told}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
     if read.warnings:
-        more = f" (and {len(read.warnings) - 1} more)" if len(read.warnings) > 1 else ""
-        return warn(_NAME, f"{told}; {read.warnings[0]}{more}", "see: gpu-cost-exporter prices check FILE")
+        return warn(_NAME, f"{told}; {first_of(read.warnings)}", "see: gpu-cost-exporter prices check FILE")
     today = datetime.fromtimestamp(now, tz=UTC).date().isoformat()
     if _days(read)[-1] > today:
         return warn(_NAME, f"{told}: as_of lies in the future", "as_of is the day of the source, not of the effect")
@@ -183,7 +171,6 @@ def _unpriced(
     return [model for model in models if price(model=model) is None]
 
 
-_LONGEST_INTERVAL_SECONDS = 1.0
 _NO_PROCESSES = warn(
     "processes",
     "DCGM tells none: use of shared devices is estimated, not measured",
@@ -191,61 +178,36 @@ _NO_PROCESSES = warn(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the checks look at.
-
-    ``worker_command`` replaces the NVML child, ``dcgm_command`` DCGM's: a simulated one, or a test's.
-    """
-
-    config: AgentConfig
-    wall: Callable[[], float]
-    """Unix time in seconds."""
-    monotonic: Callable[[], float]
-    worker_command: Sequence[str] | None = None
-    dcgm_command: Sequence[str] | None = None
-    worker_env: Mapping[str, str] | None = None
-    simulated: bool = False
-    dev_root: Path = Path("/dev")
-    sys_root: Path = Path("/sys")
-    driver_deadline_seconds: float = 20.0
-
-
-def interval_seconds(config: AgentConfig) -> float:
-    """Between the readings of the checks: an agent that samples every 30 s would leave too few of them to judge by."""
-    return min(config.sample_interval_seconds, _LONGEST_INTERVAL_SECONDS)
-
-
 async def examine(around: Surroundings) -> tuple[Finding, ...]:
     """All findings; takes some seconds, at most the driver's deadline and the kubelet's."""
     config = around.config
     wall, monotonic = around.wall(), around.monotonic()
-    made = _collectors(config)
+    of_collectors, made = machine.collectors(config)
     (found, nvml), (of_dcgm, library, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
     found += of_dcgm
     if from_dcgm:
         rows = {row.field.field: row.name for row in made.dcgm_only}
         judged = (
-            dcgm.devices(from_dcgm, nvml),
-            dcgm.profiling(from_dcgm, nvml),
-            dcgm.fields(rows, library, from_dcgm),
+            host_engine.devices(from_dcgm, nvml),
+            host_engine.profiling(from_dcgm, nvml),
+            host_engine.fields(rows, library, from_dcgm),
         )
         found += [one for one in judged if one]
     reading, _ = merge(nvml, from_dcgm)
     if reading:
-        found.append(driver.activity(reading, dcgm=bool(config.dcgm_address)))
-        found.append(driver.processes(reading) if nvml else _NO_PROCESSES)
+        found.append(machine.activity(reading, dcgm=bool(config.dcgm_address)))
+        found.append(machine.processes(reading) if nvml else _NO_PROCESSES)
     of_owners, labelled = await _attribution(around, reading)
     found += of_owners
-    found.append(host.process_tree(config.proc_root))
+    found.append(machine.process_tree(config.proc_root))
     if config.workload_manager == "kubernetes":
-        found.append(host.pod_logs(config.pod_log_root))
-    found += [host.state_dir(config.state_dir), host.writer_lock(config)]
-    found += [host.port(config.listen_host, config.listen_port), host.collectors(config), *host.options(config)]
+        found.append(machine.pod_logs(config.pod_log_root))
+    found += [machine.state_dir(config.state_dir), machine.writer_lock(config)]
+    found += [machine.port(config.listen_host, config.listen_port), of_collectors, *machine.options(config)]
     if config.web_config:
-        found.append(web.face(config.web_config))
+        found.append(machine.face(config.web_config))
     found.append(book(config, labelled, reading, wall))
-    found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
+    found.append(machine.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
 
 
@@ -254,19 +216,13 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     config = around.config
     if config.source == "dcgm":
         return [], None
-    found = [host.package()]
+    found = [machine.package()]
     if not around.simulated:
-        found += [host.device_nodes(around.dev_root), host.kernel_module(config.proc_root)]
-    finding, reading = await driver.read(
-        around.worker_command or nvml_command(interval_seconds(config), made.fields),
-        env=around.worker_env,
-        interval_seconds=interval_seconds(config),
-        deadline_seconds=around.driver_deadline_seconds,
-        clock=around.wall,
-    )
+        found += [machine.device_nodes(around.dev_root), machine.kernel_module(config.proc_root)]
+    finding, reading = await machine.read(around, made.fields)
     found.append(finding)
     if reading:
-        found.append(driver.devices(reading))
+        found.append(machine.devices(reading))
     return found, reading
 
 
@@ -274,62 +230,35 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     """Library and engine, where DCGM is in use; which library there is, and the engine's last reading."""
     config = around.config
     if not config.dcgm_address:
-        hint = await dcgm.hint() if config.source == "auto" and not around.simulated else None
+        hint = await host_engine.hint() if config.source == "auto" and not around.simulated else None
         return [hint] if hint else [], LibraryReport(), None
     fields = (alone if config.source == "dcgm" else supplement)(made.fields)
-    return await dcgm.examine(
-        config,
-        around.dcgm_command or dcgm_command(interval_seconds(config), fields, config.dcgm_address),
-        fields,
-        env=around.worker_env,
-        interval_seconds=interval_seconds(config),
-        simulated=around.simulated,
-        deadline_seconds=around.driver_deadline_seconds,
-        clock=around.wall,
-    )
+    return await host_engine.examine(around, fields)
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
     """Who holds what, whose it is, which layer of the node stands in the way of knowing; and what its labels say."""
     config = around.config
-    # A host engine may be shown another machine's GPUs, or others of this one's.
-    by_host = not around.simulated and config.source != "dcgm"
-    compared = partial(
-        kubernetes.layer_agreement,
-        on_bus=kubernetes.on_bus(around.sys_root) if by_host else None,
-        in_driver=kubernetes.in_driver(config.proc_root) if by_host else None,
-        shown_by=diagnosis.DCGM if config.source == "dcgm" else diagnosis.NVML,
-    )
     if config.attribution and config.workload_manager != "kubernetes":
-        judged = compared(reading, None, None)
+        judged = layer_agreement(around, reading)
         return [kubernetes.workload_holders(config, reading, around.wall()), judged], NodeFacts()
-    finding, allocations = await kubernetes.ask_kubelet(config, clock=around.wall, monotonic=around.monotonic)
-    found, view = [finding], None
+    finding, allocations = await kubernetes.ask_kubelet(around)
+    found, api = [finding], None
     if config.attribution and config.kube_metadata:
-
-        def holders_of(evidence: Evidence) -> set[tuple[str, str]]:
-            return kubernetes.holders(kubernetes.join(config, allocations, reading, evidence))
-
-        of_api, view = await kubernetes.ask_api(config, allocations, holders_of, clock=around.wall)
+        of_api, api = await kubernetes.ask_api(around, allocations, reading)
         found += of_api
     elif config.attribution:
         found.append(kubernetes.off())
-    attribution = kubernetes.join(config, allocations, reading, view.evidence if view else NO_EVIDENCE)
+    evidence = api.evidence(around.wall()) if api else NO_EVIDENCE
+    attribution = kubernetes.join(config, allocations, reading, evidence)
     refused = allocations is not None and finding.level is Level.WARN
-    found.append(compared(reading, attribution, allocations, inventory_refused=refused))
+    found.append(layer_agreement(around, reading, attribution, allocations, inventory_refused=refused))
     if attribution and reading:
         found.append(kubernetes.agreement(attribution))
-    if view and attribution:
+    if api and attribution:
         # Without the driver it is not known who holds anything.
-        found += [of_holders(config, attribution, view.facts)] if reading else []
-        found.append(node_labels(view.node_facts, reading))
+        found += [of_holders(config, attribution, api.facts)] if reading else []
+        found.append(node_labels(api.node_facts, reading))
     if not (config.attribution and config.kube_metadata):
         return found, NodeFacts()
-    return found, view.node_facts if view else None
-
-
-def _collectors(config: AgentConfig) -> Collectors:
-    try:
-        return read_collectors(config.collectors)
-    except ConfigError:
-        return read_collectors(None)  # the file's mistakes are a finding of their own
+    return found, api.node_facts if api else None

@@ -5,89 +5,54 @@ import base64
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from exporter.attribution.device_ids import GPU_DRA_DRIVER
-from exporter.attribution.diagnosis import NVML, Counts, Layer, diagnose
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.host import HostUsers
-from exporter.attribution.join import attribute, claim_uid
-from exporter.attribution.pod_lifecycle import Evidence
+from exporter.attribution.join import attribute
+from exporter.attribution.pod_lifecycle import Evidence, PodName
 from exporter.attribution.processes import PidResolver, PodNames, own_name, unlisted_uses
 from exporter.attribution.slurm import SlurmJobs
 from exporter.config import AgentConfig
-from exporter.doctor.report import Finding, fail, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.errors import ApiError, AttributionError
-from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient, Request
 from exporter.kube.credentials import Credentials
 from exporter.kube.dra import GROUP_PATH
 from exporter.kube.kubelet import KubeletClient, own_pod
-from exporter.kube.metadata import NAME_NODE, UNFINISHED, Metadata, MetadataSettings
-from exporter.model import Allocations, Attribution, ClaimedDevice, DeviceState, NodeFacts, PodFacts, Reading
-
-_PodName = tuple[str, str]
+from exporter.kube.metadata import NAME_NODE, UNFINISHED, Metadata
+from exporter.model import Allocations, Attribution, Reading
 
 _LOOKS = 160
 _LOOK_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiView:
-    """What the API says of this node, as the agent would have it after a moment."""
-
-    evidence: Evidence
-    facts: Callable[[str, str], PodFacts | None]
-    node_facts: NodeFacts | None
-    problem: str
-
-
-async def read(
-    config: AgentConfig,
-    allocations: Allocations | None,
-    holders_of: Callable[[Evidence], Collection[_PodName]],
-    clock: Callable[[], float],
-) -> ApiView:
+async def read(around: Surroundings, allocations: Allocations | None, reading: Reading | None) -> Metadata:
     """Let the agent's own reader run until it knows what concerns this node's holders, or for some seconds.
 
     Args:
-        config: Of the agent.
+        around: The node.
         allocations: The kubelet's answer.
-        holders_of: Namespace and name of the pods that hold devices by what is known.
-        clock: Unix time.
+        reading: The driver's last one, ``None`` where there is none.
     """
-    settings = MetadataSettings(
-        node=config.node_name,
-        kubeconfig=config.kubeconfig,
-        team_keys=config.team_keys,
-        cost_labels=config.cost_labels,
-        namespace_teams=config.namespace_teams,
-        pod_labels=config.pod_labels,
-        pod_annotations=config.pod_annotations,
-        reservation_namespaces=config.reservation_namespaces,
-        own_pod=own_pod(),
-    )
-    metadata = Metadata(settings, clock=clock, random=random.random)
+    config = around.config
+    settings = replace(config.metadata_settings(), start_jitter_seconds=0.0)
+    metadata = Metadata(settings, clock=around.wall, random=random.random)
     task = asyncio.ensure_future(metadata.run())
     try:
         if allocations:
-            metadata.note(allocations, clock())
+            metadata.note(allocations, around.wall())
         for _ in range(_LOOKS):
-            if task.done() or _is_settled(metadata, allocations, holders_of, clock()):
+            evidence = metadata.evidence(around.wall())
+            pods = holders(join(config, allocations, reading, evidence))
+            if task.done() or _is_settled(metadata, evidence, allocations, pods):
                 break
             await asyncio.sleep(_LOOK_SECONDS)
-        evidence = metadata.evidence(clock())
-        facts = {name: metadata.facts(*name) for name in holders_of(evidence)}
-        return ApiView(
-            evidence=evidence,
-            facts=lambda namespace, pod: facts.get((namespace, pod)),
-            node_facts=metadata.node_facts,
-            problem=metadata.problem,
-        )
+        return metadata
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -95,12 +60,8 @@ async def read(
 
 
 def _is_settled(
-    metadata: Metadata,
-    allocations: Allocations | None,
-    holders_of: Callable[[Evidence], Collection[_PodName]],
-    now: float,
+    metadata: Metadata, evidence: Evidence, allocations: Allocations | None, pods: Collection[PodName]
 ) -> bool:
-    evidence = metadata.evidence(now)
     if evidence.pods is None or (metadata.node_facts is None and not metadata.problem):
         return False
     containers = allocations.containers if allocations else ()
@@ -109,17 +70,15 @@ def _is_settled(
     uids = {uid for one in claims if (uid := claim_uid(one))}
     if not uids <= read or (claims and evidence.devices is None):
         return bool(metadata.problem)
-    known = [metadata.facts(*name) for name in holders_of(evidence) if name in evidence.pods]  # asks for each of them
+    known = [metadata.facts(*name) for name in pods if name in evidence.pods]  # asks for each of them
     return None not in known
 
 
 NAME, RIGHTS = "kubernetes API", "API rights"
 _TIMEOUT_SECONDS = 10.0
 _WATCH_SECONDS = 1.0
-_SKEW_SECONDS = 10.0
-"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
 _NO_FIX = ""
-_NAMESPACES, _NODES = "get namespaces", "get nodes"
+_MAY_BE_ABSENT = frozenset({"get namespaces", "get nodes"})
 
 
 def off() -> Finding:
@@ -132,20 +91,16 @@ def off() -> Finding:
 
 
 async def ask_api(
-    config: AgentConfig,
-    allocations: Allocations | None,
-    holders_of: Callable[[Evidence], Collection[tuple[str, str]]],
-    *,
-    clock: Callable[[], float],
-) -> tuple[list[Finding], ApiView | None]:
+    around: Surroundings, allocations: Allocations | None, reading: Reading | None
+) -> tuple[list[Finding], Metadata | None]:
     """Findings on API and rights, and what the API says; ``None`` where it cannot be had.
 
     Args:
-        config: Of the agent.
+        around: The node.
         allocations: The kubelet's answer, which says whether claims and which namespaces are asked for.
-        holders_of: Namespace and name of the pods that hold devices by what is known.
-        clock: Unix time.
+        reading: The driver's last one, ``None`` where there is none.
     """
+    config, now = around.config, around.wall
     client = ApiClient(config.kubeconfig, random=random.random)
     try:
         try:
@@ -156,12 +111,16 @@ async def ask_api(
                 timeout_seconds=_TIMEOUT_SECONDS,
             )
         except ApiError as error:
-            return [fail(NAME, str(error), _NO_FIX), *await _token_findings(config, clock())], None
-        found = [await _reached(config, client, pods), *_clock_findings(client.date, clock())]
-        found += [await _rights(config, client, allocations), *await _token_findings(config, clock())]
+            return [fail(NAME, str(error), _NO_FIX), *await _token_findings(config, now())], None
+        found = [await _reached(config, client, pods)]
+        found += [await _rights(config, client, allocations), *await _token_findings(config, now())]
     finally:
         await client.close()
-    return found, await read(config, allocations, holders_of, clock)
+    metadata = await read(around, allocations, reading)
+    if metadata.remark:
+        cause, _, fix = metadata.remark.partition("; ")
+        found.append(warn("API clock", cause, fix))
+    return found, metadata
 
 
 async def _reached(config: AgentConfig, client: ApiClient, pods: dict[str, Any]) -> Finding:
@@ -189,73 +148,55 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
     """Try everything that the agent will ask for; a list of pods is granted already."""
     missing: list[str] = []
     granted = ["list pods"]
-
-    async def attempt(name: str, attempted: Awaitable[object]) -> None:
+    async for request in _asked(config, client, allocations):
         try:
-            await attempted
+            await _try(client, request)
         except ApiError as error:
             # Who may not ask is refused, whether the namespace is there or not.
-            if error.reason == "not_found" and name in {_NAMESPACES, _NODES}:
-                granted.append(name)
-            else:
+            if error.reason != "not_found" or request.action not in _MAY_BE_ABSENT:
                 missing.append(str(error))
-        else:
-            granted.append(name)
-
-    on_node = {"fieldSelector": f"spec.nodeName={config.node_name}"}
-    await attempt("watch pods", _watch(client, "/api/v1/pods", {**on_node, "resourceVersion": "0"}))
-    await attempt(_NODES, client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS))
-    containers = allocations.containers if allocations else ()
-    if config.namespace_teams:
-        namespace = next((one.namespace for one in containers if one.namespace), "default")
-        path = f"/api/v1/namespaces/{namespace}"
-        await attempt(_NAMESPACES, client.get(path, timeout_seconds=_TIMEOUT_SECONDS))
-    claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
-    if claim:
-        await _claim_rights(config, client, claim, attempt)
+                continue
+        granted.append(request.action)
     if missing:
         return warn(RIGHTS, "; ".join(missing), _NO_FIX)
     return ok(RIGHTS, ", ".join(granted))
 
 
-async def _claim_rights(
-    config: AgentConfig,
-    client: ApiClient,
-    claim: ClaimedDevice,
-    attempt: Callable[[str, Awaitable[object]], Awaitable[None]],
-) -> None:
+async def _asked(
+    config: AgentConfig, client: ApiClient, allocations: Allocations | None
+) -> AsyncGenerator[Request, None]:
+    """Yield what the agent asks for, watches with ``watch`` in their query."""
+    on_node = f"spec.nodeName={config.node_name}"
+    yield Request("/api/v1/pods", {"fieldSelector": on_node, "resourceVersion": "0", "watch": "1"})
+    yield Request(f"/api/v1/nodes/{config.node_name}")
+    containers = allocations.containers if allocations else ()
+    if config.namespace_teams:
+        yield Request(f"/api/v1/namespaces/{next((one.namespace for one in containers if one.namespace), 'default')}")
+    claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
+    if claim is None:
+        return
     try:
         group = await client.get(GROUP_PATH, timeout_seconds=_TIMEOUT_SECONDS)
         version = str(group["preferredVersion"]["version"])
     except (ApiError, LookupError, TypeError):
         version = "v1"
-    slices = {"fieldSelector": f"spec.nodeName={config.node_name},spec.driver={GPU_DRA_DRIVER}", "resourceVersion": "0"}
-    path = f"{GROUP_PATH}/{version}/resourceslices"
-    await attempt("list resourceslices", client.get(path, slices, timeout_seconds=_TIMEOUT_SECONDS))
-    await attempt("watch resourceslices", _watch(client, path, slices))
+    slices = {"fieldSelector": f"{on_node},spec.driver={GPU_DRA_DRIVER}", "resourceVersion": "0"}
+    yield Request(f"{GROUP_PATH}/{version}/resourceslices", slices)
+    yield Request(f"{GROUP_PATH}/{version}/resourceslices", {**slices, "watch": "1"})
     path = f"{GROUP_PATH}/{version}/namespaces/{claim.claim_namespace}/resourceclaims/{claim.claim_name}"
-    await attempt("get resourceclaims", client.get(path, timeout_seconds=_TIMEOUT_SECONDS))
+    yield Request(path)
 
 
-async def _watch(client: ApiClient, path: str, query: dict[str, str]) -> None:
-    """Open a watch that the server ends at once, and leave it with the first word."""
-    query = {**query, "timeoutSeconds": f"{_WATCH_SECONDS:.0f}"}
-    events = client.watch(path, query, accept=METADATA_WATCH, silence_seconds=_TIMEOUT_SECONDS)
+async def _try(client: ApiClient, request: Request) -> None:
+    """Ask, or open a watch that the server ends at once and leave it with the first word."""
+    if "watch" not in request.query:
+        await client.get(request.path, request.query, timeout_seconds=_TIMEOUT_SECONDS)
+        return
+    query = {**request.query, "timeoutSeconds": f"{_WATCH_SECONDS:.0f}"}
+    events = client.watch(request.path, query, accept=METADATA_WATCH, silence_seconds=_TIMEOUT_SECONDS)
     async with aclosing(events):
         async for _ in events:
             return
-
-
-def _clock_findings(date: str, now: float) -> list[Finding]:
-    try:
-        skew = now - parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return []
-    if abs(skew) <= _SKEW_SECONDS:
-        return []
-    way = "ahead of" if skew > 0 else "behind"
-    told = f"this node is {abs(skew):.0f} s {way} the API server"
-    return [warn("API clock", f"{told}: opt-outs and tokens end at the wrong time", "see why: chronyc tracking")]
 
 
 async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
@@ -305,25 +246,24 @@ _NO_PODS = (
 )
 
 
-async def ask_kubelet(
-    config: AgentConfig, *, clock: Callable[[], float], monotonic: Callable[[], float]
-) -> tuple[Finding, Allocations | None]:
+async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None]:
     """Whether the kubelet answers, how fast and how much; and its answer.
 
     An answer without the inventory, which was refused, has no ``allocatable`` and is a warning. Outside a pod an answer
     without any pod is a warning and no answer: a kubelet that has just started gives it as well.
     """
+    config = around.config
     if not config.attribution:
         return warn("kubelet", "attribution is off: no pod is named", "set --attribution on"), None
     client = KubeletClient(config.kubelet_socket, resources=config.gpu_resources, canary=own_pod())
-    start = monotonic()
+    start = around.monotonic()
     try:
-        allocations = await client.fetch(clock())
+        allocations = await client.fetch(around.wall())
     except AttributionError as error:
         return fail("kubelet", str(error), ""), None
     finally:
         await client.close()
-    took = (monotonic() - start) * 1000
+    took = (around.monotonic() - start) * 1000
     cause = f"{config.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
     if own_pod() is None and not (allocations.containers or allocations.other_containers):
         return warn("kubelet", f"{config.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
@@ -359,7 +299,7 @@ def join(
     return replace(attribution, unresolved=(*attribution.unresolved, *unlisted))
 
 
-def holders(attribution: Attribution | None) -> set[tuple[str, str]]:
+def holders(attribution: Attribution | None) -> set[PodName]:
     """Namespace and name of the pods that hold devices."""
     return {(one.namespace, one.pod) for of in attribution.holders.values() for one in of} if attribution else set()
 
@@ -375,88 +315,6 @@ def agreement(attribution: Attribution) -> Finding:
         more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
         return warn(name, f"not to be matched: {what}{more}", _FIXES.get(first.reason, _ID_FORMS))
     return ok(name, f"the driver shows all that is held: {len(attribution.holders)} devices")
-
-
-_LAYERS = "layers"
-_NVIDIA = "0x10de"
-_DISPLAY_CLASSES = ("0x0300", "0x0302")
-_PASSED_THROUGH = "vfio-pci"
-
-
-def layer_agreement(
-    reading: Reading | None,
-    attribution: Attribution | None,
-    allocations: Allocations | None,
-    *,
-    on_bus: int | None,
-    in_driver: int | None,
-    shown_by: str = NVML,
-    inventory_refused: bool = False,
-) -> Finding:
-    """Compare PCI bus, kernel driver, NVML or DCGM, and kubelet.
-
-    Args:
-        reading: ``None`` where no source works.
-        attribution: The join, ``None`` where no kubelet was asked or answered.
-        allocations: The kubelet's answer.
-        on_bus: GPUs on the PCI bus.
-        in_driver: GPUs that the kernel driver knows.
-        shown_by: Whose reading it is, ``NVML`` or ``DCGM``.
-        inventory_refused: Whether the kubelet refused to list what it advertises.
-    """
-    counts = Counts(
-        on_bus=on_bus,
-        in_driver=in_driver,
-        seen=sum(gpu.state is not DeviceState.MISSING for gpu in reading.gpus) if reading else None,
-        advertised=attribution.advertised_devices if attribution else None,
-        allocated=attribution.allocated_devices if attribution else None,
-        by_claims=allocations is not None and any(container.claims for container in allocations.containers),
-        shown_by=shown_by,
-        inventory_refused=inventory_refused,
-    )
-    found = diagnose(counts)
-    if found.layer is Layer.NONE:
-        return ok(_LAYERS, found.cause)
-    told = fail if found.layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
-    return told(_LAYERS, f"{found.layer.value}: {found.cause}", found.fix)
-
-
-def on_bus(sys_root: Path) -> int | None:
-    """Count NVIDIA's GPUs on the PCI bus that are not passed through to virtual machines; ``None`` without sysfs."""
-    try:
-        return sum(_is_gpu(device) for device in (sys_root / "bus" / "pci" / "devices").iterdir())
-    except OSError:
-        return None
-
-
-def in_driver(proc_root: Path) -> int | None:
-    """Count the GPUs that the kernel driver knows; ``None`` where it does not tell, or tells those of a container.
-
-    The container toolkit lays a directory of the container's own GPUs over the driver's.
-    """
-    place = proc_root / "driver" / "nvidia"
-    try:
-        mounts = (proc_root / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        mounts = ""
-    if any(line.split()[4:5] == [str(place)] for line in mounts.splitlines()):
-        return None
-    try:
-        return sum(1 for _ in (place / "gpus").iterdir())
-    except OSError:
-        return None
-
-
-def _is_gpu(device: Path) -> bool:
-    try:
-        if (device / "vendor").read_text(encoding="ascii").strip() != _NVIDIA:
-            return False
-        if not (device / "class").read_text(encoding="ascii").startswith(_DISPLAY_CLASSES):
-            return False
-        driver = device / "driver"
-        return not driver.is_symlink() or driver.readlink().name != _PASSED_THROUGH
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 _WORKLOAD_MANAGER = "workload manager"

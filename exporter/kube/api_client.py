@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -41,20 +42,18 @@ class Transport:
             headers={"User-Agent": "gpu-cost-exporter"},
         )
 
-    async def get(
-        self, path: str, query: Mapping[str, str], *, accept: str, authorization: str, limits: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
+    async def get(self, request: "Request", authorization: str) -> aiohttp.ClientResponse:
         """Send a request and return the answer, whose body is still to be read.
 
         Raises:
             ClientError, OSError, TimeoutError: There is no answer.
         """
-        headers = {"Accept": accept, **({"Authorization": authorization} if authorization else {})}
-        url = f"{self.settings.host.rstrip('/')}{path}"
+        headers = {"Accept": request.accept, **({"Authorization": authorization} if authorization else {})}
+        url = f"{self.settings.host.rstrip('/')}{request.path}"
         return await self._session.get(
-            f"{url}?{urlencode(query)}" if query else url,
+            f"{url}?{urlencode(request.query)}" if request.query else url,
             headers=headers,
-            timeout=limits,
+            timeout=request.limits,
             proxy=self.settings.proxy,
             server_hostname=self.settings.server_name,
             allow_redirects=False,  # an API server sends nobody elsewhere, and none chooses whom the agent asks
@@ -143,33 +142,57 @@ def retry_seconds(error: ApiError, failures: int, random: Callable[[], float]) -
     return max(ceiling * random(), 0.1 * FIRST_BACKOFF_SECONDS)
 
 
+PLAIN = "application/json"
+# Plain JSON last: a proxy may not know the form, so readers look at ``kind`` or take what both forms have.
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
+METADATA_WATCH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
+_NO_QUERY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to the API server."""
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    accept: str = PLAIN
+    """Which form the objects have."""
+    limits: aiohttp.ClientTimeout = field(default_factory=aiohttp.ClientTimeout)
+
+    @property
+    def rights(self) -> tuple[str, str, str]:
+        """Verb, resource and API group, as a role names them."""
+        parts = self.path.strip("/").split("/")
+        group, rest = ("", parts[2:]) if parts[0] == "api" else ("".join(parts[1:2]), parts[3:])
+        if rest[:1] == ["namespaces"] and len(rest) > 2:  # noqa: PLR2004 - namespaces/<name>/<resource>
+            rest = rest[2:]
+        if not rest:
+            return "get", self.path, group
+        verb = "watch" if "watch" in self.query else "get" if len(rest) > 1 else "list"
+        return verb, rest[0], group
+
+    @property
+    def action(self) -> str:
+        """It as rights name it: ``watch pods``, ``get nodes``."""
+        verb, resource, _group = self.rights
+        return f"{verb} {resource}"
+
+
 def of_status(
-    status: object,
-    address: str,
-    path: str,
-    query: Mapping[str, str],
-    *,
-    details: object = "",
-    retry_after: str | None = None,
+    status: object, address: str, request: Request, *, details: object = "", retry_after: str | None = None
 ) -> ApiError:
     """Make the error of an HTTP status, or of the code of an event of type ERROR."""
     code = status if isinstance(status, int) else 0
     reason = _REASONS.get(code, "server_error" if code >= 500 or code == 0 else "garbage")  # noqa: PLR2004 - HTTP
-    verb, resource, group = _request(path, query)
+    verb, resource, group = request.rights
     if reason == "forbidden":
         fix = f"grant verb {verb} on resource {resource} of API group {group!r} to this service account"
     else:
         fix = _FIXES.get(reason, "")
     said = " ".join(str(details or "").split())[:300]
     words = "; ".join(word for word in (said, fix) if word)
-    message = f"{verb} {resource} at {address}: HTTP {code or str(status)[:40]}" + (f": {words}" if words else "")
+    message = f"{request.action} at {address}: HTTP {code or str(status)[:40]}" + (f": {words}" if words else "")
     return ApiError(reason, message, status=code or None, retry_after_seconds=_seconds(retry_after))
-
-
-def action(path: str, query: Mapping[str, str]) -> str:
-    """Name a request as rights name it: ``watch pods``, ``get nodes``."""
-    verb, resource, _group = _request(path, query)
-    return f"{verb} {resource}"
 
 
 def message_of(body: bytes) -> str:
@@ -182,18 +205,6 @@ def message_of(body: bytes) -> str:
     return message if isinstance(message, str) else ""
 
 
-def _request(path: str, query: Mapping[str, str]) -> tuple[str, str, str]:
-    """Split a request into verb, resource and API group, as a role names them."""
-    parts = path.strip("/").split("/")
-    group, rest = ("", parts[2:]) if parts[0] == "api" else ("".join(parts[1:2]), parts[3:])
-    if rest[:1] == ["namespaces"] and len(rest) > 2:  # noqa: PLR2004 - namespaces/<name>/<resource>
-        rest = rest[2:]
-    if not rest:
-        return "get", path, group
-    verb = "watch" if "watch" in query else "get" if len(rest) > 1 else "list"
-    return verb, rest[0], group
-
-
 def _seconds(retry_after: str | None) -> float | None:
     try:
         seconds = float(retry_after or "")
@@ -202,10 +213,6 @@ def _seconds(retry_after: str | None) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-PLAIN = "application/json"
-# Plain JSON last: a proxy may not know the form, so readers look at ``kind`` or take what both forms have.
-METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
-METADATA_WATCH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
 LINE_LIMIT_BYTES = 2 << 20
 """An object is at most 1.5 MiB in etcd; a longer line is no use to anybody and is left out."""
 ANSWER_LIMIT_BYTES = 64 << 20
@@ -216,7 +223,6 @@ OPENED = "OPENED"
 """Type of the event that says that the server has taken the watch."""
 SKIPPED = "SKIPPED"
 """Type of the event that stands for a line over the limit."""
-_NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
 
 class ApiClient:
@@ -276,14 +282,15 @@ class ApiClient:
             ApiError: When there is no answer, or none that can be read.
         """
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
-        with self._translated(path, query, timeout_seconds):
-            response = await self._request(path, query, accept, limits)
+        request = Request(path, query, accept, limits)
+        with self._translated(request, timeout_seconds):
+            response = await self._answer(request)
             try:
-                decoded = _decode(await self._body(response, path, query))
+                decoded = _decode(await self._body(response, request))
             finally:
                 response.release()
         if not isinstance(decoded, dict):
-            raise self._error("garbage", path, query, "the answer is no JSON object")
+            raise self._error("garbage", request, "the answer is no JSON object")
         return decoded
 
     async def watch(
@@ -304,18 +311,18 @@ class ApiClient:
         Raises:
             ApiError: Also for an event of type ERROR, with the reason of its code.
         """
-        query = {**query, "watch": "1"}
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        request = Request(path, {**query, "watch": "1"}, accept, limits)
         patience_seconds = min(HEADERS_SECONDS, silence_seconds)
-        with self._translated(path, query, patience_seconds):
+        with self._translated(request, patience_seconds):
             async with asyncio.timeout(patience_seconds):
-                response = await self._request(path, query, accept, limits)
-        with self._translated(path, query, silence_seconds):
+                response = await self._answer(request)
+        with self._translated(request, silence_seconds):
             try:
                 yield {"type": OPENED, "object": {}}
                 async with contextlib.aclosing(_until_silent(_lines(response.content))) as lines:
                     async for line in lines:
-                        yield self._event(line, path, query)
+                        yield self._event(line, request)
             finally:
                 response.close()
 
@@ -325,58 +332,48 @@ class ApiClient:
             api, self._api = self._api, None
             await api.close()
 
-    def _event(self, line: bytes | None, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    def _event(self, line: bytes | None, request: Request) -> dict[str, Any]:
         if line is None:
             return {"type": SKIPPED, "object": {}}
         event = _decode(line)
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-            raise self._error("garbage", path, query, "an event has no object")
+            raise self._error("garbage", request, "an event has no object")
         if not isinstance(event.get("type"), str):
-            raise self._error("garbage", path, query, "an event has no type")
+            raise self._error("garbage", request, "an event has no type")
         if event["type"] == "ERROR":
             status = event["object"]
             details = self._without_token(str(status.get("message") or ""))
-            raise of_status(status.get("code"), self.address, path, query, details=details)
+            raise of_status(status.get("code"), self.address, request, details=details)
         return event
 
-    async def _body(self, response: aiohttp.ClientResponse, path: str, query: Mapping[str, str]) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, request: Request) -> bytes:
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > ANSWER_LIMIT_BYTES:
                 response.close()
-                raise self._error("too_large", path, query, f"the answer is longer than {ANSWER_LIMIT_BYTES >> 20} MiB")
+                raise self._error("too_large", request, f"the answer is longer than {ANSWER_LIMIT_BYTES >> 20} MiB")
         return bytes(body)
 
-    async def _request(
-        self, path: str, query: Mapping[str, str], accept: str, limits: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        response = await self._send(await self._opened(), path, query, accept, limits)
+    async def _answer(self, request: Request) -> aiohttp.ClientResponse:
+        response = await self._send(await self._opened(), request)
         if response.status == 401:  # noqa: PLR2004 - the token has expired, its file may have a new one
             response.close()
-            response = await self._send(await self._reopened(), path, query, accept, limits)
+            response = await self._send(await self._reopened(), request)
         if response.status != 200:  # noqa: PLR2004 - reading gives nothing else
             try:
                 details = self._without_token(message_of(await response.content.read(4096)))
             finally:
                 response.close()
-            raise of_status(
-                response.status,
-                self.address,
-                path,
-                query,
-                details=details,
-                retry_after=response.headers.get("Retry-After"),
-            )
+            retry_after = response.headers.get("Retry-After")
+            raise of_status(response.status, self.address, request, details=details, retry_after=retry_after)
         return response
 
-    async def _send(
-        self, api: Transport, path: str, query: Mapping[str, str], accept: str, limits: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
+    async def _send(self, api: Transport, request: Request) -> aiohttp.ClientResponse:
         with usable(self._credentials.place):  # the token's file is read again
             authorization = await api.settings.authorization()
         self._token = authorization.rpartition(" ")[2]
-        response = await api.get(path, query, accept=accept, authorization=authorization, limits=limits)
+        response = await api.get(request, authorization)
         self.date = response.headers.get("Date", "")
         return response
 
@@ -403,44 +400,39 @@ class ApiClient:
         """What a server said, without the token that it was shown: some proxies repeat a request in their errors."""
         return said.replace(self._token, "...") if self._token else said
 
-    def _error(self, reason: str, path: str, query: Mapping[str, str], problem: str) -> ApiError:
-        return ApiError(reason, f"{action(path, query)} at {self.address}: {problem}")
+    def _error(self, reason: str, request: Request, problem: str) -> ApiError:
+        return ApiError(reason, f"{request.action} at {self.address}: {problem}")
 
     @contextlib.contextmanager
-    def _translated(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[None]:
+    def _translated(self, request: Request, seconds: float) -> Iterator[None]:
         """Turn what transport, credentials and JSON raise into ``ApiError``."""
         try:
             yield
-        except (ssl.SSLError, aiohttp.ClientSSLError) as error:
-            self._stale = True  # the CA may have been replaced: its file is read again for the next request
-            raise self._error(
-                "certificate",
-                path,
-                query,
-                f"TLS failed: {error}; see that the CA of the service account or kubeconfig is this cluster's",
-            ) from error
-        except TimeoutError as error:
-            raise self._error(
-                "timeout",
-                path,
-                query,
-                f"nothing came for {seconds:g} s; see that the API server is well and no network policy forbids it",
-            ) from error
-        except aiohttp.InvalidURL as error:
-            raise self._error("no_config", path, query, f"no such URL: {error}; fix `server` of the cluster") from error
-        except (aiohttp.ClientError, OSError) as error:
-            problem = (
-                f"{str(error) or type(error).__name__}; see that the address is right and no network policy forbids it"
-            )
-            if self._api is not None and self._api.settings.certificate_file:
-                self._stale = True  # a server that refuses the client's certificate may just hang up
-                problem += ", and that the client certificate is one that it takes"
-            raise self._error("unreachable", path, query, problem) from error
-        except (ValueError, RecursionError) as error:
-            raise self._error("garbage", path, query, f"the answer is no JSON: {str(error)[:200]}") from error
-        except (RuntimeError, AssertionError) as error:
-            # What aiohttp raises in one task when another has just replaced or closed the connections.
-            raise self._error("unreachable", path, query, "the connections were replaced meanwhile") from error
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError, RuntimeError, AssertionError) as error:
+            raise self._explained(error, request, seconds) from error
+
+    def _explained(self, error: Exception, request: Request, seconds: float) -> ApiError:
+        match error:
+            case ssl.SSLError() | aiohttp.ClientSSLError():
+                self._stale = True  # the CA may have been replaced: its file is read again for the next request
+                problem = f"TLS failed: {error}; see that the CA of the service account or kubeconfig is this cluster's"
+                return self._error("certificate", request, problem)
+            case TimeoutError():
+                problem = "see that the API server is well and no network policy forbids it"
+                return self._error("timeout", request, f"nothing came for {seconds:g} s; {problem}")
+            case aiohttp.InvalidURL():
+                return self._error("no_config", request, f"no such URL: {error}; fix `server` of the cluster")
+            case aiohttp.ClientError() | OSError():
+                problem = "see that the address is right and no network policy forbids it"
+                if self._api is not None and self._api.settings.certificate_file:
+                    self._stale = True  # a server that refuses the client's certificate may just hang up
+                    problem += ", and that the client certificate is one that it takes"
+                return self._error("unreachable", request, f"{str(error) or type(error).__name__}; {problem}")
+            case ValueError() | RecursionError():
+                return self._error("garbage", request, f"the answer is no JSON: {str(error)[:200]}")
+            case _:
+                # What aiohttp raises in one task when another has just replaced or closed the connections.
+                return self._error("unreachable", request, "the connections were replaced meanwhile")
 
 
 def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from exporter.attribution.device_ids import GPU_DRA_DRIVER
-from exporter.attribution.join import claim_uid
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.errors import ApiError
 from exporter.kube import objects

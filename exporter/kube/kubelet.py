@@ -415,25 +415,13 @@ class KubeletPoller:
     """Keeps the kubelet's last good answer, and says why there is no newer one.
 
     Args:
-        socket_path: Of the kubelet's socket.
+        client: Of the kubelet; closed at the end of ``run``.
         interval_seconds: Between two questions while all is well.
-        resources: As for ``KubeletClient``.
         clock: Unix time now.
-        canary: As for ``KubeletClient``.
-        node_name: As for ``KubeletClient``.
     """
 
-    def __init__(
-        self,
-        *,
-        socket_path: str,
-        interval_seconds: float,
-        resources: Sequence[str] = DEFAULT_RESOURCES,
-        clock: Callable[[], float],
-        canary: PodName | None = None,
-        node_name: str = "",
-    ) -> None:
-        self._client = KubeletClient(socket_path, resources=resources, canary=canary, node_name=node_name)
+    def __init__(self, client: KubeletClient, *, interval_seconds: float, clock: Callable[[], float]) -> None:
+        self._client = client
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._errors: Counter[str] = Counter()
@@ -503,30 +491,28 @@ def _problem(code: grpc.StatusCode, details: str, path: str, deadline_seconds: f
     text = details.lower()
     match code:
         case grpc.StatusCode.UNAVAILABLE:
-            reason = "unavailable"
-            message = f"{path} accepts and breaks off: the kubelet is restarting, or this is not its socket; {FIX_PATH}"
+            fix = f"the kubelet is restarting, or this is not its socket; {FIX_PATH}"
+            problem = AttributionError("unavailable", f"{path} accepts and breaks off: {fix}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            reason = "deadline"
-            message = f"kubelet accepts on {path} and did not answer within {deadline_seconds:g} s; see its log"
+            late = f"did not answer within {deadline_seconds:g} s; see its log"
+            problem = AttributionError("deadline", f"kubelet accepts on {path} and {late}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "rate limit" in text:
-            reason = "rate_limited"
-            message = (
+            problem = AttributionError(
+                "rate_limited",
                 f"kubelet refused a call on {path}: its limit of 100 calls/s is used up by all clients of the socket"
-                " together; find the one that polls too often (CNI, topology or other GPU exporters)"
+                " together; find the one that polls too often (CNI, topology or other GPU exporters)",
             )
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
-            reason = "too_large"
-            message = (
+            problem = AttributionError(
+                "too_large",
                 f"kubelet's answer on {path} is over the limit of {RECEIVE_LIMIT_BYTES >> 20} MiB: a device plugin of"
-                " this node lists far too many ids (one per MiB?); make its unit larger"
+                " this node lists far too many ids (one per MiB?); make its unit larger",
             )
         case grpc.StatusCode.UNIMPLEMENTED:
-            reason = "unimplemented"
-            message = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
+            missing = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
+            problem = AttributionError("unimplemented", missing)
         case grpc.StatusCode.UNKNOWN if "disabled" in text:
-            reason = "unimplemented"
-            message = f"kubelet has this method switched off: {details}"
+            problem = AttributionError("unimplemented", f"kubelet has this method switched off: {details}")
         case _:
-            reason = "kubelet_error"
-            message = f"kubelet answered {code.name} on {path}: {details}"
-    return AttributionError(reason, message)
+            problem = AttributionError("kubelet_error", f"kubelet answered {code.name} on {path}: {details}")
+    return problem

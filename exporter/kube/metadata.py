@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
+from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.attribution.policy import label_text
 from exporter.kube import objects
@@ -75,14 +75,6 @@ class Namespace:
 NO_NAMESPACE = Namespace()
 
 
-def parse(item: Mapping[str, Any], wanted: frozenset[str]) -> Namespace:
-    """Read a namespace, whole or metadata only; anything is borne."""
-    metadata = item.get("metadata")
-    if not isinstance(metadata, dict):
-        return NO_NAMESPACE
-    return Namespace(labels=objects.labels_of(metadata), annotations=objects.annotations_of(metadata, wanted))
-
-
 LOG = logging.getLogger("exporter.kube.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -135,12 +127,7 @@ class Metadata:
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._settings = settings
         self._random = random
-        self._rules = OwnerRules(
-            team_keys=settings.team_keys,
-            cost_labels=settings.cost_labels,
-            exported_labels=settings.pod_labels,
-            exported_annotations=settings.pod_annotations,
-        )
+        self._rules = _owner_rules(settings)
         wanted = wanted_annotations(self._rules)
         self._client = ApiClient(settings.kubeconfig, random=random)
         self._pods = _followed_pods(self._client, settings, wanted, clock, random)
@@ -156,7 +143,7 @@ class Metadata:
         self._node: Lookups[str, NodeFacts] = Lookups(
             self._client,
             path="/api/v1/nodes/{}".format,
-            parse=_node_facts,
+            parse=lambda _name, item: node_facts(objects.labels_of(item)),
             steady=self._steady_now,
             random=random,
             absent_is_problem=True,
@@ -165,7 +152,9 @@ class Metadata:
         self._namespaces: Lookups[str, Namespace] = Lookups(
             self._client,
             path="/api/v1/namespaces/{}".format,
-            parse=lambda _name, item: parse(item, wanted),
+            parse=lambda _name, item: Namespace(
+                labels=objects.labels_of(item), annotations=objects.annotations_of(item, wanted)
+            ),
             steady=self._steady_now,
             random=random,
         )
@@ -356,9 +345,13 @@ class Metadata:
         return self._steady
 
 
-def _node_facts(_name: str, item: Mapping[str, Any]) -> NodeFacts:
-    metadata = item.get("metadata")
-    return node_facts(objects.labels_of(metadata) if isinstance(metadata, dict) else {})
+def _owner_rules(settings: MetadataSettings) -> OwnerRules:
+    return OwnerRules(
+        team_keys=settings.team_keys,
+        cost_labels=settings.cost_labels,
+        exported_labels=settings.pod_labels,
+        exported_annotations=settings.pod_annotations,
+    )
 
 
 def _followed_pods(

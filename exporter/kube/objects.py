@@ -47,8 +47,8 @@ def parse(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[str, s
         namespace=intern(namespace),
         name=name,
         uid=_uid(metadata, kind),
-        labels=labels_of(metadata),
-        annotations=annotations_of(metadata, wanted | LONG_KEYS),
+        labels=labels_of(item),
+        annotations=annotations_of(item, wanted | LONG_KEYS),
         owner_kind=intern(kind),
         owner_name=text_of(controller.get("name"), _NAME_LIMIT),
         owner_api=intern(text_of(controller.get("apiVersion"), _NAME_LIMIT)),
@@ -56,14 +56,14 @@ def parse(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[str, s
     return (pod.namespace, pod.name), pod
 
 
-def labels_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of an object's ``metadata``, those whose values are text or can be."""
-    return _texts(_mapping(metadata.get("labels")))
+def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of an object, those whose values are text or can be."""
+    return _texts(_mapping(_mapping(item.get("metadata")).get("labels")))
 
 
-def annotations_of(metadata: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, str]:
-    """Return the wanted annotations of an object's ``metadata``."""
-    annotations = _mapping(metadata.get("annotations"))
+def annotations_of(item: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, str]:
+    """Return the wanted annotations of an object."""
+    annotations = _mapping(_mapping(item.get("metadata")).get("annotations"))
     return _texts({key: annotations[key] for key in wanted if key in annotations})
 
 

@@ -1,24 +1,22 @@
-"""Converts a snapshot to the metric families of a page."""
+"""Converts a snapshot to the metric families of a page: the own ones, and `DCGM_FI_*` as dcgm-exporter has them."""
 
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import exporter
-from exporter.metrics import catalog, collectors_file, dcgm_collector, dcgm_names, health_collector, ledger_collector
-from exporter.metrics import catalog as tenants
-from exporter.metrics import ledger_collector as owner_collector
-from exporter.metrics.catalog import alerts_off_until_seconds, exported_labels
-from exporter.metrics.collectors_file import Collectors, Row
-from exporter.metrics.dcgm_names import Era, LabelStyle
+from exporter.metrics import catalog, collectors_file, dcgm_names, health_collector, ledger_collector
+from exporter.metrics.catalog import DEVICE_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
+from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Row
+from exporter.metrics.dcgm_names import Era, LabelStyle, Pairs
+from exporter.metrics.health_collector import ANSWERING
 from exporter.metrics.text_format import (
-    DEVICE_LABELS,
     NO_LABELS,
-    POD_LABELS,
     Dropped,
     Family,
+    Kind,
     LabelNames,
     Labels,
     Metric,
@@ -26,7 +24,17 @@ from exporter.metrics.text_format import (
     labels,
     plus,
 )
-from exporter.model import AllocationState, DeviceState, DeviceView, Field, NodeFacts, PodUse, Snapshot, SourceState
+from exporter.model import (
+    AllocationState,
+    DeviceState,
+    DeviceView,
+    Field,
+    NodeFacts,
+    PodUse,
+    ShareMode,
+    Snapshot,
+    SourceState,
+)
 
 _BYTES_PER_MIB = 1 << 20
 _MILLIJOULES = 1000
@@ -40,11 +48,8 @@ _ALWAYS = 3
 
 _ALLOCATION_STATES = tuple(AllocationState)
 _DEVICE, _HOLDER = LabelNames(*DEVICE_LABELS), LabelNames(*POD_LABELS)
-_DEVICE_INFO = LabelNames("parent_uuid", "pci_bus_id", "minor", "driver_version")
-_INFO = LabelNames(
-    *("resource", "share_mode", "attribution_source", "share_estimated"),
-    *("workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"),
-)
+_DEVICE_INFO = LabelNames(*catalog.GPU_INFO.labels[len(DEVICE_LABELS) :])
+_INFO = LabelNames(*catalog.GPU_POD_INFO.labels[len(DEVICE_LABELS) + len(POD_LABELS) :])
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
     (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
@@ -190,14 +195,8 @@ def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
         page.metric(catalog.GPU_DEVICES, labels(("node", snapshot.node), ("state", state)), count)
     facts = snapshot.node_facts
     if facts != NodeFacts():
-        carried = labels(
-            ("node", snapshot.node),
-            ("instance_type", facts.instance_type),
-            ("capacity_type", facts.capacity_type),
-            ("region", facts.region),
-            ("gpu_product", facts.gpu_product),
-        )
-        page.metric(catalog.GPU_NODE_INFO, carried, 1)
+        known = (snapshot.node, facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
+        page.metric(catalog.GPU_NODE_INFO, labels(*zip(catalog.GPU_NODE_INFO.labels, known, strict=True)), 1)
 
 
 def present(snapshot: Snapshot) -> int:
@@ -208,9 +207,9 @@ def present(snapshot: Snapshot) -> int:
 
 def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
     counts = Counter((one.namespace, one.pod, one.container, one.resource, one.reason) for one in snapshot.unresolved)
-    names = ("pod_namespace", "pod_name", "container_name", "resource", "reason")
+    names = catalog.GPU_POD_UNRESOLVED_DEVICES.labels
     for key, count in sorted(counts.items()):
-        carried = labels(("node", snapshot.node), *zip(names, key, strict=True))
+        carried = labels(*zip(names, (snapshot.node, *key), strict=True))
         page.metric(catalog.GPU_POD_UNRESOLVED_DEVICES, carried, count)
 
 
@@ -241,8 +240,8 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     page.declare_all(catalog.ALL)
     room = collect_devices(page, snapshot, series_limit=options.series_limit)
     ledger_collector.collect_ledger(page, snapshot, series_limit=room)
-    owner_collector.collect_owners(page, snapshot)
-    dcgm_collector.collect_dcgm(page, snapshot, _rows(options), options.collectors.events, style=options.dcgm_labels)
+    ledger_collector.collect_owners(page, snapshot)
+    _collect_dcgm(page, snapshot, options)
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
     return page.families(), dropped
@@ -252,6 +251,126 @@ def _rows(options: ExpositionOptions) -> tuple[Row, ...]:
     if Era(options.names) is Era.NEW and not options.collectors.from_file:
         return _NEW_DEFAULT.rows
     return options.collectors.rows
+
+
+_Values = Mapping[Field, int | float]
+_Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
+
+
+def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOptions) -> None:
+    """Add the `DCGM_FI_*` rows of every device that answers, and the Xids of all.
+
+    A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
+    holder only for what was measured per holder. A MIG instance shows what is measured on it, with the labels of
+    its parent; values of the whole board stand once, on the board's own row. What the instances show the board's
+    row leaves out, as dcgm-exporter does: a sum over all rows would count it twice.
+    """
+    rows, style = _rows(options), options.dcgm_labels
+    numbers = [row for row in rows if row.kind is not Kind.LABEL]
+    texts = [row for row in rows if row.kind is Kind.LABEL]
+    page.declare_all(numbers)
+    page.declare_all(options.collectors.events)
+    columns = _columns(numbers)
+    of_instance = {field: shown for field, shown in columns.items() if shown[0][0].field.per_instance}
+    in_parts = _in_parts(snapshot.devices, of_instance)
+    crowded = _crowded_instances(snapshot.devices)
+    node = style.node(snapshot)
+    for view in snapshot.devices:
+        crowd = view.instance is not None and (view.gpu.uuid, view.instance.gpu_instance_id) in crowded
+        before = labels(*style.device(view, node, crowded=crowd), *_text_labels(view, snapshot, texts))
+        holder = _exclusive(view.pods)
+        holder_labels = style.holder(holder.holder) if holder else []
+        for event in options.collectors.events:
+            for more, count in health_collector.samples(event.name, view, snapshot):
+                page.add(event.name, plus(before, *more, *holder_labels), count)
+        # The last Xid of a GPU that is gone may say why it is.
+        page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
+        if view.state not in ANSWERING:
+            continue
+        shown = of_instance if view.instance else columns
+        elsewhere = in_parts.get(view.uuid, frozenset())
+        page.rows(_measured(shown, view.values, plus(before, *holder_labels), elsewhere))
+        if holder is None:
+            for use in view.pods:
+                page.rows(_measured(columns, use.values, plus(before, *style.holder(use.holder))))
+
+
+def _columns(rows: Iterable[Row]) -> _Columns:
+    """The rows of each field, and what converts its values; those of the last Xid are made apart: they carry more."""
+    columns: dict[Field, list[tuple[Row, Callable[[float], int | float]]]] = {}
+    for row in rows:
+        if row.field.field is not Field.XID_ERRORS:
+            columns.setdefault(row.field.field, []).append((row, row.field.converter(row.era)))
+    return columns
+
+
+def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
+    """The only holder of the whole device, if there is one."""
+    if len(pods) == 1:
+        holder = pods[0].holder
+        if holder.mode is not ShareMode.SHARED and holder.device_share_ratio >= 1:
+            return pods[0]
+    return None
+
+
+def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping[str, frozenset[Field]]:
+    """By UUID of the board the fields that rows of its instances show."""
+    shown: dict[str, frozenset[Field]] = {}
+    for view in devices:
+        if view.instance and view.state in ANSWERING:
+            # A board's profile beside silent instances would be taken for theirs.
+            profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
+            told = profiled | (of_instance.keys() & view.values.keys())
+            shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | told
+    return shown
+
+
+def _measured(
+    columns: _Columns, values: _Values, carried: Labels, elsewhere: frozenset[Field] = frozenset()
+) -> Iterator[tuple[Row, Labels, float]]:
+    for field, value in values.items():
+        if field in columns and field not in elsewhere:
+            for row, convert in columns[field]:
+                yield row, carried, convert(value)
+
+
+def _last_xid(
+    rows: Iterable[Row], last: int | None, before: Labels, holder: Pairs
+) -> Iterator[tuple[Row, Labels, float]]:
+    if last is not None:
+        carried = plus(before, *sorted([*holder, ("err_code", str(last)), ("err_msg", health_collector.text(last))]))
+        for row in rows:
+            if row.field.field is Field.XID_ERRORS:
+                yield row, carried, last
+
+
+def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, int]]:
+    """GPU instances with several compute instances, which only one more label keeps apart."""
+    counts = Counter((view.gpu.uuid, view.instance.gpu_instance_id) for view in devices if view.instance)
+    return frozenset(key for key, count in counts.items() if count > 1)
+
+
+def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> Pairs:
+    return sorted(((row.name, _text(view, snapshot, row)) for row in rows), key=lambda pair: pair[0])
+
+
+def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
+    field, instance = row.field.field, view.instance
+    if field in BY_IDENTITY:
+        return _known_text(view, field)
+    if field is Field.DRIVER_VERSION:
+        return snapshot.driver_version
+    if field is Field.NVML_VERSION:
+        return snapshot.nvml_version
+    # An instance has a text of its own, which is not its board's.
+    return None if instance and row.field.per_instance else view.gpu.labels.get(field)
+
+
+def _known_text(view: DeviceView, field: Field) -> str:
+    name, uuid, _ = BY_IDENTITY
+    if field is name:
+        return view.instance.profile if view.instance else view.gpu.model
+    return view.uuid if field is uuid else view.gpu.pci_bus_id
 
 
 def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
@@ -278,7 +397,7 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, snapshot.sample_at_seconds)
     page.metric(catalog.ATTRIBUTION_TIMESTAMP_SECONDS, NO_LABELS, snapshot.attribution_at_seconds)
     page.metric(catalog.METADATA_TIMESTAMP_SECONDS, NO_LABELS, snapshot.metadata_at_seconds)
-    for reason, count in tenants.problems(snapshot).items():
+    for reason, count in catalog.problems(snapshot).items():
         page.metric(catalog.POD_METADATA_PROBLEMS, labels(("reason", reason)), count)
     if snapshot.ledger_writer is not None:
         page.metric(catalog.LEDGER_WRITER, NO_LABELS, int(snapshot.ledger_writer))

@@ -3,106 +3,65 @@
 import csv
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from exporter.errors import ConfigError
 from exporter.metrics import health_collector
-from exporter.metrics import health_collector as dcgm_exp
-from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era
-from exporter.metrics.health_collector import EventCount, EventRow
-from exporter.metrics.text_format import Kind
+from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era, parse_field, table_lines
+from exporter.metrics.health_collector import EventCount
+from exporter.metrics.text_format import Kind, Metric
 from exporter.model import Field
 
 HIGHEST_ID = 1650
 """Numeric ids up to here exist, or may exist, in DCGM 4.7."""
 
-_TEXT = Path(__file__).with_name("dcgm_ids.txt")
 _MEASURED_LEVELS = frozenset({"node", "gpu", "gi", "ci"})
 _INSTANCE_LEVELS = frozenset({"gi", "ci"})
 _BINARY, _STRING, _FLOAT = "b", "s", "d"
 _COUNTED = re.compile(r"\{(\d+)\}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherField:
-    """A field that is not in ``dcgm_table``. ``type`` and ``level`` are the words of the file."""
-
-    id: int
-    type: str
-    level: str
-    names: tuple[str, ...]
-    """dcgm-exporter's up to 4.8 first."""
-    new: tuple[int, str, int] | None = None
-    """4.9's own field: id, name, and what a value is multiplied by."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether DCGM is asked for it."""
-        return self.level in _MEASURED_LEVELS and self.type != _BINARY
-
-    def field(self) -> DcgmField:
-        """It as a field that can be shown; its unit is DCGM's own."""
-        name = self.names[0]
-        new_id, new_name, times = self.new or (self.id, self.names[-1], 1)
-        return DcgmField(
-            field=Field(self.id),
-            legacy_name=name,
-            canonical_name=self.names[-1],
-            new_name=new_name,
-            new_id=new_id,
-            kind=Kind.LABEL if self.type == _STRING else Kind.GAUGE,
-            unit="",
-            new_unit="",
-            times=times,
-            per=1,
-            whole=self.type != _FLOAT,
-            new_whole=self.type != _FLOAT,
-            per_instance=self.level in _INSTANCE_LEVELS,
-            default=False,
-            new_default=False,
-            help=f"DCGM field {self.id}.",
-        )
+_Known = tuple[Callable[[], DcgmField | None], Era]
+"""What makes a field, ``None`` for one that is not measured; and the era that decides its unit."""
 
 
-def read() -> dict[str, tuple[OtherField, Era]]:
-    """Every such field by each of its names and by its number, with the era that decides its unit.
+def other_fields() -> dict[str, _Known]:
+    """Return the fields that NVML does not answer, by each of their names and by number.
 
     Read from a file at each call, as only a collectors file needs it and an agent without one is not to keep it.
     """
-    known: dict[str, tuple[OtherField, Era]] = {}
-    for line in _TEXT.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            for other in _fields(line):
-                known.update(dict.fromkeys((*other.names, str(other.id)), (other, Era.LEGACY)))
-                if other.new:
-                    known.update(dict.fromkeys((other.new[1], str(other.new[0])), (other, Era.NEW)))
+    known: dict[str, _Known] = {}
+    for line in table_lines("dcgm_ids.txt"):
+        columns, _, new = line.partition(" | ")
+        ids, kind, level, *names = columns.split(" ")
+        span, _, step = ids.partition("/")
+        first, _, last = span.partition("-")
+        for place, number in enumerate(range(int(first), int(last or first) + 1, int(step or 1))):
+            counted = [_counted(name, place) for name in names]
+            make = partial(_other_field, number, kind, level, counted, new)
+            known.update(dict.fromkeys((*(PREFIX + name for name in counted), str(number)), (make, Era.LEGACY)))
+            if new:
+                new_id, new_name, _ = new.split(" ")
+                known.update(dict.fromkeys((PREFIX + new_name, new_id), (make, Era.NEW)))
     return known
-
-
-def _fields(line: str) -> Iterator[OtherField]:
-    columns, _, new = line.partition(" | ")
-    ids, kind, level, *names = columns.split(" ")
-    span, _, step = ids.partition("/")
-    first, _, last = span.partition("-")
-    for place, number in enumerate(range(int(first), int(last or first) + 1, int(step or 1))):
-        yield OtherField(
-            id=number,
-            type=kind,
-            level=level,
-            names=tuple(PREFIX + _counted(name, place) for name in names),
-            new=_new(new) if new else None,
-        )
 
 
 def _counted(name: str, place: int) -> str:
     return _COUNTED.sub(lambda start: str(int(start[1]) + place), name)
 
 
-def _new(text: str) -> tuple[int, str, int]:
-    number, name, scale = text.split(" ")
-    return int(number), PREFIX + name, int(scale.removeprefix("*"))
+def _other_field(number: int, kind: str, level: str, names: Sequence[str], new: str) -> DcgmField | None:
+    """Make a field that DCGM alone measures, in a unit of its own; ``None`` for one that is not asked for."""
+    if level not in _MEASURED_LEVELS or kind == _BINARY:
+        return None
+    is_float = kind == _FLOAT
+    flags = [Kind.LABEL if kind == _STRING else Kind.GAUGE, *(["float"] if is_float else [])]
+    flags += ["mig"] if level in _INSTANCE_LEVELS else []
+    newer = [f"{new} {'float' if is_float else 'int'}"] if new else []
+    columns = (str(number), names[0], names[-1], "", " ".join(flags), *newer)
+    return parse_field(" | ".join(columns), f"DCGM field {number}.")
 
 
 _COLUMNS = 3
@@ -112,8 +71,6 @@ _GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 _SINCE_4_7 = Field(1648)
 _SHOWN_NAMES = 3
 _EVENT_NAMES = frozenset(EventCount)
-
-_Others = Mapping[str, tuple[OtherField, Era]]
 
 ALWAYS_READ: frozenset[Field] = frozenset(
     {
@@ -144,15 +101,12 @@ BY_IDENTITY = (Field(50), Field(54), Field(57))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One metric (or label) of the drop-in family. ``era`` decides the unit in which it is shown."""
+class Row(Metric):
+    """One metric (or label) of the drop-in family; its name is printed exactly as the file has it."""
 
     field: DcgmField
-    name: str
-    """As printed: exactly the text of the file."""
-    kind: Kind
-    help: str
     era: Era
+    """Decides the unit in which it is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +114,7 @@ class Collectors:
     """What the drop-in family shows, in order. ``warnings`` are one line each, for the log at start."""
 
     rows: tuple[Row, ...]
-    events: tuple[EventRow, ...] = ()
+    events: tuple[Metric, ...] = ()
     """Counts of dcgm-exporter's own."""
     warnings: tuple[str, ...] = ()
     from_file: bool = False
@@ -217,8 +171,8 @@ def parse(text: str, source: str) -> Collectors:
     Raises:
         ConfigError: With one line ``source:line: ...`` per mistake.
     """
-    others = read()
-    rows: dict[int | str, Row | EventRow] = {}
+    others = other_fields()
+    rows: dict[int | str, Metric] = {}
     problems: list[str] = []
     warnings: list[str] = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
@@ -243,13 +197,13 @@ def parse(text: str, source: str) -> Collectors:
         warnings.append(f"{source}: no row names a field that this agent measures: there will be no DCGM_FI_* metric")
     return Collectors(
         rows=tuple(row for row in rows.values() if isinstance(row, Row)),
-        events=tuple(row for row in rows.values() if isinstance(row, EventRow)),
+        events=tuple(row for row in rows.values() if not isinstance(row, Row)),
         warnings=tuple(warnings),
         from_file=True,
     )
 
 
-def _row(line: str, others: _Others) -> tuple[Row | EventRow | None, str]:
+def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
     """A line's row and what to warn of; ``ValueError`` says what is wrong with it and what is allowed."""
     name, kind_text, text = _columns(line)
     try:
@@ -258,8 +212,8 @@ def _row(line: str, others: _Others) -> tuple[Row | EventRow | None, str]:
         raise ValueError(f"type {kind_text!r} of {name}: allowed are gauge, counter and label") from None
     if name in _EVENT_NAMES:
         return _event_row(name, kind, text)
-    if name in dcgm_exp.NOT_MADE:
-        return None, f"{name} is not made by this agent; the row shows nothing: use {dcgm_exp.NOT_MADE[name]}"
+    if name in health_collector.NOT_MADE:
+        return None, f"{name} is not made by this agent; the row shows nothing: use {health_collector.NOT_MADE[name]}"
     found = _field(name, others)
     if found is None:
         return None, f"{name} is not measured by this agent; the row shows nothing"
@@ -269,8 +223,8 @@ def _row(line: str, others: _Others) -> tuple[Row | EventRow | None, str]:
     return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), _remark(name, field)
 
 
-def _event_row(name: str, kind: Kind, text: str) -> tuple[EventRow, str]:
-    row = dcgm_exp.row(name, text)
+def _event_row(name: str, kind: Kind, text: str) -> tuple[Metric, str]:
+    row = health_collector.row(name, text)
     _check_kind(name, kind, row.kind)
     return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
 
@@ -282,13 +236,14 @@ def _check_kind(name: str, written: Kind, true: Kind) -> None:
         raise ValueError(f"{name} is a text and cannot be a {written}: allowed is label")
 
 
-def _field(name: str, others: _Others) -> tuple[DcgmField, Era] | None:
+def _field(name: str, others: Mapping[str, _Known]) -> tuple[DcgmField, Era] | None:
     """The field of a name or number and the era of its unit; ``None`` for one that exists and is not measured."""
     if name in BY_NAME:
         return BY_NAME[name]
     if name in others:
-        other, era = others[name]
-        return (other.field(), era) if other.measured else None
+        make, era = others[name]
+        field = make()
+        return (field, era) if field else None
     if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
     raise ValueError(f"unknown field {name!r}{_suggestion(name, others)}; allowed are DCGM field names and ids")
@@ -312,8 +267,10 @@ def _columns(line: str) -> list[str]:
     return columns
 
 
-def _suggestion(name: str, others: _Others) -> str:
+def _suggestion(name: str, others: Mapping[str, _Known]) -> str:
     if name.isdecimal():
         return ""  # a number that looks like another one is not nearer to it than any other
-    close = difflib.get_close_matches(name, [*BY_NAME, *others, *EventCount, *dcgm_exp.NOT_MADE], n=1, cutoff=0.8)
+    close = difflib.get_close_matches(
+        name, [*BY_NAME, *others, *EventCount, *health_collector.NOT_MADE], n=1, cutoff=0.8
+    )
     return f": did you mean {close[0]}?" if close else ""

@@ -1,10 +1,10 @@
 """Collects the health of a board: errors, remapped memory, links, temperatures and clock limits."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from exporter.metrics import catalog
+from exporter.metrics.dcgm_names import table_lines
 from exporter.metrics.text_format import Kind, Labels, Metric, plus
 from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field, Snapshot, xid_tier
 
@@ -22,50 +22,30 @@ _PLAIN = (
     (catalog.GPU_PCIE_REPLAYS_TOTAL, Field.PCIE_REPLAY_COUNTER),
     (catalog.GPU_TEMPERATURE_MARGIN_CELSIUS, Field.GPU_TEMP_LIMIT),
 )
-_LABELLED: tuple[tuple[Metric, str, tuple[tuple[str, Field], ...]], ...] = (
-    (
-        catalog.GPU_ECC_ERRORS_TOTAL,
-        "type",
-        (("corrected", Field.ECC_SBE_VOL_TOTAL), ("uncorrected", Field.ECC_DBE_VOL_TOTAL)),
-    ),
-    (
-        catalog.GPU_REMAPPED_ROWS,
-        "type",
-        (("corrected", Field.CORRECTABLE_REMAPPED_ROWS), ("uncorrected", Field.UNCORRECTABLE_REMAPPED_ROWS)),
-    ),
-    (
-        catalog.GPU_RETIRED_PAGES,
-        "cause",
-        (("single_bit", Field.RETIRED_SBE), ("double_bit", Field.RETIRED_DBE)),
-    ),
-    (
-        catalog.GPU_NVLINK_ERRORS_TOTAL,
-        "kind",
-        (
-            ("crc_flit", Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL),
-            ("crc_data", Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
-            ("replay", Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL),
-            ("receive", Field.NVLINK_COUNT_RX_ERRORS),
-            ("integrity", Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS),
-            ("recovery_failed", Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS),
-        ),
-    ),
-    (
-        catalog.GPU_TEMPERATURE_CELSIUS,
-        "sensor",
-        (("gpu", Field.GPU_TEMP), ("memory", Field.MEMORY_TEMP)),
-    ),
-    (
-        catalog.GPU_TEMPERATURE_LIMIT_CELSIUS,
-        "limit",
-        (
-            ("slowdown", Field.SLOWDOWN_TEMP),
-            ("shutdown", Field.SHUTDOWN_TEMP),
-            ("max_operating", Field.GPU_MAX_OP_TEMP),
-            ("memory_max_operating", Field.MEM_MAX_OP_TEMP),
-        ),
-    ),
-)
+_LABELLED: Mapping[Metric, Mapping[str, Field]] = {
+    catalog.GPU_ECC_ERRORS_TOTAL: {"corrected": Field.ECC_SBE_VOL_TOTAL, "uncorrected": Field.ECC_DBE_VOL_TOTAL},
+    catalog.GPU_REMAPPED_ROWS: {
+        "corrected": Field.CORRECTABLE_REMAPPED_ROWS,
+        "uncorrected": Field.UNCORRECTABLE_REMAPPED_ROWS,
+    },
+    catalog.GPU_RETIRED_PAGES: {"single_bit": Field.RETIRED_SBE, "double_bit": Field.RETIRED_DBE},
+    catalog.GPU_NVLINK_ERRORS_TOTAL: {
+        "crc_flit": Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        "crc_data": Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        "replay": Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        "receive": Field.NVLINK_COUNT_RX_ERRORS,
+        "integrity": Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+        "recovery_failed": Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    },
+    catalog.GPU_TEMPERATURE_CELSIUS: {"gpu": Field.GPU_TEMP, "memory": Field.MEMORY_TEMP},
+    catalog.GPU_TEMPERATURE_LIMIT_CELSIUS: {
+        "slowdown": Field.SLOWDOWN_TEMP,
+        "shutdown": Field.SHUTDOWN_TEMP,
+        "max_operating": Field.GPU_MAX_OP_TEMP,
+        "memory_max_operating": Field.MEM_MAX_OP_TEMP,
+    },
+}
+"""By value of the metric's last label."""
 # Two generations of NVLink, which count the same at two places.
 _RECOVERIES = (Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS)
 
@@ -89,7 +69,7 @@ _THROTTLE_TIMES = {
 FIELDS: frozenset[Field] = frozenset(
     {
         *(field for _, field in _PLAIN),
-        *(field for _, _, parts in _LABELLED for _, field in parts),
+        *(field for parts in _LABELLED.values() for field in parts.values()),
         *_RECOVERIES,
         *_THROTTLE_TIMES.values(),
         Field.CLOCK_THROTTLE_REASONS,
@@ -119,9 +99,9 @@ def rows(view: DeviceView, identity: Labels, events: DeviceEvents | None = None)
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     for metric, field in _PLAIN:
         yield metric, identity, view.values.get(field)
-    for metric, label, parts in _LABELLED:
-        for value, field in parts:
-            yield metric, plus(identity, (label, value)), view.values.get(field)
+    for metric, parts in _LABELLED.items():
+        for value, field in parts.items():
+            yield metric, plus(identity, (metric.labels[-1], value)), view.values.get(field)
     memory = view.values.get(Field.MEMORY_TEMP)
     if memory is not None:
         told = view.values.get(Field.MEM_MAX_OP_TEMP)
@@ -218,38 +198,21 @@ _FIELDS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
 """By watch: field and value that mean trouble."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
-    """One such metric; its type is what is true, whatever the file says."""
-
-    count: EventCount
-    help: str
-
-    @property
-    def name(self) -> str:
-        """As printed."""
-        return str(self.count)
-
-    @property
-    def kind(self) -> Kind:
-        """A window's count falls again, the others never do."""
-        return Kind.GAUGE if self.count in RECENT or self.count is EventCount.HEALTH else Kind.COUNTER
-
-
-def row(name: str, text: str) -> EventRow:
-    """The row of a name of ``EventCount``; without a help of its own it gets ours."""
+def row(name: str, text: str) -> Metric:
+    """The metric of a name of ``EventCount``, of its true type; without a help of its own it gets ours."""
     count = EventCount(name)
-    return EventRow(count=count, help=text or _HELP[count])
+    falls = count in RECENT or count is EventCount.HEALTH
+    return Metric(name=count, kind=Kind.GAUGE if falls else Kind.COUNTER, help=text or _HELP[count])
 
 
-def samples(count: EventCount, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[_Pairs, int]]:
-    """Labels and values of one device.
+def samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[_Pairs, int]]:
+    """Labels and values of one device, of a metric with a name of ``EventCount``.
 
     Clock events are the board's, and stand on its row alone. A device that is down keeps its Xids, which may be why.
     """
     told = snapshot.events.get(view.uuid, _NONE_TOLD)
     up = view.state is DeviceState.UP
-    match count:
+    match EventCount(name):
         case EventCount.XIDS_RECENT:
             yield from _in_window("xid", _by_text(told.recent_xids), snapshot.xid_window_seconds, with_none=up)
         case EventCount.XIDS:
@@ -302,74 +265,11 @@ def _in_window(
         yield (window,), 0
 
 
-_TEXTS = {
-    8: "GPU stopped processing",
-    13: "Graphics Engine Exception",
-    16: "Display engine hung",
-    24: "GPU semaphore timeout",
-    25: "Invalid or illegal push buffer stream",
-    31: "GPU memory page fault",
-    32: "Invalid or corrupted push buffer stream",
-    38: "Driver firmware error",
-    42: "Video processor exception",
-    43: "GPU stopped processing",
-    44: "Graphics engine fault during context switch",
-    45: "Preemptive cleanup, due to previous errors",
-    48: "Double Bit ECC Error",
-    54: "Auxiliary power not connected",
-    56: "Display engine error",
-    57: "Error programming the video memory interface",
-    58: "Unstable video memory interface",
-    59: "Internal micro-controller error",
-    60: "Video processor exception",
-    61: "Internal micro-controller breakpoint/warning",
-    62: "Internal micro-controller halt",
-    63: "ECC page retirement or row remapping recording event",
-    64: "ECC page retirement or row remapper recording failure",
-    65: "Video processor exception",
-    66: "Illegal access by driver",
-    67: "Illegal access by driver",
-    68: "Video decoder exception",
-    69: "Graphics engine class error",
-    70: "Unknown copy engine error",
-    71: "Unknown copy engine error",
-    72: "Unknown copy engine error",
-    73: "Video encoder exception",
-    74: "NVLINK Error",
-    79: "GPU has fallen off the bus",
-    80: "Corrupted data sent to the GPU",
-    92: "High single-bit ECC error rate",
-    93: "InfoROM update failed",
-    94: "Contained ECC error",
-    95: "Uncontained ECC error",
-    109: "Context switch timeout",
-    110: "Security fault",
-    119: "GSP RPC Timeout",
-    120: "GSP Error",
-    121: "Corrected C2C link error",
-    122: "SPI power management RPC failure",
-    123: "SPI power management RPC timeout",
-    136: "Link training failed",
-    137: "NVLink fault from a remote GPU",
-    140: "Unrecovered ECC error",
-    143: "GPU initialisation error",
-    144: "NVLink SAW error",
-    145: "NVLink RLW error",
-    146: "NVLink TLW error",
-    147: "NVLink TREX error",
-    148: "NVLink NVLPW error",
-    149: "NVLink NETIR error",
-    150: "NVLink MSE error",
-    151: "Key rotation error",
-    154: "GPU recovery action changed",
-    155: "NVLink software-defined error",
-    156: "Resource retirement recorded",
-    157: "Resource retirement failed",
-}
+_TEXTS = dict(line.split(" ", 1) for line in table_lines("xid_texts.txt"))
 
 
 def text(code: int) -> str:
     """What an Xid code means, in a few words."""
     if code == 0:
         return "No error"
-    return _TEXTS.get(code, "Unknown error")
+    return _TEXTS.get(str(code), "Unknown error")

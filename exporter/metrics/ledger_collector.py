@@ -1,23 +1,11 @@
 """Collects the series of ledgers and owners."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
 from exporter.metrics import catalog
-from exporter.metrics.catalog import shown_until_seconds
-from exporter.metrics.text_format import (
-    DEVICE_LABELS,
-    NO_LABELS,
-    OWNER_LABELS,
-    POD_LABELS,
-    WORKLOAD_LABELS,
-    LabelNames,
-    Labels,
-    Metric,
-    PageBuilder,
-    labels,
-    plus,
-)
+from exporter.metrics.catalog import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, WORKLOAD_LABELS, shown_until_seconds
+from exporter.metrics.text_format import NO_LABELS, LabelNames, Labels, Metric, PageBuilder, labels, plus
 from exporter.model import (
     Account,
     LedgerView,
@@ -185,25 +173,38 @@ def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
         page.metric(catalog.GPU_SHARED_IDLE_GPUS, carried, idle.gpus)
 
 
+_OWNER_COLUMNS: tuple[tuple[Metric, Callable[[OwnerUse], float | None]], ...] = (
+    (catalog.GPU_OWNER_GPUS, attrgetter("gpus")),
+    (catalog.GPU_OWNER_ESTIMATED_GPUS, attrgetter("estimated_gpus")),
+    (catalog.GPU_OWNER_UNDERUSED_GPUS, attrgetter("underused_gpus")),
+    (catalog.GPU_OWNER_ACTIVE_GPUS, attrgetter("active_gpus")),
+    (catalog.GPU_OWNER_IDLE_FOR_SECONDS, attrgetter("idle_for_seconds")),
+    (catalog.GPU_OWNER_AGE_SECONDS, attrgetter("age_seconds")),
+    (
+        catalog.GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS,
+        lambda use: shown_until_seconds(use.opt_out_until_seconds),
+    ),
+)
+_OWNER_PARTS: tuple[tuple[Metric, Callable[[OwnerUse], Mapping[str, float]]], ...] = (
+    (catalog.GPU_OWNER_ACTIVE_GPU_SECONDS, lambda use: _rounded(_shown(use, use.active_seconds))),
+    (catalog.GPU_OWNER_MEASURED_GPU_SECONDS, lambda use: _rounded(_shown(use, use.measured_seconds))),
+    (catalog.GPU_OWNER_UNUSED_GPUS, lambda use: _shown(use, use.unused_gpus)),
+    (catalog.GPU_OWNER_POLICY, lambda use: {use.policy: 1} if use.policy else {}),
+    (catalog.GPU_OWNER_COST_PER_HOUR, attrgetter("cost_per_hour")),
+    (catalog.GPU_OWNER_IDLE_COST_PER_HOUR, attrgetter("idle_cost_per_hour")),
+)
+"""Values by that of the metric's last label."""
+
+
 def _owner_series(page: PageBuilder, view: OwnersView, node: str) -> None:
     rows = [(_labels(use.owner, node), use) for use in view.owners]
-    carried, uses = [one for one, _ in rows], [use for _, use in rows]
-    page.column(catalog.GPU_OWNER_GPUS, carried, [use.gpus for use in uses])
-    page.column(catalog.GPU_OWNER_ESTIMATED_GPUS, carried, [use.estimated_gpus for use in uses])
-    active = [(one, _rounded(_shown(use, use.active_seconds))) for one, use in rows]
-    _by(page, catalog.GPU_OWNER_ACTIVE_GPU_SECONDS, "window", active)
-    measured = [(one, _rounded(_shown(use, use.measured_seconds))) for one, use in rows]
-    _by(page, catalog.GPU_OWNER_MEASURED_GPU_SECONDS, "window", measured)
-    page.column(catalog.GPU_OWNER_UNDERUSED_GPUS, carried, [use.underused_gpus for use in uses])
-    _by(page, catalog.GPU_OWNER_UNUSED_GPUS, "window", [(one, _shown(use, use.unused_gpus)) for one, use in rows])
-    page.column(catalog.GPU_OWNER_ACTIVE_GPUS, carried, [use.active_gpus for use in uses])
-    page.column(catalog.GPU_OWNER_IDLE_FOR_SECONDS, carried, [use.idle_for_seconds for use in uses])
-    page.column(catalog.GPU_OWNER_AGE_SECONDS, carried, [use.age_seconds for use in uses])
-    _by(page, catalog.GPU_OWNER_POLICY, "policy", [(one, {use.policy: 1}) for one, use in rows if use.policy])
-    until = [shown_until_seconds(use.opt_out_until_seconds) for use in uses]
-    page.column(catalog.GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, carried, until)
-    _by(page, catalog.GPU_OWNER_COST_PER_HOUR, "currency", [(one, use.cost_per_hour) for one, use in rows])
-    _by(page, catalog.GPU_OWNER_IDLE_COST_PER_HOUR, "currency", [(one, use.idle_cost_per_hour) for one, use in rows])
+    carried = [one for one, _ in rows]
+    for metric, value_of in _OWNER_COLUMNS:
+        page.column(metric, carried, [value_of(use) for _, use in rows])
+    for metric, values_of in _OWNER_PARTS:
+        label = metric.labels[-1]
+        parts = [(plus(one, (label, name)), value) for one, use in rows for name, value in values_of(use).items()]
+        page.column(metric, [one for one, _ in parts], [value for _, value in parts])
 
 
 def _faults(page: PageBuilder, view: OwnersView, node: str) -> None:
@@ -218,12 +219,6 @@ def _faults(page: PageBuilder, view: OwnersView, node: str) -> None:
 
 def _labels(owner: Owner, node: str) -> Labels:
     return _WORKLOAD.of(node, owner.namespace, owner.kind, owner.name, owner.team)
-
-
-def _by(page: PageBuilder, metric: Metric, label: str, rows: Sequence[tuple[Labels, Mapping[str, float]]]) -> None:
-    """Add a metric of several values per owner, by one more label."""
-    pairs = [(plus(one, (label, name)), value) for one, values in rows for name, value in values.items()]
-    page.column(metric, [one for one, _ in pairs], [value for _, value in pairs])
 
 
 def _shown(use: OwnerUse, by_window: Mapping[str, float]) -> dict[str, float]:

@@ -4,10 +4,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NewType, Protocol
+from typing import NewType, Self
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
@@ -282,52 +282,26 @@ def negotiate(accept: str) -> bool:
     return best[True] > 0 and best[True] >= best[False]
 
 
-DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
-"""``gpu`` is the index; ``uuid`` the GPU's or MIG instance's; the MIG labels are absent on a whole GPU."""
-POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
-"""Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
-OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "cost_labels", "model", "mode")
-"""Who pays, for which model, in which mode: exclusive, mig, shared. What is not known of an owner is absent."""
-
-WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
-"""Who holds; a pod whose workload is not known stands for itself, with the kind Pod."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """Name, type, help (with unit and source) and label names of one metric."""
 
     name: str
     kind: Kind
-    help: str
+    help: str = ""
     labels: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     """Of labels that come behind those, by allow-list: the pods' own."""
 
-
-def of_device(name: str, text: str, *labels: str, kind: Kind = Kind.GAUGE) -> Metric:
-    """A metric of a GPU or MIG instance."""
-    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *labels))
-
-
-def of_pod(name: str, text: str, *labels: str, kind: Kind = Kind.GAUGE, prefixes: tuple[str, ...] = ()) -> Metric:
-    """A metric of a container that holds a device."""
-    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels), prefixes=prefixes)
+    def meaning(self, text: str) -> Self:
+        """Return it with its help."""
+        return replace(self, help=text)
 
 
-def of_owner(name: str, text: str, *labels: str) -> Metric:
-    """A counter of a ledger."""
-    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=("ledger", *OWNER_LABELS, *labels))
-
-
-def of_workload(name: str, text: str, *labels: str) -> Metric:
-    """A gauge of what an owner holds and uses."""
-    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=(*WORKLOAD_LABELS, *labels))
-
-
-def plain(name: str, text: str, *labels: str, kind: Kind = Kind.GAUGE) -> Metric:
-    """A metric with no labels but its own."""
-    return Metric(name=name, kind=kind, help=text, labels=labels)
+def plain(name: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
+    """A metric with no labels but its own; a counter where its name ends in ``_total``, else a gauge."""
+    kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
+    return Metric(name=name, kind=kind, labels=labels, prefixes=prefixes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,14 +310,6 @@ class Dropped:
 
     series: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-
-
-class Named(Protocol):
-    """What says which family a series is of: an own metric, or a row of a collectors file."""
-
-    @property
-    def name(self) -> str:
-        """Of the family."""
 
 
 class PageBuilder:
@@ -377,7 +343,7 @@ class PageBuilder:
         if value is not None:
             self.add(metric.name, labels, value)
 
-    def rows(self, rows: Iterable[tuple[Named, Labels, float | None]]) -> None:
+    def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
         """Add series one by one, as ``add`` does; ``None`` is absent."""
         isfinite, families = math.isfinite, self._values
         for metric, labels, value in rows:
@@ -389,7 +355,7 @@ class PageBuilder:
             else:
                 self.add(metric.name, labels, value)
 
-    def column(self, metric: Named, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
+    def column(self, metric: Metric, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
         """Add many series of one metric, as ``add`` does one by one; ``None`` is absent."""
         told = [value for value in values if value is not None]
         column = self._values[metric.name]
@@ -401,7 +367,7 @@ class PageBuilder:
             self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
-        """Declare own metrics in the order of the catalogue."""
+        """Declare families in this order."""
         for metric in metrics:
             self.declare(metric.name, metric.kind, metric.help)
 

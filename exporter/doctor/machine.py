@@ -9,7 +9,7 @@ import socket
 import ssl
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from exporter.accounting.state_file import WriterLock
 from exporter.config import AgentConfig, read_collectors, web_config
-from exporter.doctor.report import Finding, fail, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
-from exporter.gpu.worker import Worker
+from exporter.gpu.worker import Worker, nvml_command
+from exporter.metrics.collectors_file import Collectors
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 
 _SECONDS = 1.0
@@ -211,22 +212,20 @@ def port(host: str, number: int) -> Finding:
         return fail(name, f"{where}: {why}", "free the port, or choose another with --listen")
 
 
-def collectors(config: AgentConfig) -> Finding:
-    """The collectors file must be readable and right, or the agent will not start."""
+def collectors(config: AgentConfig) -> tuple[Finding, Collectors]:
+    """The collectors file must be readable and right, or the agent will not start; the default set stands for it."""
     name = "collectors"
     try:
         made = read_collectors(config.collectors)
     except ConfigError as error:
-        more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(name, f"{error.problems[0]}{more}", "fix the file, or leave --collectors out")
+        return fail(name, first_of(error), "fix the file, or leave --collectors out"), read_collectors(None)
     if made.without_dcgm and not config.dcgm_address:
         cause, _, fix = made.without_dcgm.removeprefix("collectors: ").partition("; ")
-        return warn(name, cause, f"{fix}, or take the rows out")
+        return warn(name, cause, f"{fix}, or take the rows out"), made
     where = str(config.collectors) if config.collectors else "dcgm-exporter's default set"
     if made.warnings:
-        more = f" (and {len(made.warnings) - 1} more)" if len(made.warnings) > 1 else ""
-        return warn(name, f"{made.warnings[0]}{more}", "no harm is done; take the rows out to silence this")
-    return ok(name, f"{where}, {len(made.fields)} fields")
+        return warn(name, first_of(made.warnings), "no harm is done; take the rows out to silence this"), made
+    return ok(name, f"{where}, {len(made.fields)} fields"), made
 
 
 def options(config: AgentConfig) -> list[Finding]:
@@ -255,36 +254,25 @@ class ProbeAnswer:
         return status.message or status.reason.replace("_", " ") or f"no answer within {deadline_seconds:g} s"
 
 
-async def listen(
-    name: str,
-    command: Sequence[str],
-    *,
-    env: Mapping[str, str] | None,
-    interval_seconds: float,
-    deadline_seconds: float,
-    enough: int,
-    clock: Callable[[], float],
-) -> ProbeAnswer:
+async def listen(around: Surroundings, name: str, command: Sequence[str], *, enough: int) -> ProbeAnswer:
     """Start a source's child, and end it after so many readings, at its first trouble or at the deadline.
 
     Args:
+        around: The node; its deadline is for all readings together.
         name: Of the source.
         command: Of the child.
-        env: Beside this process's own.
-        interval_seconds: Between the child's readings.
-        deadline_seconds: For all of them together.
         enough: How many readings are wanted.
-        clock: Of the monotonic clock.
     """
+    deadline_seconds = around.driver_deadline_seconds
     worker = Worker(
         name=name,
         command=command,
-        interval_seconds=interval_seconds,
+        interval_seconds=around.interval_seconds,
         # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
         deadline_seconds=2 * deadline_seconds,
         start_deadline_seconds=2 * deadline_seconds,
-        env=env,
-        clock=clock,
+        env=around.worker_env,
+        clock=around.wall,
     )
     task = asyncio.ensure_future(worker.run())
     try:
@@ -329,47 +317,43 @@ _BLIND_WITHOUT_DCGM = (
 )
 
 
-async def read(
-    command: Sequence[str],
-    *,
-    env: Mapping[str, str] | None,
-    interval_seconds: float,
-    deadline_seconds: float,
-    clock: Callable[[], float],
-) -> tuple[Finding, Reading | None]:
+async def read(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
     """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    heard = await listen(
-        "nvml",
-        command,
-        env=env,
-        interval_seconds=interval_seconds,
-        deadline_seconds=deadline_seconds,
-        enough=_ENOUGH_READINGS,
-        clock=clock,
-    )
+    command = around.worker_command or nvml_command(around.interval_seconds, fields)
+    heard = await listen(around, "nvml", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
-        return fail("driver", heard.trouble(deadline_seconds), fix), None
+        return fail("driver", heard.trouble(around.driver_deadline_seconds), fix), None
     version = f"driver {heard.last.driver_version or 'of unknown version'}"
     return ok("driver", f"{version}, first reading after {heard.first_after_seconds:.1f} s"), heard.last
 
 
 def devices(reading: Reading) -> Finding:
     """Every GPU that the driver lists must be up."""
-    bad = [gpu for gpu in reading.gpus if gpu.state is not DeviceState.UP]
-    if bad:
-        told = ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
-        return fail(
-            "devices", f"{told}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node"
-        )
+    if bad := not_up(reading):
+        return fail("devices", f"{bad}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node")
     if not reading.gpus:
-        return fail(
-            "devices", "the driver lists no GPU", "check lspci and the kernel log; set NVIDIA_VISIBLE_DEVICES=all"
-        )
+        fix = "check lspci and the kernel log; set NVIDIA_VISIBLE_DEVICES=all"
+        return fail("devices", "the driver lists no GPU", fix)
+    return ok("devices", by_model(reading))
+
+
+def not_up(reading: Reading) -> str:
+    """Name the GPUs that are not up, each with its state."""
+    bad = [gpu for gpu in reading.gpus if gpu.state is not DeviceState.UP]
+    return ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
+
+
+def by_model(reading: Reading) -> str:
+    """Count the GPUs of each model, and the MIG instances."""
     models = Counter(gpu.gpu.model for gpu in reading.gpus)
-    instances = sum(len(gpu.instances) for gpu in reading.gpus)
-    parts = f", {instances} MIG instances" if instances else ""
-    return ok("devices", ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) + parts)
+    return ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) + instances(reading)
+
+
+def instances(reading: Reading) -> str:
+    """Count the MIG instances; empty where there are none."""
+    count = sum(len(gpu.instances) for gpu in reading.gpus)
+    return f", {count} MIG instances" if count else ""
 
 
 def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
@@ -383,14 +367,14 @@ def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
     if not up:
         return warn("activity", "no GPU is up, so that none is measured", "see the checks above")
     blind = sum(not _is_measured(gpu) for gpu in up)
-    engine = sum(_has_engine(gpu) for gpu in up)
+    engine = sum(has_engine(gpu) for gpu in up)
     if blind:
         return warn(
             "activity",
             f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown",
             _BLIND if dcgm else _BLIND_WITHOUT_DCGM,
         )
-    by_dcgm = sum(_has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
+    by_dcgm = sum(has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
     by = f", on {by_dcgm} of them by DCGM" if by_dcgm else ""
     if engine < len(up):
         return ok("activity", f"engine counters on {engine} of {len(up)} GPUs{by}, utilisation on the others")
@@ -402,13 +386,14 @@ def _is_of_dcgm(reading: GpuReading) -> bool:
     return any(Field.PROF_GR_ENGINE_ACTIVE in fields for fields in parts)
 
 
-def _has_engine(reading: GpuReading) -> bool:
+def has_engine(reading: GpuReading) -> bool:
+    """Return whether engine counters are there of a GPU, or of all its instances."""
     parts = [part.values for part in reading.instances] or [reading.values]
     return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
 
 
 def _is_measured(reading: GpuReading) -> bool:
-    return _has_engine(reading) or (not reading.instances and Field.GPU_UTIL in reading.values)
+    return has_engine(reading) or (not reading.instances and Field.GPU_UTIL in reading.values)
 
 
 def processes(reading: Reading) -> Finding:
@@ -431,8 +416,7 @@ def face(path: Path) -> Finding:
     try:
         settings = web_config.load(path)
     except ConfigError as error:
-        more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(_NAME, f"{error.problems[0]}{more}", "fix it; docs/security.md has every key")
+        return fail(_NAME, first_of(error), "fix it; docs/security.md has every key")
     users = f"{len(settings.users)} user{'s' if len(settings.users) != 1 else ''}"
     told = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
     if settings.warnings:

@@ -7,16 +7,17 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from exporter.config import AgentConfig
-from exporter.doctor import host
-from exporter.doctor.report import Finding, fail, ok, warn
+from exporter.doctor import machine
+from exporter.doctor.findings import Finding, Surroundings, fail, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
 from exporter.gpu.dcgm.fields import is_profiling
 from exporter.gpu.merge import of_one_machine
+from exporter.gpu.worker import dcgm_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
 
 _DEADLINE_SECONDS = 10.0
@@ -116,52 +117,40 @@ _FIXES: Mapping[ProfilingState, str] = {
 
 
 async def examine(
-    config: AgentConfig,
-    command: Sequence[str],
-    fields: Collection[Field],
-    *,
-    env: Mapping[str, str] | None,
-    simulated: bool,
-    interval_seconds: float,
-    deadline_seconds: float,
-    clock: Callable[[], float],
+    around: Surroundings, fields: Collection[Field]
 ) -> tuple[list[Finding], LibraryReport, Reading | None]:
     """Whether library and engine work, and the engine's last reading; ``None`` where there was none.
 
     Args:
-        config: Of the agent.
-        command: Of the child that asks the engine.
+        around: The node.
         fields: What is asked for.
-        env: Of both children, beside this process's own.
-        simulated: There is no library then.
-        interval_seconds: Between the child's readings.
-        deadline_seconds: For the engine's readings.
-        clock: Unix time.
     """
+    config = around.config
     # Alone it is all there is; beside NVML the agent goes on without it.
     bad = fail if config.source == "dcgm" else warn
     library, found = LibraryReport(), []
-    if not simulated:
-        library = await look(fields, env)
+    if not around.simulated:
+        library = await look(fields, around.worker_env)
         if library.problem:
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    heard = await host.listen(
-        "dcgm",
-        command,
-        env=env,
-        interval_seconds=interval_seconds,
-        deadline_seconds=deadline_seconds,
-        enough=_ENOUGH_READINGS,
-        clock=clock,
-    )
+    command = around.dcgm_command or dcgm_command(around.interval_seconds, fields, config.dcgm_address)
+    heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
-        return [*found, bad(_ENGINE, *_trouble(config, heard, deadline_seconds))], library, None
+        return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
         return [*found, bad(_ENGINE, no_values(config.dcgm_address, count), "")], library, heard.last
     refused = refusals(heard.errors)
-    return [*found, _engine(config, heard, clock()), *([refused] if refused else [])], library, heard.last
+    return (
+        [
+            *found,
+            _engine(config, heard.last, heard.first_after_seconds, around.wall()),
+            *([refused] if refused else []),
+        ],
+        library,
+        heard.last,
+    )
 
 
 def _has_values(gpu: GpuReading) -> bool:
@@ -186,7 +175,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", fix)
 
 
-def _trouble(config: AgentConfig, heard: host.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
+def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
     """What is wrong with the engine, and its fix where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
@@ -196,14 +185,11 @@ def _trouble(config: AgentConfig, heard: host.ProbeAnswer, deadline_seconds: flo
     return f"{config.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
 
 
-def _engine(config: AgentConfig, heard: host.ProbeAnswer, now: float) -> Finding:
-    last = heard.last
-    if last is None:
-        raise ValueError("an engine that has said nothing has no version")
+def _engine(config: AgentConfig, last: Reading, first_after_seconds: float, now: float) -> Finding:
     interval = config.sample_interval_seconds
     told = (
         f"{config.dcgm_address}: DCGM {last.dcgm_version or 'of unknown version'}, first reading after"
-        f" {heard.first_after_seconds:.1f} s, the last one {max(now - last.taken_at_seconds, 0.0):.1f} s old"
+        f" {first_after_seconds:.1f} s, the last one {max(now - last.taken_at_seconds, 0.0):.1f} s old"
     )
     if last.duration_seconds > interval:
         slow = f"{told}; it took {last.duration_seconds:.1f} s, longer than the sample interval of {interval:g} s"
@@ -225,23 +211,16 @@ def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
             "the engine has no GPU",
             "it was started without a driver: restart it (systemctl restart nvidia-dcgm)",
         )
-    bad = [gpu for gpu in dcgm.gpus if gpu.state is not DeviceState.UP]
     missing = ours - theirs
     if nvml and not of_one_machine(nvml, dcgm):
         fix = "it is another node's engine: name this node's (a Service needs internalTrafficPolicy: Local)"
         return warn(_DEVICES, f"none of its {len(dcgm.gpus)} GPUs is one of NVML's {_count(nvml)}", fix)
     if missing:
-        names = ", ".join(sorted(missing)[:_SHOWN])
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         fix = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
-        return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {names}{more}", fix)
-    if bad:
-        told = ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
-        return warn(_DEVICES, f"{told}; the others go on", "see the kernel log, and: dcgmi discovery -l")
-    models = Counter(gpu.gpu.model for gpu in dcgm.gpus)
-    listed = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
-    same = ", as NVML has" if ours else ""
-    return ok(_DEVICES, f"{listed}{_instances(dcgm)}{same}")
+        return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {some(sorted(missing), _SHOWN)}", fix)
+    if bad := machine.not_up(dcgm):
+        return warn(_DEVICES, f"{bad}; the others go on", "see the kernel log, and: dcgmi discovery -l")
+    return ok(_DEVICES, machine.by_model(dcgm) + (", as NVML has" if ours else ""))
 
 
 def _uuids(readings: Iterable[Reading]) -> set[str]:
@@ -249,13 +228,8 @@ def _uuids(readings: Iterable[Reading]) -> set[str]:
     return {gpu.gpu.uuid for gpu in gpus} | {part.instance.uuid for gpu in gpus for part in gpu.instances}
 
 
-def _instances(reading: Reading) -> str:
-    count = sum(len(gpu.instances) for gpu in reading.gpus)
-    return f", {count} MIG instances" if count else ""
-
-
 def _count(reading: Reading | None) -> str:
-    return f"{len(reading.gpus)} GPUs{_instances(reading)}" if reading else ""
+    return f"{len(reading.gpus)} GPUs{machine.instances(reading)}" if reading else ""
 
 
 def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
@@ -263,7 +237,7 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
 
     Where NVML measures them itself, DCGM's word does not matter.
     """
-    measured = {gpu.gpu.uuid for gpu in nvml.gpus if _has_engine(gpu)} if nvml else set()
+    measured = {gpu.gpu.uuid for gpu in nvml.gpus if machine.has_engine(gpu)} if nvml else set()
     up = [gpu for gpu in dcgm.gpus if gpu.state is DeviceState.UP]
     states = [gpu.profiling for gpu in up if gpu.profiling is not None]
     if not states:
@@ -280,11 +254,6 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
     if set(missing) == {ProfilingState.UNSUPPORTED}:
         return ok(_PROFILING, f"{of}: {_FIXES[state]}")
     return warn(_PROFILING, f"{of}: their engines are not measured", _FIXES[state])
-
-
-def _has_engine(reading: GpuReading) -> bool:
-    parts = [part.values for part in reading.instances] or [reading.values]
-    return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
 
 
 def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> Finding | None:
@@ -306,18 +275,13 @@ def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> 
     absent = [name for field, name in judged.items() if field not in library.unknown | had]
     told = []
     if unknown:
-        told.append(f"{library.soname} {library.version} does not know {_some(unknown)}")
+        told.append(f"{library.soname} {library.version} does not know {some(unknown, _SHOWN)}")
     if absent:
-        told.append(f"no GPU has a value of {_some(absent)}")
+        told.append(f"no GPU has a value of {some(absent, _SHOWN)}")
     if told:
         fix = "take the rows out, or see why: dcgmi dmon -e ID (a newer DCGM has more; not every GPU has every field)"
         return warn(_FIELDS, "; ".join(told), fix)
-    return ok(_FIELDS, f"{_some(tuple(judged.values()))}: measured, which only DCGM does")
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    return ok(_FIELDS, f"{some(tuple(judged.values()), _SHOWN)}: measured, which only DCGM does")
 
 
 async def hint(port: int = _USUAL_PORT) -> Finding | None:

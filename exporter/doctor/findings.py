@@ -1,15 +1,50 @@
-"""Findings of checks, and their text and JSON forms."""
+"""What checks look at and what they find, and the text and JSON forms of findings."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from exporter.config import AgentConfig
 from exporter.config.resolve import told
+from exporter.errors import ConfigError
+
+_LONGEST_INTERVAL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the checks look at.
+
+    ``worker_command`` replaces the NVML child, ``dcgm_command`` DCGM's: a simulated one, or a test's.
+    """
+
+    config: AgentConfig
+    wall: Callable[[], float]
+    """Unix time in seconds."""
+    monotonic: Callable[[], float]
+    worker_command: Sequence[str] | None = None
+    dcgm_command: Sequence[str] | None = None
+    worker_env: Mapping[str, str] | None = None
+    simulated: bool = False
+    dev_root: Path = Path("/dev")
+    sys_root: Path = Path("/sys")
+    driver_deadline_seconds: float = 20.0
+
+    @property
+    def interval_seconds(self) -> float:
+        """Between the readings of the checks."""
+        return interval_seconds(self.config)
+
+
+def interval_seconds(config: AgentConfig) -> float:
+    """Between the readings of the checks: an agent that samples every 30 s would leave too few of them to judge by."""
+    return min(config.sample_interval_seconds, _LONGEST_INTERVAL_SECONDS)
 
 
 class Level(StrEnum):
@@ -43,6 +78,18 @@ def warn(name: str, cause: str, fix: str) -> Finding:
 def fail(name: str, cause: str, fix: str) -> Finding:
     """The agent cannot do its work."""
     return Finding(name=name, level=Level.FAIL, cause=cause, fix=fix)
+
+
+def first_of(problems: ConfigError | Sequence[str]) -> str:
+    """Return the first of some problems, and how many more there are."""
+    lines = problems.problems if isinstance(problems, ConfigError) else problems
+    return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
