@@ -18,8 +18,9 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import Closing, close_due_days
-from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_name, day_window
+from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_window
 from exporter.errors import ExporterError
+from exporter.model.formatting import day as day_name
 from exporter.model.formatting import decimal, moment, money_with_code
 
 

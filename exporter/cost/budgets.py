@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,17 +21,17 @@ from exporter.cost.ledger import (
     Figures,
     FleetLedger,
     LineKey,
+    Period,
     Window,
     label_problem,
     last_recorded,
+    period_at,
     too_many_labels,
 )
 from exporter.cost.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
 from exporter.cost.query_rows import LedgerSource
 from exporter.cost.report import dimensions_of
 from exporter.errors import ConfigError
-
-Period = Literal["week", "month", "quarter", "year"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,24 +212,6 @@ def _part(node: yaml.Node) -> float | None:
     except ValueError:
         return None
     return value if _LEAST_AMOUNT <= value <= _MOST_PARTS else None
-
-
-_MONTHS = {"month": 1, "quarter": 3, "year": 12}
-
-
-def period_at(period: Period, now: float) -> Window:
-    """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
-    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    if period == "week":
-        start = day - timedelta(days=day.weekday())
-        end, label = start + timedelta(days=7), f"{start:%G-W%V}"
-    else:
-        months = _MONTHS[period]
-        start = day.replace(day=1, month=(day.month - 1) // months * months + 1)
-        after = start.month - 1 + months
-        end = start.replace(year=start.year + after // 12, month=after % 12 + 1)
-        label = {1: f"{start:%Y-%m}", 3: f"{start:%Y}-Q{start.month // 3 + 1}", 12: f"{start:%Y}"}[months]
-    return Window(start_seconds=int(start.timestamp()), end_seconds=int(end.timestamp()), label=label)
 
 
 _WEEK, _TWO_WEEKS, _LOOK_BACK = 7, 14, 28

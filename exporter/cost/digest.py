@@ -190,12 +190,8 @@ def make_digest(
 
 def _within(ledger: FleetLedger, window: Window) -> FleetLedger:
     """Return a part of a ledger, of whole days."""
-
-    def meets(other: Window) -> bool:
-        return other.start_seconds < window.end_seconds and window.start_seconds < other.end_seconds
-
-    chunks = tuple(chunk for chunk in ledger.chunks if meets(chunk.window))
-    failures = tuple(failure for failure in ledger.failures if meets(failure.window))
+    chunks = tuple(chunk for chunk in ledger.chunks if window.meets(chunk.window))
+    failures = tuple(failure for failure in ledger.failures if window.meets(failure.window))
     return replace(ledger, window=window, chunks=chunks, failures=failures)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired, TextIO, TypeAlias, Type
 
 from exporter.cost.ledger import LABEL, Figures, LineKey, Window, pairs
 from exporter.cost.node_report import APART, NodeReport, add, owner_name
-from exporter.cost.render_rows import active_ratio, charged, encodable, is_shared
+from exporter.cost.render_rows import charged, encodable, is_shared
 from exporter.cost.report import FleetReport, ReportLine, is_apart, is_part
 from exporter.model import Account, Owner, Totals
 
@@ -217,7 +217,7 @@ def _figures(figures: Figures) -> FiguresDocument:
         "idle_seconds": figures.idle_seconds,
         "unknown_seconds": figures.unknown_seconds,
         "unpriced_seconds": figures.unpriced_seconds,
-        "active_ratio": active_ratio(figures),
+        "active_ratio": figures.active_ratio,
         "energy_joules": figures.energy_joules,
         "money": [
             {

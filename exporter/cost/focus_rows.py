@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from itertools import groupby
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
     pairs,
+    period_at,
 )
 from exporter.errors import ExporterError
 from exporter.model import Money, NodeFacts
@@ -276,13 +276,13 @@ def _hours(seconds: list[float]) -> list[Decimal]:
 
 def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
     """What every row of an origin has alike."""
-    month = _month(origin.window)
+    month = period_at("month", origin.window.start_seconds)
     facts = origin.facts
     model = origin.model or "GPU"
     return _provided(origin, settings) | {
         "BillingCurrency": origin.currency,
-        "BillingPeriodStart": month[0],
-        "BillingPeriodEnd": month[1],
+        "BillingPeriodStart": iso(month.start_seconds),
+        "BillingPeriodEnd": iso(month.end_seconds),
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if settings.restated else "",
         "ChargeDescription": f"GPU time of {model} on {origin.node}",
@@ -410,9 +410,3 @@ def _owner_tags(owner: OwnerKey) -> dict[str, str | int]:
 def _json(values: Mapping[str, str | int]) -> str:
     known = {name: value for name, value in values.items() if value}
     return json.dumps(known, ensure_ascii=False, separators=(",", ":")) if known else ""
-
-
-def _month(window: Window) -> tuple[str, str]:
-    start = datetime.fromtimestamp(window.start_seconds, tz=UTC).replace(day=1, hour=0, minute=0, second=0)
-    end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
-    return f"{start:%Y-%m-%dT%H:%M:%SZ}", f"{end:%Y-%m-%dT%H:%M:%SZ}"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from exporter.errors import ConfigError
 from exporter.model import Money, NodeFacts
@@ -115,6 +115,12 @@ class Figures:
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
     @property
+    def active_ratio(self) -> float | None:
+        """Active part of the measured time; ``None`` where nothing was measured. 8 GPUs at 90 % are at 90 %."""
+        measured = self.active_seconds + self.idle_seconds
+        return self.active_seconds / measured if measured else None
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing on the line: no seconds, joules or money.
 
@@ -145,6 +151,10 @@ class Window:
     def hours(self) -> int:
         """How many hours it has."""
         return self.seconds // HOUR_SECONDS
+
+    def meets(self, other: "Window") -> bool:
+        """Return whether the two have a moment in common."""
+        return self.start_seconds < other.end_seconds and other.start_seconds < self.end_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,7 +419,26 @@ def _monday(today: date) -> date:
     return today - timedelta(days=today.weekday())
 
 
+Period = Literal["week", "month", "quarter", "year"]
+_MONTHS: dict[Period, int] = {"month": 1, "quarter": 3, "year": 12}
 _DAY_LONG, _WEEK_LONG = timedelta(days=1), timedelta(days=7)
+
+
+def period_at(period: Period, now: float) -> Window:
+    """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
+    today = datetime.fromtimestamp(now, UTC).date()
+    if period == "week":
+        first = _monday(today)
+        after, label = first + _WEEK_LONG, f"{first:%G-W%V}"
+    else:
+        months = _MONTHS[period]
+        first = today.replace(day=1, month=(today.month - 1) // months * months + 1)
+        after = _month_after(first, months)
+        label = {1: f"{first:%Y-%m}", 3: f"{first:%Y}-Q{first.month // 3 + 1}", 12: f"{first:%Y}"}[months]
+    start, end = _days(first, after, UTC)
+    return Window(start_seconds=start, end_seconds=end, label=label)
+
+
 _NAMED: dict[str, Callable[[date], tuple[date, date]]] = {
     "today": lambda today: (today, today + _DAY_LONG),
     "yesterday": lambda today: (today - _DAY_LONG, today),

@@ -18,7 +18,6 @@ from exporter.cost.render_rows import (
     JOULES_PER_KWH,
     ReportRow,
     Tone,
-    active_ratio,
     charged,
     clean,
     csv_stream,
@@ -88,7 +87,7 @@ def _figures(figures: Figures) -> _Cells:
     cells: _Cells = {title: value / HOUR for title, value in zip(_HOURS, seconds, strict=True)}
     if figures.energy_joules is not None:
         cells["energy_kwh"] = figures.energy_joules / JOULES_PER_KWH
-    activity = active_ratio(figures)
+    activity = figures.active_ratio
     if activity is not None:
         cells["active_ratio"] = activity
     for currency, money in figures.money.items():

@@ -177,7 +177,7 @@ def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
     """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
     figures = row.figures
     seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
-    activity = active_ratio(figures)
+    activity = figures.active_ratio
     shown = [decimal(value / HOUR, digits) for value in seconds]
     shown.append("" if activity is None or row.sort == "apart" else percent_down(activity, 0))
     unpriced = not figures.money and figures.unpriced_seconds > 0
@@ -193,12 +193,6 @@ def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
             amounts = (row.shared.get(currency), row.charged.get(currency))
             shown += ["" if amount is None else decimal(amount, 2) for amount in amounts]
     return shown
-
-
-def active_ratio(figures: Figures) -> float | None:
-    """Part of the measured time that was active; ``None`` where nothing was measured. 8 GPUs at 90 % are at 90 %."""
-    measured = figures.active_seconds + figures.idle_seconds
-    return figures.active_seconds / measured if measured else None
 
 
 def _columns(by: Sequence[Dimension]) -> tuple[tuple[str, _Naming], ...]:

@@ -533,7 +533,7 @@ def _conservation(
     for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
         metered = _capacity(chunk, clusters)
         lacking = _beyond_rounding(metered - of_lines, metered) if is_whole else 0.0
-        if lacking and any(_meet(failure.window, chunk.window) for failure in ledger.failures):
+        if lacking and any(failure.window.meets(chunk.window) for failure in ledger.failures):
             continue
         capacity += metered
         missing += metered - of_lines if is_whole else 0.0
@@ -542,10 +542,6 @@ def _conservation(
 
 def _capacity(chunk: Chunk, clusters: set[str]) -> float:
     return sum(seconds for cluster, seconds in chunk.capacity_seconds.items() if cluster in clusters)
-
-
-def _meet(one: Window, other: Window) -> bool:
-    return one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
 
 
 def _beyond_rounding(missing: float, capacity: float) -> float:

@@ -1,7 +1,7 @@
 """Reads ledgers from the store, combines them with Prometheus, and closes days that are due."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -16,18 +16,18 @@ from exporter.cost.ledger import (
     Chunk,
     Dimension,
     Failure,
-    Figures,
     Filters,
     FleetLedger,
-    LineKey,
     Window,
+    chunks,
     pairs,
 )
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.store import DayStore
-from exporter.cost.store_schema import ALL_OF_A_DAY, day_name, day_window, days_of, is_day, owners_labels, sums
+from exporter.cost.store_schema import ALL_OF_A_DAY, capacity_of, day_window, is_day, owners_labels, sums
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import NodeFacts
+from exporter.model.formatting import day as day_name
 
 ENGINE = "store of closed days"
 _DAYS_AT_ONCE = 31
@@ -52,8 +52,8 @@ class StoreLedger:
         Raises:
             StoreError: The store cannot be read.
         """
-        pieces = days_of(window)
-        chunks: dict[Window, Chunk] = {}
+        pieces = chunks(window)
+        read: dict[Window, Chunk] = {}
         nodes: dict[tuple[str, str], NodeFacts] = {}
         simulated = False
         keys: frozenset[str] = frozenset()
@@ -63,19 +63,19 @@ class StoreLedger:
             found, facts, some, keys = await asyncio.to_thread(
                 _read, self._path, days, dimensions, filters or Filters()
             )
-            chunks.update(found)
+            read.update(found)
             nodes.update(facts)
             simulated = simulated or some
             asked += len(days)
             if progress is not None:
                 progress(Progress(done=asked, total=sum(map(is_day, pieces))))
-        closed = tuple(chunks[piece] for piece in pieces if piece in chunks)
+        closed = tuple(read[piece] for piece in pieces if piece in read)
         return FleetLedger(
             window=window,
             dimensions=dimensions,
             chunks=closed,
             nodes=nodes,
-            failures=tuple(_failure(piece) for piece in pieces if piece not in chunks),
+            failures=tuple(_failure(piece) for piece in pieces if piece not in read),
             label_keys=keys,
             engine=ENGINE,
             simulated=simulated,
@@ -124,21 +124,15 @@ def _read(
         )
         held = [(version, wanted[day], simulated) for day, version, simulated in rows if day in wanted]
         lines = sums(connection, [version for version, *_ in held], dimensions, filters)
-        found = {day: _chunk(connection, version, day, lines[version]) for version, day, _ in held}
+        found = {}
+        for version, day, _ in held:
+            seconds, hours = capacity_of(connection, version)
+            found[day] = Chunk(
+                window=day, lines=lines[version], capacity_seconds=seconds, recorded_hours=hours, closed=True
+            )
         nodes = dict(_nodes(connection, [version for version, *_ in held]))
         keys = frozenset(key for labels in owners_labels(connection) for key in pairs(labels))
         return found, nodes, any(simulated for *_, simulated in held), keys
-
-
-def _chunk(connection: Connection, version: int, day: Window, lines: Mapping[LineKey, Figures]) -> Chunk:
-    rows = connection.execute("SELECT cluster, seconds, hours FROM capacity WHERE version = ?", (version,)).fetchall()
-    return Chunk(
-        window=day,
-        lines=lines,
-        capacity_seconds={cluster: seconds for cluster, seconds, _ in rows},
-        recorded_hours={cluster: hours for cluster, _, hours in rows},
-        closed=True,
-    )
 
 
 def _nodes(connection: Connection, versions: Sequence[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:
@@ -201,7 +195,7 @@ class CombinedLedger:
 
 def _runs(window: Window, closed: frozenset[int]) -> list[tuple[Window, bool]]:
     """The window in as few pieces as tell closed days from the rest, and which of them are closed."""
-    days = groupby(days_of(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
+    days = groupby(chunks(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
     runs = []
     for is_closed, pieces in days:
         several = tuple(pieces)
@@ -230,7 +224,7 @@ def _of_part(
 def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusError) -> FleetLedger:
     failures = tuple(
         Failure(window=piece, what="ledger", reason=str(problem), may_pass=prometheus_access.may_pass(problem))
-        for piece in days_of(run)
+        for piece in chunks(run)
     )
     return FleetLedger(window=run, dimensions=dimensions, chunks=(), failures=failures)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from math import inf
 from typing import Annotated, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from exporter.cost.ledger import (
     last_recorded,
     pairs,
     parse_window,
+    period_at,
 )
 from exporter.cost.live import LivePod
 from exporter.cost.prometheus import PrometheusClient
@@ -72,14 +73,14 @@ KNOWN_RATIO = 0.99
 
 def months_window(now_seconds: float) -> Window:
     """Last month and this one, as far as they are recorded."""
-    this = _month(now_seconds)
-    last = _month(this.start_seconds - 1)
+    this = period_at("month", now_seconds)
+    last = period_at("month", this.start_seconds - 1)
     return Window(start_seconds=last.start_seconds, end_seconds=last_recorded(now_seconds), label="last month and this")
 
 
 def month_start(now_seconds: float) -> int:
     """When the month of a moment began, Unix time."""
-    return _month(now_seconds).start_seconds
+    return period_at("month", now_seconds).start_seconds
 
 
 def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
@@ -89,7 +90,7 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
         ledger: Over ``months_window``; its dimensions do not matter.
         now_seconds: Unix time.
     """
-    this = _month(now_seconds)
+    this = period_at("month", now_seconds)
     last = [chunk for chunk in ledger.chunks if chunk.window.start_seconds < this.start_seconds]
     now = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
     hours = sum(chunk.window.hours for chunk in last)
@@ -110,7 +111,7 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
 
 def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
     """Part of the hours of this month so far that were recorded, over all clusters; ``None`` of a month just begun."""
-    this = _month(now_seconds)
+    this = period_at("month", now_seconds)
     chunks = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
     clusters = {cluster for chunk in chunks for cluster in chunk.recorded_hours}
     hours = (ledger.window.end_seconds - this.start_seconds) // HOUR_SECONDS * max(1, len(clusters))
@@ -119,12 +120,6 @@ def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
 
 def _days(ledger: FleetLedger, currency: str) -> list[float]:
     return complete_days(ledger, money=lambda chunk: _money(chunk).get(currency, 0.0), hours=_recorded_hours)
-
-
-def _month(seconds: float) -> Window:
-    start = datetime.fromtimestamp(seconds, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    after = (start + timedelta(days=32)).replace(day=1)
-    return Window(start_seconds=int(start.timestamp()), end_seconds=int(after.timestamp()), label=f"{start:%Y-%m}")
 
 
 def _recorded_hours(chunk: Chunk) -> int:
