@@ -292,7 +292,7 @@ def make_report(
     """
     filters = filters or Filters()
     gathered = _gather(ledger, by, filters, with_series=with_series)
-    lines = sorted(_lines(gathered), key=_rank)
+    lines = sorted(_lines(gathered), key=rank)
     held = [line for line in lines if not is_apart(line.key)]
     apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
     total, of_held = total_of(line.figures for line in lines), total_of(line.figures for line in held)
@@ -459,7 +459,8 @@ def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
         yield ReportLine(key=key, figures=total.figures(), series=series)
 
 
-def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
+def rank(line: ReportLine) -> tuple[float, float, LineKey]:
+    """Order lines by money, dearest first, then by time."""
     # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.
     cost = sum(money.total for money in line.figures.money.values())
     return (-cost, -line.figures.allocated_seconds, line.key)
