@@ -3,18 +3,28 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.holdings import Asks, Recommendation
-from exporter.cost.ledger import DAY_SECONDS, UNATTRIBUTED, Dimension, FleetLedger, LineKey, Window, last_recorded
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Dimension,
+    FleetLedger,
+    LineKey,
+    Window,
+    last_recorded,
+    period_at,
+)
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.recommend import read
 from exporter.cost.recommend_render import totals
 from exporter.cost.render_rows import HOUR, clean, encodable, failure_words
-from exporter.cost.report import FleetReport, make_report, total_of
+from exporter.cost.report import FleetReport, make_report, parts
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
@@ -87,16 +97,14 @@ def parse_week(text: str, now_seconds: float) -> Window:
     """
     written = text.strip()
     last = last_recorded(now_seconds)
-    today = datetime.fromtimestamp(last, UTC).date()
-    monday = today - timedelta(days=today.weekday() + 7) if written == "lastweek" else None
     try:
-        monday = date.fromisoformat(written) if _ISO_WEEK.fullmatch(written) else monday
+        monday = date.fromisoformat(written) if _ISO_WEEK.fullmatch(written) else None
     except ValueError:
         monday = None
-    if monday is None:
+    if monday is None and written != "lastweek":
         raise ConfigError(f"week: value '{clean(text[:80])}' is no week; {_WEEKS}")
-    start = int(datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp())
-    week = Window(start_seconds=start, end_seconds=start + WEEK_SECONDS, label=f"{monday:%G-W%V}")
+    within = datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp() if monday else last - WEEK_SECONDS
+    week = period_at("week", within)
     if week.end_seconds > last:
         raise ConfigError(f"week: {week.label} is not over; {_WEEKS}")
     return week
@@ -269,25 +277,21 @@ def _cut(text: str, most: int = _LONGEST_NAME) -> str:
 
 
 def _spend(digest: Digest) -> Section:
-    held = total_of(line.figures for line in digest.teams.held)
     rows = []
     for currency in _currencies(digest):
-        own, total = held.money_in(currency), _total(digest.teams, currency)
-        apart = {True: 0.0, False: 0.0}
-        for line in digest.teams.apart:
-            apart[line.key.kind == UNATTRIBUTED] += line.figures.money_in(currency).total
+        total, own = _total(digest.teams, currency), parts(digest.teams, currency)
         before = _money(_total(digest.teams_before, currency), currency) if digest.teams_before else "not known"
         rows.append(DigestRow((f"Total {clean(currency)}", _money(total, currency), "", before)))
-        for title, amount in (
-            ("Active", own.active),
-            ("Idle, held without work", own.idle),
-            ("Held, activity not known", own.unknown),
-            ("Unattributed", apart[True]),
-            ("Unallocated, nobody held it", apart[False]),
+        for title, part in (
+            ("Active", "Active"),
+            ("Idle, held without work", "Idle"),
+            ("Held, activity not known", "Unknown"),
+            ("Unattributed", UNATTRIBUTED),
+            ("Unallocated, nobody held it", UNALLOCATED),
         ):
-            if amount > 0:
-                share = percent_down(amount / total, 1) if total else ""
-                rows.append(DigestRow((title, _money(amount, currency), share, "")))
+            if own[part] > 0:
+                share = percent_down(own[part] / total, 1) if total else ""
+                rows.append(DigestRow((title, _money(own[part], currency), share, "")))
     return Section(
         title="Spend",
         href=_link(digest, "/"),

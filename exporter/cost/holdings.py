@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from exporter.cost.ledger import (
@@ -11,12 +11,15 @@ from exporter.cost.ledger import (
     HOUR_SECONDS,
     UNALLOCATED,
     UNATTRIBUTED,
+    Dimension,
+    Figures,
     Filters,
     FleetLedger,
     LineKey,
     Window,
 )
 from exporter.cost.prometheus import SeriesSample
+from exporter.cost.report import total_of
 from exporter.model import PLATFORM_NAMESPACES
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
@@ -56,6 +59,21 @@ class HeldDevice:
     """Held when the window ended, and for most of its last day: what else was held is the past."""
     policy: str = ""
     """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
+
+    @property
+    def key(self) -> LineKey:
+        """Its line of the ledger."""
+        mode = "exclusive" if self.share_ratio >= _WHOLE else "shared"
+        return LineKey(
+            cluster=self.cluster,
+            node=self.node,
+            namespace=self.namespace,
+            kind=self.kind,
+            workload=self.workload,
+            team=self.team,
+            model=self.model,
+            mode="mig" if self.gpu_instance or self.mig_profile else mode,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,22 +126,6 @@ class Asks(Protocol):
         ...
 
 
-class _Answers(NamedTuple):
-    held: Mapping[_Key, float]
-    share: Mapping[_Key, float]
-    of_day: Mapping[_Key, float]
-    measured: Mapping[_Key, float]
-    active: Mapping[_Key, float]
-    p95: Mapping[_Key, float]
-    peak: Mapping[_Key, float]
-    memory: Mapping[_Key, float]
-    estimated: Mapping[_Key, float]
-    total: Mapping[_Key, float]
-    reserved: Mapping[_Key, float]
-    inference: Mapping[_Key, float]
-    muted: Mapping[_Key, float]
-
-
 async def read_evidence(
     client: Asks, window: Window, cluster_label: str = "cluster", filters: Filters | None = None
 ) -> tuple[HeldDevice, ...]:
@@ -150,12 +152,12 @@ async def read_evidence(
             }
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    found = _uses(_Answers(**{name: task.result() for name, task in tasks.items()}))
-    return tuple(one for one in found if filters is None or filters.keep(_line(one)))
+    found = _uses({name: task.result() for name, task in tasks.items()})
+    return tuple(one for one in found if filters is None or filters.keep(one.key))
 
 
 def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str, str]:
-    """By field of ``_Answers``. Two Prometheis that recorded the same are one, by ``max``."""
+    """By name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
     # A second less: an engine whose ranges are closed would take the hour before in.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
     active, memory = "workload_device:gpu_active:rate1h", "workload_device:gpu_memory_used_bytes:max1h"
@@ -187,14 +189,14 @@ async def _ask(client: Asks, question: str, at_seconds: float, labels: Iterable[
     return {tuple(labels.get(name, "") for name in wanted): value for labels, value in samples}
 
 
-def _uses(answers: _Answers) -> Iterable[HeldDevice]:
-    for key, held_hours in answers.held.items():
+def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
+    for key, held_hours in answers["held"].items():
         cluster, node, _, uuid, gpu_instance, mig_profile, model, namespace, kind, workload, team = key
         owner = (cluster, namespace, kind, workload, team)
-        share = answers.share.get(key, 0.0)
-        if share <= 0 or owner in answers.muted:
+        share = answers["share"].get(key, 0.0)
+        if share <= 0 or owner in answers["muted"]:
             continue
-        measured = answers.measured.get(key, 0.0)
+        measured = answers["measured"].get(key, 0.0)
         yield HeldDevice(
             cluster=cluster,
             node=node,
@@ -209,14 +211,14 @@ def _uses(answers: _Answers) -> Iterable[HeldDevice]:
             share_ratio=min(1.0, share),
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
-            mean_ratio=min(1.0, answers.active.get(key, 0.0) / measured) if measured > 0 else None,
-            p95_ratio=_of_share(answers.p95.get(key, 0.0), share, measured),
-            peak_ratio=_of_share(answers.peak.get(key, 0.0), share, measured),
-            peak_memory_bytes=answers.memory.get(key),
-            memory_total_bytes=answers.total.get(key[:7]),
-            estimated=key in answers.estimated,
-            still_held=answers.of_day.get(key, 0.0) >= _DAY_HOURS,
-            policy="reserved" if owner in answers.reserved else "inference" if owner in answers.inference else "",
+            mean_ratio=min(1.0, answers["active"].get(key, 0.0) / measured) if measured > 0 else None,
+            p95_ratio=_of_share(answers["p95"].get(key, 0.0), share, measured),
+            peak_ratio=_of_share(answers["peak"].get(key, 0.0), share, measured),
+            peak_memory_bytes=answers["memory"].get(key),
+            memory_total_bytes=answers["total"].get(key[:7]),
+            estimated=key in answers["estimated"],
+            still_held=answers["of_day"].get(key, 0.0) >= _DAY_HOURS,
+            policy="reserved" if owner in answers["reserved"] else "inference" if owner in answers["inference"] else "",
         )
 
 
@@ -226,20 +228,6 @@ def _of_share(gpus: float, share: float, measured: float) -> float | None:
     Where activity was measured and none was recorded, there was none.
     """
     return min(1.0, gpus / share) if measured > 0 else None
-
-
-def _line(use: HeldDevice) -> LineKey:
-    mode = "mig" if use.gpu_instance or use.mig_profile else "exclusive" if use.share_ratio >= _WHOLE else "shared"
-    return LineKey(
-        cluster=use.cluster,
-        node=use.node,
-        namespace=use.namespace,
-        kind=use.kind,
-        workload=use.workload,
-        team=use.team,
-        model=use.model,
-        mode=mode,
-    )
 
 
 MONTH_HOURS = 730.0
@@ -354,59 +342,37 @@ class MeanPrice(NamedTuple):
     per_hour: float
 
 
-class Payer(NamedTuple):
-    """Who paid, for GPUs of which model."""
-
-    cluster: str
-    namespace: str
-    kind: str
-    workload: str
-    team: str
-    model: str
+_PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
 
 
-@dataclass(slots=True)
-class _Sum:
-    priced_hours: float = 0.0
-    money: dict[str, float] = field(default_factory=dict)
-
-    def price(self) -> MeanPrice | None:
-        """The mean; ``None`` without money, and in several currencies, of which none is the price."""
-        paid = [(currency, total) for currency, total in self.money.items() if total > 0]
-        if len(paid) != 1 or self.priced_hours <= 0:
-            return None
-        return MeanPrice(paid[0][0], paid[0][1] / self.priced_hours)
+def _mean_price(paid: Figures) -> MeanPrice | None:
+    """The mean; ``None`` without money, and in several currencies, of which none is the price."""
+    priced_hours = (paid.allocated_seconds - paid.unpriced_seconds) / HOUR_SECONDS
+    money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
+    return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
 
 
 class Prices:
     """Mean prices of a ledger that has cluster, namespace, kind, workload, team and model."""
 
     def __init__(self, ledger: FleetLedger) -> None:
-        self._payers: dict[Payer, _Sum] = {}
-        self._models: dict[tuple[str, str], _Sum] = {}
+        payers: dict[LineKey, list[Figures]] = {}
+        models: dict[tuple[str, str], list[Figures]] = {}
         for chunk in ledger.chunks:
             for key, figures in chunk.lines.items():
-                hours = (figures.allocated_seconds - figures.unpriced_seconds) / HOUR_SECONDS
-                for total in self._sums(key):
-                    total.priced_hours += hours
-                    for currency, money in figures.money.items():
-                        total.money[currency] = total.money.get(currency, 0.0) + money.total
+                models.setdefault((key.cluster, key.model), []).append(figures)
+                if key.kind not in _NO_OWNER:
+                    payers.setdefault(key.at(_PAYER), []).append(figures)
+        self._payers = {key: _mean_price(total_of(paid)) for key, paid in payers.items()}
+        self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
 
-    def _sums(self, key: LineKey) -> Iterable[_Sum]:
-        yield self._models.setdefault((key.cluster, key.model), _Sum())
-        if key.kind not in _NO_OWNER:
-            payer = Payer(key.cluster, key.namespace, key.kind, key.workload, key.team, key.model)
-            yield self._payers.setdefault(payer, _Sum())
-
-    def paid(self, payer: Payer) -> MeanPrice | None:
+    def paid(self, payer: LineKey) -> MeanPrice | None:
         """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
-        known = self._payers.get(payer)
-        return known.price() if known is not None else self.of_model(payer.cluster, payer.model)
+        return self._payers[payer] if payer in self._payers else self.of_model(payer.cluster, payer.model)
 
     def of_model(self, cluster: str, model: str) -> MeanPrice | None:
         """What GPUs of a model cost in a cluster, whoever held them."""
-        known = self._models.get((cluster, model))
-        return None if known is None else known.price()
+        return self._models.get((cluster, model))
 
     def models(self, cluster: str) -> Iterable[str]:
         """Models of a cluster that the ledger knows."""
@@ -425,7 +391,8 @@ _SERVER_NAMES = re.compile(
 class HeldDevices:
     """Devices of one sort that a workload still holds: of one model, and whole, of one MIG profile, or shared parts."""
 
-    payer: Payer
+    payer: LineKey
+    """Cluster, namespace, kind, workload, team and model."""
     uses: tuple[HeldDevice, ...]
 
     @property
@@ -477,7 +444,8 @@ class HeldDevices:
     @property
     def peak_memory_bytes(self) -> float | None:
         """Of the fullest device; ``None`` where one is not known."""
-        return _largest(use.peak_memory_bytes for use in self.uses)
+        known = [use.peak_memory_bytes for use in self.uses]
+        return None if None in known else max(peak for peak in known if peak is not None)
 
     @property
     def memory_total_bytes(self) -> float | None:
@@ -492,10 +460,6 @@ class HeldDevices:
             return True
         return _SERVER_NAMES.search(self.payer.workload) is not None
 
-    def part(self, uses: Iterable[HeldDevice]) -> "HeldDevices":
-        """Some of its devices."""
-        return HeldDevices(self.payer, tuple(uses))
-
 
 def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
     """What is still held of one workload's uses, in a settled order."""
@@ -503,10 +467,8 @@ def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
     for use in uses:
         if use.still_held:
             sorts.setdefault(_sort(use), []).append(use)
-    for (model, _, _), of_sort in sorted(sorts.items()):
-        first = of_sort[0]
-        payer = Payer(first.cluster, first.namespace, first.kind, first.workload, first.team, model)
-        yield HeldDevices(payer, tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
+    for _, of_sort in sorted(sorts.items()):
+        yield HeldDevices(of_sort[0].key.at(_PAYER), tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
 
 
 def trusted(use: HeldDevice, settings: AdviceSettings) -> bool:
@@ -533,8 +495,3 @@ def idle(use: HeldDevice, settings: AdviceSettings) -> bool:
 def _sort(use: HeldDevice) -> tuple[str, str, bool]:
     instance = bool(use.gpu_instance or use.mig_profile)
     return use.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else max(value for value in known if value is not None)

@@ -1,7 +1,7 @@
 """Recommends GPUs to return, share or resize, from evidence and ledger of the last days."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from exporter.cost.holdings import (
@@ -274,7 +274,7 @@ def _of_workload(
         return
     for lot in lots(uses):
         price = prices.paid(lot.payer)
-        of_lot = lot.part(use for use in lot.uses if use in unused)
+        of_lot = replace(lot, uses=tuple(use for use in lot.uses if use in unused))
         if len(unused) == len(held):
             yield _written(lot, _give_back(lot, price), window, price)
         elif of_lot.uses:
@@ -291,7 +291,7 @@ def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
         risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
     title = f"Give back all {devices(lot)}" if len(lot.uses) > 1 else f"Give back {each(lot)}"
     fact = "Nothing that it holds did any work."
-    return Change("give-back", title, lot.gpus, _money(price, lot), fact, risk, "medium" if loaded else "low")
+    return Change("give-back", title, lot.gpus, _per_month(price, lot.gpus), fact, risk, "medium" if loaded else "low")
 
 
 def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], price: MeanPrice | None) -> Change:
@@ -305,11 +305,7 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], pr
     )
     several = len(unused.uses) < len(lot.uses)
     title = f"Give back {len(unused.uses)} of {devices(lot)}" if several else f"Give back {each(lot)}"
-    return Change("fewer-gpus", title, unused.gpus, _money(price, unused), fact, risk, "medium")
-
-
-def _money(price: MeanPrice | None, lot: HeldDevices) -> float | None:
-    return None if price is None else price.per_hour * lot.gpus * MONTH_HOURS
+    return Change("fewer-gpus", title, unused.gpus, _per_month(price, unused.gpus), fact, risk, "medium")
 
 
 def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None) -> Recommendation:

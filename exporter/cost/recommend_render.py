@@ -20,7 +20,10 @@ from exporter.model.formatting import decimal, iso, minute, money_with_code
 Form = Literal["table", "csv", "json"]
 FORMATS: tuple[Form, ...] = ("table", "csv", "json")
 _LEVELS = {"low": "green", "medium": "yellow", "high": "red"}
-_COLUMNS = ("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus")
+_COLUMNS = (
+    *("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus"),
+    *("per_month", "currency", "risk_level", "risk", "evidence", "devices"),
+)
 
 
 def write(read: AdviceReading, form: Form, stream: TextIO) -> None:
@@ -92,26 +95,16 @@ def _workload(use: HeldDevice) -> tuple[str, ...]:
 
 
 def _write_csv(read: AdviceReading, stream: TextIO) -> None:
-    head = ("from", "to", *_COLUMNS, "per_month", "currency", "risk_level", "risk", "evidence", "devices")
-    writer = csv.DictWriter(csv_stream(stream), head, lineterminator="\n")
+    writer = csv.DictWriter(csv_stream(stream), ("from", "to", *_COLUMNS), lineterminator="\n")
     writer.writeheader()
     window = read.ledger.window
     for one in read.recommendations:
-        texts = {
-            **{name: getattr(one, field) for name, field in zip(_COLUMNS[:7], _FIELDS, strict=True)},
-            "title": one.title,
-            "currency": one.currency,
-            "risk_level": one.risk_level,
-            "risk": one.risk,
-            "evidence": " ".join(one.evidence),
-            "devices": " ".join(one.devices),
+        joined = {"evidence": " ".join(one.evidence), "devices": " ".join(one.devices)}
+        row = {
+            name: guarded(value) if isinstance(value, str) else "" if value is None else value
+            for name, value in {**recommendation_document(one), **joined}.items()
         }
-        row: dict[str, str | float] = {name: guarded(text) for name, text in texts.items()}
-        row |= {"from": iso(window.start_seconds), "to": iso(window.end_seconds), "gpus": one.gpus}
-        writer.writerow(row | {"per_month": "" if one.per_month is None else one.per_month})
-
-
-_FIELDS = ("advice", "cluster", "namespace", "kind", "workload", "team", "model")
+        writer.writerow({"from": iso(window.start_seconds), "to": iso(window.end_seconds), **row})
 
 
 def _write_json(read: AdviceReading, stream: TextIO) -> None:

@@ -459,6 +459,26 @@ def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
         yield ReportLine(key=key, figures=total.figures(), series=series)
 
 
+PARTS = ("Active", "Idle", "Unknown", UNATTRIBUTED, UNALLOCATED)
+"""What all GPU-seconds, and all money, consist of."""
+
+
+def parts(report: FleetReport, currency: str = "") -> dict[str, float]:
+    """Return GPU-seconds, or money in a currency, by ``PARTS``: of owners by state, and of what is nobody's."""
+    held = total_of(line.figures for line in report.held)
+    nobodys = (
+        total_of(line.figures for line in report.apart if (line.key.kind == UNATTRIBUTED) == is_unattributed)
+        for is_unattributed in (True, False)
+    )
+    if currency:
+        own = held.money_in(currency)
+        values = (own.active, own.idle, own.unknown, *(one.money_in(currency).total for one in nobodys))
+    else:
+        seconds = (held.active_seconds, held.idle_seconds, held.unknown_seconds)
+        values = (*seconds, *(one.allocated_seconds for one in nobodys))
+    return dict(zip(PARTS, values, strict=True))
+
+
 def rank(line: ReportLine) -> tuple[float, float, LineKey]:
     """Order lines by money, dearest first, then by time."""
     # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.

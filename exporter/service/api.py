@@ -3,7 +3,7 @@
 import asyncio
 import io
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,10 +23,10 @@ from exporter.cost.document import (
 from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS
 from exporter.cost.focus_write import write_focus
-from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Figures, Window
+from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Window
 from exporter.cost.live import LivePod
 from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
-from exporter.cost.report import FleetReport
+from exporter.cost.report import FleetReport, parts
 from exporter.errors import ConfigError
 from exporter.service import responses
 from exporter.service.data import Book, Freshness, Funnel, Month
@@ -158,26 +158,21 @@ class PodsDocument(FreshnessEnvelope):
 
 def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
     """Return by currency what all GPUs of a report have cost, in parts that sum to ``total``."""
-    held = [line.figures for line in report.held]
-    apart = {
-        kind: [line.figures for line in report.apart if line.key.kind == kind] for kind in (UNATTRIBUTED, UNALLOCATED)
-    }
-    return [
-        {
-            "currency": currency,
-            "total": _cost([report.total], currency),
-            "active": sum(figures.money_in(currency).active for figures in held),
-            "idle": sum(figures.money_in(currency).idle for figures in held),
-            "unknown": sum(figures.money_in(currency).unknown for figures in held),
-            "unattributed": _cost(apart[UNATTRIBUTED], currency),
-            "unallocated": _cost(apart[UNALLOCATED], currency),
-        }
-        for currency in report.currencies
-    ]
-
-
-def _cost(many: Sequence[Figures], currency: str) -> float:
-    return sum(figures.money_in(currency).total for figures in many)
+    found: list[FleetMoneyDocument] = []
+    for currency in report.currencies:
+        own = parts(report, currency)
+        found.append(
+            {
+                "currency": currency,
+                "total": report.total.money_in(currency).total,
+                "active": own["Active"],
+                "idle": own["Idle"],
+                "unknown": own["Unknown"],
+                "unattributed": own[UNATTRIBUTED],
+                "unallocated": own[UNALLOCATED],
+            }
+        )
+    return found
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
