@@ -178,8 +178,7 @@ Tags tags C N 1.0
 """
 
 
-def _read(line: str) -> FocusColumn:
-    name, kind, level, null, since, *until = line.split()
+def _read(name: str, kind: str, level: str, null: str, since: str, until: str = "") -> FocusColumn:
     return FocusColumn(
         name=name,
         kind=cast("Kind", kind),
@@ -187,21 +186,15 @@ def _read(line: str) -> FocusColumn:
         nullable=null == "N",
         allowed=_ALLOWED.get(name, ()),
         since=since,
-        until=until[0] if until else "",
+        until=until,
     )
 
 
-COLUMNS: tuple[FocusColumn, ...] = tuple(_read(line) for line in _TABLE.split("\n") if line)
+COLUMNS: tuple[FocusColumn, ...] = tuple(_read(*line.split()) for line in _TABLE.split("\n") if line)
 """Every column that some version from 1.2 on has, in the order of the alphabet."""
 
 # In 1.2, which has no split charges, our files say the same in columns of their own.
-SPLIT_COLUMNS = (
-    "AllocatedMethodDetails",
-    "AllocatedMethodId",
-    "AllocatedResourceId",
-    "AllocatedResourceName",
-    "AllocatedTags",
-)
+SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswith("Allocated"))
 OWN_COLUMNS: dict[str, Kind] = {
     "x_ActiveCost": "decimal",
     "x_ActiveRatio": "decimal",
