@@ -238,21 +238,13 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiAnswer:
-    """What is sent."""
-
-    body: Body
-    filename: str = ""
-    """Under which name it is to be saved; empty where it is to be shown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """A path of the API."""
 
     path: str
     about: str
-    handle: Callable[[Ask], Awaitable[ApiAnswer]]
+    handle: Callable[[Ask], Awaitable[object]]
+    """Returns a document, a ``Body``, or a ``Body`` and the name of the file that it is to be saved as."""
     answer: type
     """Of its JSON."""
     parameters: tuple[Parameter, ...] = ()
@@ -262,7 +254,7 @@ class Endpoint:
     """Ignore unknown parameters with a warning, as an API of others does; else they are refused."""
 
 
-async def _report(ask: Ask) -> ApiAnswer:
+async def _report(ask: Ask) -> object:
     values, form = ask.values, ask.values["format"]
     if form == "focus":
         return await _focus(ask)
@@ -277,10 +269,9 @@ async def _report(ask: Ask) -> ApiAnswer:
     if form == "json":
         offset, limit = values["offset"], values["limit"]
         make = partial(_json_page, report, offset, limit)
-        return ApiAnswer(body=await ask.bodies.of_thread(report, (form, offset, limit), make))
+        return await ask.bodies.of_thread(report, (form, offset, limit), make)
     body = await ask.bodies.of_thread(report, form, partial(_rendered, report, form))
-    name = "" if form == "table" else _filename("gpu-cost", report.window, "-".join(report.by), form)
-    return ApiAnswer(body=body, filename=name)
+    return body if form == "table" else (body, _filename("gpu-cost", report.window, "-".join(report.by), form))
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -302,7 +293,7 @@ def _rendered(report: FleetReport, form: render.Form) -> Body:
     return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
 
-async def _focus(ask: Ask) -> ApiAnswer:
+async def _focus(ask: Ask) -> object:
     filters = filters_of(ask.values)
     wrong = sorted(set(filters.wanted) - _OF_ORIGINS)
     if wrong:
@@ -318,7 +309,7 @@ async def _focus(ask: Ask) -> ApiAnswer:
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)
     body = Body(stream.getvalue().encode("utf-8", "replace"), CSV)
-    return ApiAnswer(body=body, filename=_filename("focus", ledger.window, version, "csv"))
+    return body, _filename("focus", ledger.window, version, "csv")
 
 
 def _filename(head: str, window: Window, what: str, ending: str) -> str:
@@ -328,54 +319,49 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", name) + f".{ending}"
 
 
-async def _summary(ask: Ask) -> ApiAnswer:
+async def _summary(ask: Ask) -> object:
     report = await ask.book.report(ask.values["window"], (), filters_of(ask.values))
     at_work = await ask.book.at_work_ratio(report.window, report.filters)
-    found: SummaryDocument = {
-        "window": window_document(report.window),
-        "funnel": funnel(report, ask.now_seconds, at_work),
-        "money": money_documents(report),
-        "trust": trust_document(report),
-        "months": list(await ask.book.months()),
-        "freshness": ask.book.freshness(),
-    }
-    return ApiAnswer(body=responses.json_body(found))
+    return SummaryDocument(
+        window=window_document(report.window),
+        funnel=funnel(report, ask.now_seconds, at_work),
+        money=money_documents(report),
+        trust=trust_document(report),
+        months=list(await ask.book.months()),
+        freshness=ask.book.freshness(),
+    )
 
 
-async def _months(ask: Ask) -> ApiAnswer:
-    found: MonthsDocument = {"months": list(await ask.book.months()), "freshness": ask.book.freshness()}
-    return ApiAnswer(body=responses.json_body(found))
+async def _months(ask: Ask) -> object:
+    return MonthsDocument(months=list(await ask.book.months()), freshness=ask.book.freshness())
 
 
-async def _recommendations(ask: Ask) -> ApiAnswer:
+async def _recommendations(ask: Ask) -> object:
     wanted = filters_of(ask.values).wanted
-    found: RecommendationsDocument = {
-        "recommendations": [
+    return RecommendationsDocument(
+        recommendations=[
             recommendation_document(advice)
             for advice in ask.book.recommendations.value
             if all(getattr(advice, name) in values for name, values in wanted.items())
         ],
-        "freshness": ask.book.freshness(),
-    }
-    return ApiAnswer(body=responses.json_body(found))
+        freshness=ask.book.freshness(),
+    )
 
 
-async def _budgets(ask: Ask) -> ApiAnswer:
-    found: BudgetsDocument = {
-        "budgets": [_budget(state) for state in ask.book.budgets.value],
-        "freshness": ask.book.freshness(),
-    }
-    return ApiAnswer(body=responses.json_body(found))
+async def _budgets(ask: Ask) -> object:
+    return BudgetsDocument(
+        budgets=[_budget(state) for state in ask.book.budgets.value],
+        freshness=ask.book.freshness(),
+    )
 
 
-async def _pods(ask: Ask) -> ApiAnswer:
+async def _pods(ask: Ask) -> object:
     pods = await ask.book.pods(filters_of(ask.values))
-    found: PodsDocument = {"pods": [_pod(pod) for pod in pods], "freshness": ask.book.freshness()}
-    return ApiAnswer(body=responses.json_body(found))
+    return PodsDocument(pods=[_pod(pod) for pod in pods], freshness=ask.book.freshness())
 
 
-async def _freshness(ask: Ask) -> ApiAnswer:
-    return ApiAnswer(body=responses.json_body(ask.book.freshness()))
+async def _freshness(ask: Ask) -> object:
+    return ask.book.freshness()
 
 
 _FORMAT = choice(

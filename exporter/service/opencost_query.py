@@ -21,7 +21,7 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.errors import ConfigError
-from exporter.service.parameters import Parameter, shown, switch
+from exporter.service.parameters import Parameter, shown, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
 """OpenCost's names: an owner that lacks what is asked for; what nobody held. The third is ours."""
@@ -205,18 +205,6 @@ def _aggregate(text: str, _now: Now) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _word(text: str, meanings: Mapping[str, str]) -> str:
-    """Return what a word in any case means.
-
-    Raises:
-        ValueError: It is none of them.
-    """
-    word = text.strip().lower()
-    if word not in meanings:
-        raise ValueError(text)
-    return meanings[word]
-
-
 _SHARES = {
     **dict.fromkeys(("true", "1", "weighted"), "weighted"),
     **dict.fromkeys(("false", "0", "none"), "none"),
@@ -288,7 +276,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         about="true or all: one set for the whole window, whatever the step; hour, day, week: sets of this length;"
         " weeknow, month, quarter: sets that end with the calendar's week (Monday), month, quarter, in the service's"
         " time zone.",
-        parse=lambda text, _: _word(text, _ACCUMULATIONS),
+        parse=words(_ACCUMULATIONS),
         allowed="true, all, false, hour, day, week, weeknow, month, quarter",
         default="false",
     ),
@@ -297,7 +285,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="shareIdle",
         about="Spread what nobody held over owners: true or weighted (by their cost), even.",
-        parse=lambda text, _: _word(text, _SHARES),
+        parse=words(_SHARES),
         allowed="true, false, weighted, even",
         default="false",
     ),

@@ -25,6 +25,7 @@ _LONGEST = 2000
 _MOST_PROBLEMS = 20
 _CHANGES_SUMS = ("filter", "shareCost", "shareLabels", "shareNamespaces", "shareSplit")
 """How parameters begin that no endpoint may ignore: the answer would have other sums than the client asked for."""
+_YES, _NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 _POOLS = {"node pool", "node-pool", "nodepool"}
 
 
@@ -182,10 +183,16 @@ def _one_of(*words: str) -> Callable[[str, Now], str]:
     return parse
 
 
-def _switch(text: str, now: Now) -> bool:
-    return {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}[
-        _one_of("true", "1", "on", "yes", "false", "0", "off", "no")(text.strip().lower(), now)
-    ]
+def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
+    """Return what turns a word in any case into its meaning."""
+
+    def parse(text: str, _now: Now) -> object:
+        word = text.strip().lower()
+        if word not in meanings:
+            raise ValueError(text)
+        return meanings[word]
+
+    return parse
 
 
 def _count(most: int) -> Callable[[str, Now], int]:
@@ -203,7 +210,7 @@ def switch(name: str, about: str, *, default: bool = False) -> Parameter:
     return Parameter(
         name=name,
         about=about,
-        parse=_switch,
+        parse=words({**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}),
         allowed="true, false",
         default="true" if default else "false",
         schema={"type": "boolean"},

@@ -1,5 +1,6 @@
 """The service's HTTP face: pages, API, metrics and health under one application that only reads."""
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
@@ -81,16 +82,11 @@ def _one_app(book: Book, settings: ServeSettings, face: Face, middlewares: list[
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
-    _add_endpoints(app, book, settings, face.clock)
-    add_pages(app, book, settings)
-    return app
-
-
-def _add_endpoints(app: web.Application, book: Book, settings: ServeSettings, clock: Callable[[], float]) -> None:
-    """Answer every path of the API; ``clock`` gives Unix seconds."""
     bodies = Bodies()
     for endpoint in ENDPOINTS:
-        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings, clock))
+        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings, face.clock))
+    add_pages(app, book, settings)
+    return app
 
 
 def _handler(
@@ -103,10 +99,13 @@ def _handler(
         values = read(endpoint.parameters, request.query.items(), Now(now, settings.timezone), lenient)
         ask = Ask(values=values, book=book, bodies=bodies, settings=settings, now_seconds=now, ignored=tuple(ignored))
         answer = await endpoint.handle(ask)
+        body, filename = answer if isinstance(answer, tuple) else (answer, "")
+        if not isinstance(body, Body):
+            body = await asyncio.to_thread(responses.json_body, body)
         headers: dict[str, str] = {}
-        if answer.filename:
-            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'
-        return await responses.respond(request, answer.body, headers=headers)
+        if filename:
+            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{filename}"'
+        return await responses.respond(request, body, headers=headers)
 
     return handle
 
