@@ -80,14 +80,12 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
     problems += _contradictions(namespace, filters)
     written = "30d" if namespace.window is None else namespace.window
     window = or_problems(lambda: parse_window(written, now, namespace.timezone or UTC), problems, prefix="--")
-    prometheus = None
-    if namespace.prometheus or os.environ.get(_ADDRESS.env):
-        prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
-    elif namespace.store is None:
-        problems.append(
-            "report: nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL for one"
-            " node"
-        )
+    prometheus = prometheus_or_store(
+        namespace,
+        problems,
+        "report: nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL for one"
+        " node",
+    )
     if problems or window is None:
         raise ConfigError(*problems)
     wanted = FOCUS_DIMENSIONS if namespace.format == "focus" else dimensions_of(by)
@@ -99,6 +97,15 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
         prometheus=prometheus,
         store=namespace.store,
     )
+
+
+def prometheus_or_store(namespace: argparse.Namespace, problems: list[str], nowhere: str) -> PrometheusSettings | None:
+    """Return how to ask Prometheus; without an address ``None``, and without a store ``nowhere`` among ``problems``."""
+    if namespace.prometheus or os.environ.get(_ADDRESS.env):
+        return or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
+    if namespace.store is None:
+        problems.append(nowhere)
+    return None
 
 
 def or_problems(make: Callable[[], _T], problems: list[str], prefix: str = "") -> _T | None:

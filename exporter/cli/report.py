@@ -2,14 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exporter.cli.common import Commands, Parser, add_output, add_timezone, check_output, command, output, refuse
 from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
-
-if TYPE_CHECKING:
-    from exporter.cost.node_report import AgentAccess
 
 _FILES = ("agent_password_file", "agent_ca_file", "agent_cert_file", "agent_key_file")
 _ALL = ("agent_username", *_FILES, "agent_skip_verify")
@@ -62,20 +58,6 @@ def access_problems(namespace: argparse.Namespace) -> list[str]:
     if given and namespace.agent is None:
         problems.append(f"--{given[0].replace('_', '-')}: does nothing without --agent; give both")
     return problems
-
-
-def agent_access(namespace: argparse.Namespace) -> "AgentAccess":
-    """What they come to, where there is no problem."""
-    from exporter.cost.node_report import AgentAccess
-
-    return AgentAccess(
-        username=namespace.agent_username or "",
-        password_file=namespace.agent_password_file,
-        ca_file=namespace.agent_ca_file,
-        cert_file=namespace.agent_cert_file,
-        key_file=namespace.agent_key_file,
-        skip_verify=bool(namespace.agent_skip_verify),
-    )
 
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
@@ -231,15 +213,15 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
-    from exporter.cost.document import label_keys
     from exporter.cost.ledger import LABEL
-    from exporter.cost.node_report import base_address, fetch
+    from exporter.cost.node_report import AgentAccess, base_address, fetch, label_keys
     from exporter.cost.node_report import read as read_node
     from exporter.cost.node_report_render import write
     from exporter.errors import ConfigError
 
     check_output(namespace.output)
-    base, access = base_address(namespace.agent), agent_access(namespace)
+    base = base_address(namespace.agent)
+    access = AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _ALL})
     read = read_node(fetch(base, access=access), base)
     by = namespace.by or "owner"
     known = label_keys(read)

@@ -9,9 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.document import By, Line, Lines, lines
 from exporter.cost.ledger import LABEL, pairs
-from exporter.cost.node_report import APART, NodeReport, PricedModel, owner_name
+from exporter.cost.node_report import APART, By, Line, NodeReport, PricedModel, owner_name, summed
 from exporter.cost.render import LABEL_WIDTH, console_for, widen
 from exporter.cost.render_rows import HOUR, JOULES_PER_KWH, clean, csv_stream, guarded
 from exporter.metrics.ledger_collector import energy_joules
@@ -26,13 +25,13 @@ _Column = tuple[str, Callable[[Line], str]]
 
 def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> None:
     """Write the report in one of ``FORMATS``, its lines summed by ``by``."""
-    {"table": write_table, "csv": write_csv, "json": write_json}[form](report, lines(report, by), stream)
+    {"table": write_table, "csv": write_csv, "json": write_json}[form](summed(report, by), stream)
 
 
-def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
+def write_table(report: NodeReport, stream: TextIO) -> None:
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
     console = console_for(stream)
-    table = _table(report, shown)
+    table = _table(report)
     widen(console, table)
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
@@ -44,9 +43,9 @@ def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _table(report: NodeReport, shown: Lines) -> Table:
+def _table(report: NodeReport) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    columns = _columns(shown)
+    columns = _columns(report)
     for title, _ in columns:
         table.add_column(title, overflow="fold")
     currencies = report.currencies or ("",)
@@ -54,29 +53,29 @@ def _table(report: NodeReport, shown: Lines) -> Table:
     for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
         table.add_column(title.strip(), justify="right", no_wrap=True)
     digits = hour_digits(report.capacity_seconds)
-    both = (*shown.held, *shown.apart)
-    for number, line in enumerate(both, start=1):
-        ends = number in {len(shown.held), len(both)}
-        style = "" if number <= len(shown.held) else "dim"
+    held = sum(line.owner not in APART for line in report.lines)
+    for number, line in enumerate(report.lines, start=1):
+        ends = number in {held, len(report.lines)}
+        style = "" if number <= held else "dim"
         names = (Text(clean(name_of(line))) for _, name_of in columns)
         table.add_row(*names, *_figures(line.totals, currencies, digits), end_section=ends, style=style)
     table.add_row("Total", *("" for _ in columns[1:]), *_figures(report.total, currencies, digits), style="bold")
     return table
 
 
-def _columns(shown: Lines) -> tuple[_Column, ...]:
+def _columns(report: NodeReport) -> tuple[_Column, ...]:
     """Titles of the names, and what they are of a line; time without an owner stands in the first one."""
-    if shown.by == "namespace":
+    if report.by == "namespace":
         return (("Namespace", lambda line: _kind(line) or line.owner.namespace or "(no namespace)"),)
-    if shown.by.startswith(LABEL):
-        key = shown.by.removeprefix(LABEL)
+    if report.by.startswith(LABEL):
+        key = report.by.removeprefix(LABEL)
         return ((key, lambda line: _kind(line) or pairs(line.owner.cost_labels).get(key) or f"(no {key})"),)
-    if shown.by == "team":
+    if report.by == "team":
         return (("Team", lambda line: _kind(line) or line.owner.team or "(no team)"),)
     model: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
-    if shown.by == "model":
+    if report.by == "model":
         return (model, ("Held by", lambda line: _kind(line) or "owners"))
-    with_teams = any(line.owner.team for line in shown.held)
+    with_teams = any(line.owner.team for line in report.lines)
     team: tuple[_Column, ...] = (("Team", lambda line: line.owner.team),) if with_teams else ()
     return (("Owner", lambda line: owner_name(line.owner)), *team, model, ("Mode", lambda line: line.mode))
 
@@ -132,17 +131,17 @@ def _price(priced: PricedModel) -> str:
     return f"{of}: {price.per_hour:,.4g} {price.currency}/h{energy} now, {price.source} as of {price.as_of}{listed}"
 
 
-def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
+def write_csv(report: NodeReport, stream: TextIO) -> None:
     """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
     writer = csv.writer(csv_stream(stream), lineterminator="\n")
     currencies = report.currencies  # a sum over all lines: once, not per line
     money_titles = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
     hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
     owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
-    labels = [shown.by] if shown.by.startswith(LABEL) else []
+    labels = [report.by] if report.by.startswith(LABEL) else []
     writer.writerow(("node", "from", "to", *owner, *labels, *hours, "energy_kwh", *money_titles))
     first = (guarded(clean(report.node)), iso(report.from_seconds), iso(report.to_seconds))
-    for line in (*shown.held, *shown.apart):
+    for line in report.lines:
         who, totals = line.owner, line.totals
         names = [who.namespace, who.kind, who.name, who.team, line.model, line.mode]
         names += [pairs(who.cost_labels).get(name.removeprefix(LABEL), "") for name in labels]
@@ -163,7 +162,7 @@ def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
         writer.writerow((*first, *(guarded(clean(name)) for name in names), *figures, kwh, *amounts))
 
 
-def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:
+def write_json(report: NodeReport, stream: TextIO) -> None:
     """One object: the period, the lines, their sum against capacity, and the prices. ``null`` is unknown."""
     document = {
         "node": report.node,
@@ -172,14 +171,14 @@ def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:
         "to_seconds": report.to_seconds,
         "saved": report.saved,
         "state_problem": report.state_problem or None,
-        "by": shown.by,
+        "by": report.by,
         "lines": [
             {
                 **account_keys(line.owner, line.model, line.mode),
                 "labels": pairs(line.owner.cost_labels) or None,
                 **totals_keys(line.totals),
             }
-            for line in (*shown.held, *shown.apart)
+            for line in report.lines
         ],
         "total": totals_keys(report.total),
         "capacity_seconds": report.capacity_seconds,
