@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from recommend_support import with_owner
 from web_support import http_server
 
 from exporter.config.prometheus_options import PrometheusSettings
@@ -140,7 +141,7 @@ def recommendation(namespace: str, workload: str, **changes: object) -> Recommen
         "risk": "A load that comes once a month would not fit; take one GPU away at a time.",
         "risk_level": "low",
     }
-    return Recommendation(**{**values, **changes})  # type: ignore[arg-type]
+    return Recommendation(**with_owner({**values, **changes}))  # type: ignore[arg-type]
 
 
 def budget_state(name: str, amount: float, spent: float, projected: float | None, now_seconds: float) -> BudgetState:

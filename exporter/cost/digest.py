@@ -372,13 +372,13 @@ def _waste(digest: Digest) -> Section:
     )
 
 
-def _owner(of: LineKey | Recommendation) -> str:
+def _owner(of: LineKey) -> str:
     place = f"{of.cluster}: " if of.cluster else ""
     workload = f"{of.kind} {of.namespace}/{of.workload}" if of.workload else of.namespace
     return _cut(f"{place}{workload}" if workload else "") or "(no namespace)"
 
 
-def _owner_link(digest: Digest, of: LineKey | Recommendation) -> str:
+def _owner_link(digest: Digest, of: LineKey) -> str:
     where = {"cluster": of.cluster} if of.cluster else {}
     return _link(digest, "/owner", **where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 
@@ -400,13 +400,13 @@ def _advice(digest: Digest) -> Section:
         rows=tuple(
             DigestRow(
                 (
-                    _owner(one),
-                    _cut(one.team) or "(no team)",
+                    _owner(one.owner),
+                    _cut(one.owner.team) or "(no team)",
                     _cut(one.title),
                     "no price" if one.per_month is None else _money(one.per_month, one.currency),
                     one.risk_level,
                 ),
-                href=_owner_link(digest, one),
+                href=_owner_link(digest, one.owner),
             )
             for one in found[:MOST_ADVICE]
         ),

@@ -30,16 +30,11 @@ RiskLevel = Literal["low", "medium", "high"]
 class HeldDevice:
     """How a workload used one device over the window, from the hourly evidence series."""
 
-    cluster: str
-    node: str
+    owner: LineKey
+    """Its line of the ledger: with node, model and mode, without pool and labels."""
     uuid: str
     gpu_instance: str = ""
     mig_profile: str = ""
-    model: str
-    namespace: str
-    kind: str
-    workload: str
-    team: str = ""
     share_ratio: float
     """Its part of the physical GPU."""
     held_hours: float
@@ -60,33 +55,14 @@ class HeldDevice:
     policy: str = ""
     """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
 
-    @property
-    def key(self) -> LineKey:
-        """Its line of the ledger."""
-        mode = "exclusive" if self.share_ratio >= _WHOLE else "shared"
-        return LineKey(
-            cluster=self.cluster,
-            node=self.node,
-            namespace=self.namespace,
-            kind=self.kind,
-            workload=self.workload,
-            team=self.team,
-            model=self.model,
-            mode="mig" if self.gpu_instance or self.mig_profile else mode,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """One suggestion to one workload."""
 
     advice: Advice
-    cluster: str
-    namespace: str
-    kind: str
-    workload: str
-    team: str = ""
-    model: str
+    owner: LineKey
+    """Cluster, namespace, kind, workload, team and model."""
     title: str
     """What to do, in one sentence: ``Give back 3 of 8 H100``."""
     gpus: float
@@ -153,7 +129,7 @@ async def read_evidence(
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     found = _uses({name: task.result() for name, task in tasks.items()})
-    return tuple(one for one in found if filters is None or filters.keep(one.key))
+    return tuple(one for one in found if filters is None or filters.keep(one.owner))
 
 
 def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str, str]:
@@ -197,17 +173,12 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
         if share <= 0 or owner in answers["muted"]:
             continue
         measured = answers["measured"].get(key, 0.0)
+        mode = "mig" if gpu_instance or mig_profile else "exclusive" if share >= _WHOLE else "shared"
         yield HeldDevice(
-            cluster=cluster,
-            node=node,
+            owner=LineKey(cluster, node, "", namespace, kind, workload, team, "", model, mode),
             uuid=uuid,
             gpu_instance=gpu_instance,
             mig_profile=mig_profile,
-            model=model,
-            namespace=namespace,
-            kind=kind,
-            workload=workload,
-            team=team,
             share_ratio=min(1.0, share),
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
@@ -342,7 +313,7 @@ class MeanPrice(NamedTuple):
     per_hour: float
 
 
-_PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
+PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
 
 
 def _mean_price(paid: Figures) -> MeanPrice | None:
@@ -362,7 +333,7 @@ class Prices:
             for key, figures in chunk.lines.items():
                 models.setdefault((key.cluster, key.model), []).append(figures)
                 if key.kind not in _NO_OWNER:
-                    payers.setdefault(key.at(_PAYER), []).append(figures)
+                    payers.setdefault(key.at(PAYER), []).append(figures)
         self._payers = {key: _mean_price(total_of(paid)) for key, paid in payers.items()}
         self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
 
@@ -468,7 +439,9 @@ def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
         if use.still_held:
             sorts.setdefault(_sort(use), []).append(use)
     for _, of_sort in sorted(sorts.items()):
-        yield HeldDevices(of_sort[0].key.at(_PAYER), tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
+        yield HeldDevices(
+            of_sort[0].owner.at(PAYER), tuple(sorted(of_sort, key=lambda use: (use.owner.node, use.uuid)))
+        )
 
 
 def trusted(use: HeldDevice, settings: AdviceSettings) -> bool:
@@ -494,4 +467,4 @@ def idle(use: HeldDevice, settings: AdviceSettings) -> bool:
 
 def _sort(use: HeldDevice) -> tuple[str, str, bool]:
     instance = bool(use.gpu_instance or use.mig_profile)
-    return use.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE
+    return use.owner.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from exporter.cost.holdings import (
     MONTH_HOURS,
+    PAYER,
     Advice,
     AdviceSettings,
     Asks,
@@ -23,7 +24,16 @@ from exporter.cost.holdings import (
     read_evidence,
     trusted,
 )
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, Dimension, Filters, FleetLedger, Window, last_recorded
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    Dimension,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+    last_recorded,
+)
 from exporter.cost.query_rows import LedgerSource
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
@@ -123,7 +133,7 @@ class Market:
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
             if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
-                self._memory[use.cluster, use.model] = use.memory_total_bytes
+                self._memory[use.owner.cluster, use.owner.model] = use.memory_total_bytes
 
     def cheapest(self, cluster: str, least_bytes: float, below: MeanPrice) -> tuple[str, MeanPrice] | None:
         """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
@@ -227,7 +237,8 @@ def _per_month(price: MeanPrice | None, gpus: float) -> float | None:
 
 
 _LOADED_BYTES = 1e9
-_Workload = tuple[str, str, str, str, str]
+_WORKLOAD: frozenset[Dimension] = PAYER - {"model"}
+_RANKED: frozenset[Dimension] = _WORKLOAD - {"team"}
 
 
 def recommend(
@@ -244,22 +255,21 @@ def recommend(
     """
     settings = settings or AdviceSettings()
     prices = Prices(ledger)
-    workloads: dict[_Workload, list[HeldDevice]] = {}
+    workloads: dict[LineKey, list[HeldDevice]] = {}
     for use in (every := tuple(uses)):
-        workloads.setdefault((use.cluster, use.namespace, use.kind, use.workload, use.team), []).append(use)
+        workloads.setdefault(use.owner.at(_WORKLOAD), []).append(use)
     market = Market(every, prices)
     found = [
         suggestion
-        for of_one in workloads.values()
-        if of_one[0].namespace not in settings.left_out
+        for owner, of_one in workloads.items()
+        if owner.namespace not in settings.left_out
         for suggestion in _of_workload(of_one, ledger.window, prices, market, settings)
     ]
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(one: Recommendation) -> tuple[bool, float, float, str, str, str, str, str]:
-    owner = (one.cluster, one.namespace, one.kind, one.workload)
-    return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, *owner, one.title)
+def _rank(one: Recommendation) -> tuple[bool, float, float, LineKey, str]:
+    return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, one.owner.at(_RANKED), one.title)
 
 
 def _of_workload(
@@ -309,15 +319,9 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], pr
 
 
 def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None) -> Recommendation:
-    payer = lot.payer
     return Recommendation(
         advice=found.advice,
-        cluster=payer.cluster,
-        namespace=payer.namespace,
-        kind=payer.kind,
-        workload=payer.workload,
-        team=payer.team,
-        model=payer.model,
+        owner=lot.payer,
         title=found.title,
         gpus=found.gpus,
         currency="" if price is None or found.per_month is None else price.currency,
@@ -332,11 +336,11 @@ def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice |
         risk=found.risk,
         risk_level=found.level,
         devices=tuple(use.uuid for use in lot.uses),
-        nodes=tuple(sorted({use.node for use in lot.uses})),
+        nodes=tuple(sorted({use.owner.node for use in lot.uses})),
     )
 
 
-DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
+DIMENSIONS = PAYER
 """Of the ledger that prices are taken from."""
 WINDOW_DAYS = 7
 

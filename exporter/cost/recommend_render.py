@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cost.document import OwnerDocument, window_document
-from exporter.cost.holdings import HeldDevice, Recommendation, RiskLevel
-from exporter.cost.ledger import FleetLedger
+from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
+from exporter.cost.ledger import FleetLedger, LineKey
 from exporter.cost.recommend import AdviceReading
 from exporter.cost.render import LABEL_WIDTH, console_for, widen
 from exporter.cost.render_rows import clean, csv_stream, encodable, guarded
@@ -53,8 +53,8 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
             why.append(f"\n{clean(sentence)}", style="not bold")
         month = "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency))
         level = Text(one.risk_level, style=_LEVELS[one.risk_level])
-        owner = Text(clean(_owner(one)))
-        table.add_row(owner, Text(clean(one.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
+        owner = Text(clean(_owner(one.owner)))
+        table.add_row(owner, Text(clean(one.owner.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
     console = console_for(stream)
     widen(console, table)
     window = read.ledger.window
@@ -68,7 +68,7 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
         console.print(Text(f"{label:<{LABEL_WIDTH}}", style="bold").append(words), soft_wrap=True)
 
 
-def _owner(one: Recommendation) -> str:
+def _owner(one: LineKey) -> str:
     place = f"{one.cluster}: " if one.cluster else ""
     return f"{place}{one.kind} {one.namespace}/{one.workload}"
 
@@ -76,7 +76,10 @@ def _owner(one: Recommendation) -> str:
 def _foot(read: AdviceReading) -> Iterator[tuple[str, str]]:
     held = [use for use in read.uses if use.still_held]
     found = read.recommendations
-    yield "Looked at", f"{len(held):,} devices that {len({_workload(use) for use in held}):,} workloads still hold"
+    yield (
+        "Looked at",
+        f"{len(held):,} devices that {len({use.owner.at(PAYER - {'model'}) for use in held}):,} workloads still hold",
+    )
     month = " and ".join(money_with_code(money, clean(currency)) for currency, money in totals(found).items())
     unpriced = sum(one.per_month is None for one in found)
     without = f"; {unpriced} without a price" if unpriced else ""
@@ -88,10 +91,6 @@ def _foot(read: AdviceReading) -> Iterator[tuple[str, str]]:
         yield "Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest"
     for note in read.ledger.notes:
         yield "Note", clean(note)
-
-
-def _workload(use: HeldDevice) -> tuple[str, ...]:
-    return (use.cluster, use.namespace, use.kind, use.workload, use.team)
 
 
 def _write_csv(read: AdviceReading, stream: TextIO) -> None:
@@ -144,12 +143,12 @@ def recommendation_document(one: Recommendation) -> RecommendationDocument:
     return {
         "advice": one.advice,
         "title": one.title,
-        "cluster": one.cluster or None,
-        "owner_namespace": one.namespace or None,
-        "owner_kind": one.kind or None,
-        "owner_name": one.workload or None,
-        "team": one.team or None,
-        "model": one.model or None,
+        "cluster": one.owner.cluster or None,
+        "owner_namespace": one.owner.namespace or None,
+        "owner_kind": one.owner.kind or None,
+        "owner_name": one.owner.workload or None,
+        "team": one.owner.team or None,
+        "model": one.owner.model or None,
         "gpus": one.gpus,
         "per_month": one.per_month,
         "currency": one.currency or None,

@@ -342,7 +342,7 @@ async def _recommendations(ask: Ask) -> object:
         recommendations=[
             recommendation_document(advice)
             for advice in ask.book.recommendations.value
-            if all(getattr(advice, name) in values for name, values in wanted.items())
+            if all(advice.owner.value(name) in values for name, values in wanted.items())
         ],
         freshness=ask.book.freshness(),
     )

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
-from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DIMENSIONS,
     HOUR_SECONDS,
@@ -98,8 +97,8 @@ class View:
         """The address of the page on an owner, within what is asked for."""
         return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
 
-    def workload(self, of: LineKey | Recommendation) -> str:
-        """The address of the page on a line's or a recommendation's workload."""
+    def workload(self, of: LineKey) -> str:
+        """The address of the page on a line's workload."""
         where = {"cluster": of.cluster} if of.cluster else {}
         return self.owner(**where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exporter.cost.holdings import Recommendation
+from exporter.cost.holdings import PAYER, Recommendation
 from exporter.cost.ledger import Dimension, Figures, LineKey
 from exporter.cost.recommend_render import totals
 from exporter.cost.render_rows import noun, title
@@ -230,7 +230,7 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recom
         one
         for one in recommendations
         if all(
-            not values.isdisjoint(one.nodes if name == "node" else (getattr(one, name, None),))
+            not values.isdisjoint(one.nodes if name == "node" else [one.owner.value(name)] if name in PAYER else ())
             for name, values in view.filters.wanted.items()
         )
     ]
