@@ -16,7 +16,7 @@ from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import Filters, parse_window
-from exporter.cost.live import LivePod, at_work_ratio
+from exporter.cost.live import PodDocument, at_work_ratio
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
@@ -43,7 +43,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
-def live_pods(uses: Sequence[LivePod] | None, url: str) -> "PodsOf":
+def live_pods(uses: Sequence[PodDocument] | None, url: str) -> "PodsOf":
     """Answers with these pods; ``None``: says that Prometheus is away."""
     return PodsOf(tuple(uses) if uses is not None else None, url)
 
@@ -52,10 +52,10 @@ def live_pods(uses: Sequence[LivePod] | None, url: str) -> "PodsOf":
 class PodsOf:
     """A source of live pods that has only those it was given."""
 
-    uses: tuple[LivePod, ...] | None
+    uses: tuple[PodDocument, ...] | None
     url: str
 
-    async def __call__(self, filters: Filters) -> Sequence[LivePod]:
+    async def __call__(self, filters: Filters) -> Sequence[PodDocument]:
         """The pods of the namespaces that are asked for."""
         if self.uses is None:
             raise PrometheusError("unreachable", f"{self.url}: no answer; see whether Prometheus runs", retriable=True)
@@ -68,7 +68,7 @@ async def served(
     prometheus_url: str,
     now_seconds: float,
     *,
-    pods: Sequence[LivePod] | None = (),
+    pods: Sequence[PodDocument] | None = (),
     recommendations: Sequence[Recommendation] | None = (),
     budgets: Sequence[BudgetState | Budget] = (),
     problem: str = "",

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from exporter.cost import queries
 from exporter.cost.ledger import Filters, Window
@@ -23,30 +24,31 @@ Place = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LivePod:
-    """A pod on a device in the live series."""
+class PodDocument:
+    """A pod on a device now, or within the last day."""
 
-    cluster: str
-    node: str
-    uuid: str
-    gpu: str
-    gpu_instance: str = ""
-    mig_profile: str = ""
-    model: str
-    namespace: str
-    pod: str
-    container: str = ""
-    share_ratio: float
-    activity_ratio: float | None
-    idle_for_seconds: float | None
-    age_seconds: float | None
-    memory_used_bytes: float | None
-    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    live: bool = True
-    """False: it has ended since."""
+    cluster: Annotated[str | None, "Null here and below: not known."]
+    node: Annotated[str, "Name of the node."]
+    gpu_uuid: Annotated[str, "Of the physical GPU or instance."]
+    gpu_index: Annotated[str, "On its node."]
+    gpu_instance: Annotated[str | None, "Of MIG."] = None
+    mig_profile: Annotated[str | None, "Of MIG."] = None
+    model: Annotated[str | None, "Of the GPU."]
+    namespace: Annotated[str, "Of the pod."]
+    pod: Annotated[str, "Its name."]
+    container: Annotated[str | None, "Its container."] = None
+    gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
+    activity_ratio: Annotated[float | None, "Now, 0 to 1."]
+    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
+    age_seconds: Annotated[float | None, "Since it was first seen on the device."]
+    memory_used_bytes: Annotated[float | None, "On the device."]
+    cost_per_hour: Annotated[list[Mapping[str, Any]], "currency and cost, at the price of now."] = field(
+        default_factory=list
+    )
+    live: Annotated[bool, "False: it has ended."] = True
 
 
-async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[LivePod, ...]:
+async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[PodDocument, ...]:
     """Pods that hold devices now; where namespace, workload or team are asked for, those of the last day, too.
 
     Args:
@@ -93,7 +95,13 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
         if place in share_of  # every holder has one; without, the scrape is half read
     ]
     return tuple(
-        sorted(found, key=lambda use: (not use.live, use.cluster, use.namespace, use.pod, use.node, use.gpu, use.uuid))
+        sorted(
+            found,
+            key=lambda use: (
+                *(not use.live, use.cluster or "", use.namespace, use.pod),
+                *(use.node, use.gpu_index, use.gpu_uuid),
+            ),
+        )
     )
 
 
@@ -139,26 +147,26 @@ def _use(
     values: list[float | None],
     *,
     live: bool,
-) -> LivePod:
+) -> PodDocument:
     activity, idle_for, age, memory = values
     price = prices.get((labels[cluster_label], labels["node"], labels["gpu"]), {})
-    return LivePod(
-        cluster=labels[cluster_label],
+    return PodDocument(
+        cluster=labels[cluster_label] or None,
         node=labels["node"],
-        uuid=labels["uuid"],
-        gpu=labels["gpu"],
-        gpu_instance=labels["gpu_instance"],
-        mig_profile=labels["mig_profile"],
-        model=labels["model"],
+        gpu_uuid=labels["uuid"],
+        gpu_index=labels["gpu"],
+        gpu_instance=labels["gpu_instance"] or None,
+        mig_profile=labels["mig_profile"] or None,
+        model=labels["model"] or None,
         namespace=labels["pod_namespace"],
         pod=labels["pod_name"],
-        container=labels["container_name"],
-        share_ratio=share,
+        container=labels["container_name"] or None,
+        gpu_share_ratio=share,
         activity_ratio=activity,
         idle_for_seconds=idle_for,
         age_seconds=age,
         memory_used_bytes=memory,
-        cost_per_hour={currency: hourly * share for currency, hourly in price.items()},
+        cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
         live=live,
     )
 

@@ -11,8 +11,18 @@ from rich.text import Text
 
 from exporter.cost.ledger import LABEL, pairs
 from exporter.cost.node_report import APART, By, Line, NodeReport, PricedModel, owner_name, summed
-from exporter.cost.render import LABEL_WIDTH, console_for, widen
-from exporter.cost.render_rows import HOUR, JOULES_PER_KWH, clean, csv_stream, guarded
+from exporter.cost.render import console_for, widen, write_foot
+from exporter.cost.render_rows import (
+    HOUR,
+    JOULES_PER_KWH,
+    Remark,
+    clean,
+    csv_stream,
+    guarded,
+    hours_of,
+    money_of,
+    unpriced,
+)
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import Totals
 from exporter.model.formatting import decimal, hour_digits, iso, moment
@@ -37,10 +47,7 @@ def write_table(report: NodeReport, stream: TextIO) -> None:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
     console.print(Text(f"GPU use on {clean(report.node)}", style="bold"))
     console.print(table)
-    for label, words, style in _foot(report):
-        line = Text(f"{label:<{LABEL_WIDTH}}", style="bold")
-        line.append(clean(words), style=style)
-        console.print(line, soft_wrap=True)
+    write_foot(console, (remark._replace(words=clean(remark.words)) for remark in _foot(report)))
 
 
 def _table(report: NodeReport) -> Table:
@@ -85,42 +92,33 @@ def _kind(line: Line) -> str:
 
 
 def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
-    seconds = (totals.allocated_seconds, totals.active_seconds, totals.idle_seconds, totals.unknown_seconds)
-    shown = [decimal(value / HOUR, digits) for value in seconds]
-    unpriced = not totals.money and totals.unpriced_seconds > 0
-    for currency in currencies:
-        money = totals.money.get(currency)
-        partly = "*" if money and totals.unpriced_seconds > 0 else ""
-        nothing = "no price" if unpriced else ""
-        shown += [decimal(money.total, 2) + partly, decimal(money.idle, 2)] if money else [nothing, ""]
-    return shown
+    return [*hours_of(totals, digits), *(text for currency in currencies for text in money_of(totals, currency))]
 
 
-def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
+def _foot(report: NodeReport) -> Iterator[Remark]:
     total, digits = report.total, hour_digits(report.capacity_seconds)
     whole = f"{decimal(report.capacity_seconds / HOUR, digits)} GPU-hours metered"
     error = f"conservation error {report.conservation_error_seconds:.1e} s"
-    yield "Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}", ""
+    yield Remark("Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}")
     if report.withheld_seconds > 0:
-        yield "", f"{report.withheld_seconds:,.0f} s are of pods whose owner is not known yet", "dim"
+        yield Remark("", f"{report.withheld_seconds:,.0f} s are of pods whose owner is not known yet", "note")
     if report.missing_seconds:
-        yield "", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "bold red"
+        yield Remark("", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "error")
     if report.coverage_ratio is not None:
-        yield "Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured", ""
+        yield Remark("Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured")
     kept = "totals as of the last save" if report.saved else "a restart of the agent loses what is in memory only"
-    yield "Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}", ""
+    yield Remark("Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}")
     if report.state_problem:
-        yield "State", report.state_problem, "yellow"
+        yield Remark("State", report.state_problem, "warning")
     for label, priced in zip(("Prices", *("",) * len(report.prices)), report.prices, strict=False):
-        yield label, _price(priced), ""
+        yield Remark(label, _price(priced))
     if report.price_book:
-        yield "Book", report.price_book, ""
+        yield Remark("Book", report.price_book)
     if report.unpriced_gpus:
-        yield "No price", f"no row of the price book matches {report.unpriced_gpus} GPU(s) of this node", "yellow"
-    if total.unpriced_seconds > 0:
-        mark = " (marked * where that is a part)" if total.money else ""
-        hours = decimal(total.unpriced_seconds / HOUR, digits)
-        yield "Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "yellow"
+        yield Remark(
+            "No price", f"no row of the price book matches {report.unpriced_gpus} GPU(s) of this node", "warning"
+        )
+    yield from unpriced(total, digits)
 
 
 def _price(priced: PricedModel) -> str:

@@ -13,8 +13,8 @@ from exporter.cost.document import OwnerDocument, window_document
 from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
 from exporter.cost.ledger import FleetLedger, LineKey
 from exporter.cost.recommend import AdviceReading
-from exporter.cost.render import LABEL_WIDTH, console_for, widen
-from exporter.cost.render_rows import clean, csv_stream, encodable, guarded
+from exporter.cost.render import console_for, widen, write_foot
+from exporter.cost.render_rows import Remark, clean, csv_stream, encodable, guarded
 from exporter.model.formatting import decimal, iso, minute, money_with_code
 
 Form = Literal["table", "csv", "json"]
@@ -64,8 +64,7 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
     console.print(Text(f"Recommendations, from use in {period}", style="bold"))
     if read.recommendations:
         console.print(table)
-    for label, words in _foot(read):
-        console.print(Text(f"{label:<{LABEL_WIDTH}}", style="bold").append(words), soft_wrap=True)
+    write_foot(console, _foot(read))
 
 
 def _owner(one: LineKey) -> str:
@@ -73,24 +72,20 @@ def _owner(one: LineKey) -> str:
     return f"{place}{one.kind} {one.namespace}/{one.workload}"
 
 
-def _foot(read: AdviceReading) -> Iterator[tuple[str, str]]:
+def _foot(read: AdviceReading) -> Iterator[Remark]:
     held = [use for use in read.uses if use.still_held]
     found = read.recommendations
-    yield (
-        "Looked at",
-        f"{len(held):,} devices that {len({use.owner.at(PAYER - {'model'}) for use in held}):,} workloads still hold",
-    )
+    workloads = {use.owner.at(PAYER - {"model"}) for use in held}
+    yield Remark("Looked at", f"{len(held):,} devices that {len(workloads):,} workloads still hold")
     month = " and ".join(money_with_code(money, clean(currency)) for currency, money in totals(found).items())
     unpriced = sum(one.per_month is None for one in found)
     without = f"; {unpriced} without a price" if unpriced else ""
-    yield (
-        "Savings",
-        f"{month or 'no money'} a month, of {len(found)} recommendations{without}" if found else "none found",
-    )
+    savings = f"{month or 'no money'} a month, of {len(found)} recommendations{without}" if found else "none found"
+    yield Remark("Savings", savings)
     for failure in read.ledger.failures:
-        yield "Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest"
+        yield Remark("Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest")
     for note in read.ledger.notes:
-        yield "Note", clean(note)
+        yield Remark("Note", clean(note))
 
 
 def _write_csv(read: AdviceReading, stream: TextIO) -> None:

@@ -1,7 +1,7 @@
 """Renders a fleet's report as a table, CSV, JSON or HTML."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TextIO
 
 from rich.cells import cell_len
@@ -15,6 +15,7 @@ from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures
 from exporter.cost.render_rows import (
     HOUR,
     JOULES_PER_KWH,
+    Remark,
     ReportRow,
     Tone,
     charged,
@@ -126,7 +127,7 @@ def _foot(report: FleetReport) -> Iterator[_Cells]:
 
 
 WIDTH_OF_A_FILE = 160
-LABEL_WIDTH = 10
+_LABEL_WIDTH = 10
 _GAP = "  "
 _STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error": "bold red"}
 _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
@@ -148,10 +149,14 @@ def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> 
             console.print(Text(line, style=style))
         else:
             stream.write(f"{line}\n")  # thousands of rows: a console takes a millisecond for each
-    for remark in remarks(report):
-        line_of_foot = Text(f"{remark.label:<{LABEL_WIDTH}}", style="bold")
-        line_of_foot.append(remark.words, style=_STYLES[remark.tone])
-        console.print(line_of_foot)
+    write_foot(console, remarks(report))
+
+
+def write_foot(console: Console, found: Iterable[Remark]) -> None:
+    """Write remarks below a table, each on a line."""
+    for label, words, tone in found:
+        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold")
+        console.print(line.append(words, style=_STYLES[tone]), soft_wrap=True)
 
 
 def console_for(stream: TextIO) -> Console:

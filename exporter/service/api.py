@@ -24,7 +24,7 @@ from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS
 from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Window
-from exporter.cost.live import LivePod
+from exporter.cost.live import PodDocument
 from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
 from exporter.cost.report import FleetReport, parts
 from exporter.errors import ConfigError
@@ -128,28 +128,6 @@ class BudgetsDocument(FreshnessEnvelope):
     budgets: Annotated[list[BudgetDocument], "In the order of their file."]
 
 
-class PodDocument(TypedDict):
-    """A pod on a device now, or within the last day."""
-
-    cluster: Annotated[str | None, "Null here and below: not known."]
-    node: Annotated[str, "Name of the node."]
-    gpu_uuid: Annotated[str, "Of the physical GPU or instance."]
-    gpu_index: Annotated[str, "On its node."]
-    gpu_instance: Annotated[str | None, "Of MIG."]
-    mig_profile: Annotated[str | None, "Of MIG."]
-    model: Annotated[str | None, "Of the GPU."]
-    namespace: Annotated[str, "Of the pod."]
-    pod: Annotated[str, "Its name."]
-    container: Annotated[str | None, "Its container."]
-    gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
-    activity_ratio: Annotated[float | None, "Now, 0 to 1."]
-    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
-    age_seconds: Annotated[float | None, "Since it was first seen on the device."]
-    memory_used_bytes: Annotated[float | None, "On the device."]
-    cost_per_hour: Annotated[list[Mapping[str, Any]], "currency and cost, at the price of now."]
-    live: Annotated[bool, "False: it has ended."]
-
-
 class PodsDocument(FreshnessEnvelope):
     """Pods."""
 
@@ -194,28 +172,6 @@ def _budget(state: BudgetState) -> BudgetDocument:
         "as_of_seconds": state.as_of_seconds,
         "known": state.known,
         "notes": list(state.notes),
-    }
-
-
-def _pod(use: LivePod) -> PodDocument:
-    return {
-        "cluster": use.cluster or None,
-        "node": use.node,
-        "gpu_uuid": use.uuid,
-        "gpu_index": use.gpu,
-        "gpu_instance": use.gpu_instance or None,
-        "mig_profile": use.mig_profile or None,
-        "model": use.model or None,
-        "namespace": use.namespace,
-        "pod": use.pod,
-        "container": use.container or None,
-        "gpu_share_ratio": use.share_ratio,
-        "activity_ratio": use.activity_ratio,
-        "idle_for_seconds": use.idle_for_seconds,
-        "age_seconds": use.age_seconds,
-        "memory_used_bytes": use.memory_used_bytes,
-        "cost_per_hour": [{"currency": currency, "cost": cost} for currency, cost in sorted(use.cost_per_hour.items())],
-        "live": use.live,
     }
 
 
@@ -357,7 +313,7 @@ async def _budgets(ask: Ask) -> object:
 
 async def _pods(ask: Ask) -> object:
     pods = await ask.book.pods(filters_of(ask.values))
-    return PodsDocument(pods=[_pod(pod) for pod in pods], freshness=ask.book.freshness())
+    return PodsDocument(pods=list(pods), freshness=ask.book.freshness())
 
 
 async def _freshness(ask: Ask) -> object:

@@ -22,7 +22,7 @@ from exporter.cost.ledger import (
     parse_window,
     period_at,
 )
-from exporter.cost.live import LivePod
+from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
@@ -199,7 +199,7 @@ class BookSources:
     """What is asked; each raises PrometheusError where Prometheus does not answer."""
 
     ledger: LedgerSource
-    pods: Callable[[Filters], Awaitable[Sequence[LivePod]]]
+    pods: Callable[[Filters], Awaitable[Sequence[PodDocument]]]
     """Pods that match, from the live series."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
     """Part of the held GPUs that were at work."""
@@ -372,7 +372,7 @@ class Book:
             raise PrometheusError("budgets_unread", what, retriable=True)
         return states
 
-    async def pods(self, filters: Filters) -> Sequence[LivePod]:
+    async def pods(self, filters: Filters) -> Sequence[PodDocument]:
         """Return the matching pods that hold devices now or did within a day, from the live series.
 
         Raises:

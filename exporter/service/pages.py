@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem
-from exporter.cost.live import LivePod
+from exporter.cost.live import PodDocument
 from exporter.cost.render_rows import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
 from exporter.errors import ConfigError, PrometheusError, StoreError
@@ -235,7 +235,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
     }
 
 
-async def _pods(book: Book, view: View) -> tuple[Sequence[LivePod], str]:
+async def _pods(book: Book, view: View) -> tuple[Sequence[PodDocument], str]:
     if not _asks_pods(view):
         return (), ""
     try:
