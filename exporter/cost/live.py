@@ -84,8 +84,7 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
     columns = [{_place(sample, labels): sample.value for sample in column} for column in values]
     found = [
         _use(
-            dict(zip(labels, place, strict=True)),
-            cluster_label,
+            dict(zip(("cluster", *_DEVICE, *_POD), place, strict=True)),
             share_of[place],
             price_of if live else {},
             [column.get(place) for column in columns],
@@ -94,15 +93,12 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
         for place, live in pods.items()
         if place in share_of  # every holder has one; without, the scrape is half read
     ]
-    return tuple(
-        sorted(
-            found,
-            key=lambda use: (
-                *(not use.live, use.cluster or "", use.namespace, use.pod),
-                *(use.node, use.gpu_index, use.gpu_uuid),
-            ),
-        )
-    )
+    return tuple(sorted(found, key=_order))
+
+
+def _order(use: PodDocument) -> tuple[bool | str, ...]:
+    device = (use.node, use.gpu_index, use.gpu_uuid)
+    return (not use.live, use.cluster or "", use.namespace, use.pod, *device)
 
 
 def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "") -> str:
@@ -141,7 +137,6 @@ def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[s
 
 def _use(
     labels: Mapping[str, str],
-    cluster_label: str,
     share: float,
     prices: Mapping[tuple[str, str, str], Mapping[str, float]],
     values: list[float | None],
@@ -149,9 +144,9 @@ def _use(
     live: bool,
 ) -> PodDocument:
     activity, idle_for, age, memory = values
-    price = prices.get((labels[cluster_label], labels["node"], labels["gpu"]), {})
+    price = prices.get((labels["cluster"], labels["node"], labels["gpu"]), {})
     return PodDocument(
-        cluster=labels[cluster_label] or None,
+        cluster=labels["cluster"] or None,
         node=labels["node"],
         gpu_uuid=labels["uuid"],
         gpu_index=labels["gpu"],
