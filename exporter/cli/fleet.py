@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,14 +21,14 @@ from exporter.cost.focus import DEFAULT_VERSION, FocusSettings
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS
 from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import (
-    DIMENSIONS,
     HOUR_SECONDS,
     LABEL,
+    POOL_NAMES,
     Dimension,
     Filters,
     FleetLedger,
     Window,
-    label_problem,
+    dimension_problem,
     parse_window,
     too_many_labels,
 )
@@ -46,7 +45,6 @@ from exporter.model.formatting import percent_down
 if TYPE_CHECKING:
     from exporter.cost.query_rows import LedgerSource
 
-_SAME: dict[str, Dimension] = {"node pool": "pool", "node-pool": "pool", "node_pool": "pool", "nodepool": "pool"}
 _OF_ORIGINS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
 """By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
 _ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
@@ -125,24 +123,13 @@ def _by(text: str, problems: list[str]) -> tuple[Dimension, ...]:
     return tuple(known)
 
 
-def _dimension(name: str, flag: str, problems: list[str]) -> Dimension | None:
-    if name.strip().startswith(LABEL):
-        if problem := label_problem(name.strip()):
-            problems.append(f"{flag}: value '{name.strip()}' {problem}")
-            return None
-        return name.strip()
-    written = name.strip().lower()
-    found = _SAME.get(written) or (written if written in DIMENSIONS else None)
-    if found is None:
-        if written == "owner":
-            hint = "; a fleet's owners are told apart by workload, or workload,model,mode"
-        else:
-            close = get_close_matches(written, DIMENSIONS, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-        problems.append(
-            f"{flag}: value '{name.strip()}' is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
-        )
-    return found
+def _dimension(text: str, flag: str, problems: list[str]) -> Dimension | None:
+    name = text.strip() if text.strip().startswith(LABEL) else text.strip().lower()
+    name = "pool" if name in POOL_NAMES else name
+    if problem := dimension_problem(name):
+        problems.append(f"{flag}: value '{text.strip()}' {problem}")
+        return None
+    return name
 
 
 def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:

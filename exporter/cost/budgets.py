@@ -327,12 +327,18 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
     notes = _notes(budget, period, ledger, own, figures)
     others = {code for line in figures for code in line.money} - {budget.currency}
     unread = _unread(period, ledger)
+    # A period that has just begun has no hour to wait for.
+    begins = end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS
     known = (
         not unread
-        and _is_recorded(budget, period, own, end)
+        and (begins or any(_hours(budget, chunk) for chunk in own))
         and not (others and not any(budget.currency in line.money for line in figures))
     )
-    days = _complete_days(budget, ledger)
+    days = complete_days(
+        ledger,
+        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
+        hours=lambda chunk: _hours(budget, chunk),
+    )
     return BudgetState(
         budget=budget,
         period=period,
@@ -353,11 +359,6 @@ def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
     return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
 
 
-def _is_recorded(budget: Budget, period: Window, own: Sequence[Chunk], end: int) -> bool:
-    """Whether there is any hour of the period; one that has just begun has none to wait for."""
-    return end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS or any(_hours(budget, chunk) for chunk in own)
-
-
 def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
     return [figures for key, figures in chunk.lines.items() if _is_for(budget, key)]
 
@@ -370,14 +371,6 @@ def _is_for(budget: Budget, key: LineKey) -> bool:
 
 def _money(lines: Sequence[Figures], currency: str) -> float:
     return sum(line.money_in(currency).total for line in lines)
-
-
-def _complete_days(budget: Budget, ledger: FleetLedger) -> list[float]:
-    return complete_days(
-        ledger,
-        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
-        hours=lambda chunk: _hours(budget, chunk),
-    )
 
 
 def _hours(budget: Budget, chunk: Chunk) -> int:

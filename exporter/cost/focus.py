@@ -195,26 +195,12 @@ COLUMNS: tuple[FocusColumn, ...] = tuple(_read(*line.split()) for line in _TABLE
 
 # In 1.2, which has no split charges, our files say the same in columns of their own.
 SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswith("Allocated"))
-OWN_COLUMNS: dict[str, Kind] = {
-    "x_ActiveCost": "decimal",
-    "x_ActiveRatio": "decimal",
-    "x_CapacityType": "string",
-    "x_Cluster": "string",
-    "x_Coverage": "decimal",
-    "x_GpuModel": "string",
-    "x_IdleCost": "decimal",
-    "x_InstanceType": "string",
-    "x_Namespace": "string",
-    "x_Node": "string",
-    "x_SharingMode": "string",
-    "x_Simulated": "string",
-    "x_SplitConfidence": "string",
-    "x_Team": "string",
-    "x_UnknownCost": "decimal",
-    "x_UnpricedGpuHours": "decimal",
-    "x_Workload": "string",
-    "x_WorkloadKind": "string",
-}
+_OWN: tuple[tuple[Kind, str], ...] = (
+    ("decimal", "ActiveCost ActiveRatio Coverage IdleCost UnknownCost UnpricedGpuHours"),
+    ("string", "CapacityType Cluster GpuModel InstanceType Namespace Node SharingMode Simulated SplitConfidence"),
+    ("string", "Team Workload WorkloadKind"),
+)
+OWN_COLUMNS: dict[str, Kind] = {f"x_{name}": kind for kind, names in _OWN for name in names.split()}
 """Columns of our own, which stand behind all of FOCUS', and what they hold."""
 
 

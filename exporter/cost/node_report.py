@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -254,7 +255,6 @@ PATH = "/api/v1/ledger"
 API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 << 20
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _UNAVAILABLE = 401, 403, 404, 503
 _SERVER = "gpu-cost-exporter"
 
 
@@ -387,16 +387,17 @@ def _context(access: AgentAccess) -> ssl.SSLContext:
 
 def _refused(base: str, error: urllib.error.HTTPError) -> str:
     ours = error.headers.get("Server", "") == _SERVER
-    if error.code == _UNAUTHORIZED and ours:
-        return f"{base}: the agent asks for a user and a password; give --agent-username and --agent-password-file"
-    if error.code == _FORBIDDEN and ours:
-        return f"{base}: the agent does not let this client certificate in; give another by --agent-cert-file"
-    if error.code == _NOT_FOUND and ours:
-        return f"{base}: this agent is of a release that keeps no ledger; update it"
-    if error.code == _UNAVAILABLE and ours:
-        return f"{base}: the agent has only just started; ask again in a few seconds"
     if not ours:
         return _no_agent(base, f" (HTTP {error.code})")
+    fixes: dict[int, str] = {
+        HTTPStatus.UNAUTHORIZED: "the agent asks for a user and a password; give --agent-username and"
+        " --agent-password-file",
+        HTTPStatus.FORBIDDEN: "the agent does not let this client certificate in; give another by --agent-cert-file",
+        HTTPStatus.NOT_FOUND: "this agent is of a release that keeps no ledger; update it",
+        HTTPStatus.SERVICE_UNAVAILABLE: "the agent has only just started; ask again in a few seconds",
+    }
+    if error.code in fixes:
+        return f"{base}: {fixes[error.code]}"
     return f"{base}{PATH}: the agent answers HTTP {error.code}; its log has the cause"
 
 

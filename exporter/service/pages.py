@@ -5,17 +5,27 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    LABEL,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Dimension,
+    Figures,
+    label_problem,
+)
 from exporter.cost.live import PodDocument
 from exporter.cost.render_rows import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
 from exporter.errors import ConfigError, PrometheusError, StoreError
+from exporter.model.formatting import day
 from exporter.service import page_tables, responses
-from exporter.service.charts import largest, uses
 from exporter.service.data import Book, Funnel
 from exporter.service.page_frame import (
     DEFAULT_WINDOW,
@@ -86,7 +96,7 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
         "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
         "funnel": funnel(total, view.now_seconds, at_work),
         "is_part": is_part(view.filters),
-        "chart": uses(total, currency),
+        "chart": _uses(total, currency),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
         "advice": advice[:_ADVICE],
         "advice_more": max(0, len(advice) - _ADVICE),
@@ -181,7 +191,7 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
         "subject": subject,
         # Thousands of lines are not to keep other visitors waiting.
         "table": await asyncio.to_thread(make_table, report, view, currency, subject),
-        "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
+        "chart": _largest(whole, currency, names, more=len(report.held) > len(names)),
     }
 
 
@@ -219,7 +229,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "apart": total_of(line.figures for line in report.apart),
         "idle_cost": sum(line.figures.money_in(currency).idle for line in report.held),
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
-        "chart": uses(days, currency),
+        "chart": _uses(days, currency),
         "table": None
         if "workload" in view.asked
         else await asyncio.to_thread(make_table, report, view, currency, WORKLOADS, lines=_FEW),
@@ -280,6 +290,85 @@ def _crumbs(view: View) -> list[Link]:
 def _team(report: FleetReport) -> str:
     teams = {line.key.team for line in report.held}
     return teams.pop() if len(teams) == 1 else ""
+
+
+Value = Callable[[Figures], float]
+Chart = dict[str, Any]
+"""Stacked bars, one per period: what the script draws from, and ``name``, that of its element in the page.
+
+A stack has a name, values, and a look: ``active``, ``idle``, ``unknown``, ``unattributed``, ``unallocated``,
+``others`` or a number; the style has colours for these. The unit is a currency, or GPU-hours.
+"""
+
+
+def _uses(report: FleetReport, currency: str) -> Chart | None:
+    """What active, idle and unknown GPUs cost day by day, and what nobody held; hours where nothing has a price.
+
+    ``None`` where the report has no days.
+    """
+    if not report.periods:
+        return None
+    parts = [
+        (name, name.lower(), _summed(report.held, report, _value(currency, f"{name.lower()}_seconds", name.lower())))
+        for name in ("Active", "Idle", "Unknown")
+    ]
+    for kind in (UNATTRIBUTED, UNALLOCATED):
+        apart = [line for line in report.apart if line.key.kind == kind]
+        parts.append((kind, kind.lower(), _summed(apart, report, _whole(currency))))
+    # A colour that is nowhere would only lengthen the legend.
+    return _chart("uses", currency, report, [part for part in parts if any(part[2])])
+
+
+def _largest(whole: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool) -> Chart | None:
+    """What each of the named lines costs day by day, and where there are ``more`` all others together.
+
+    Args:
+        whole: What all lines together are, with its days.
+        currency: Of the money; empty for hours.
+        named: Names and lines with their days.
+        more: Whether there are others.
+    """
+    drawn = [(name, line) for name, line in named if len(line.series) == len(whole.periods)]
+    if not whole.periods or not drawn:
+        return None
+    value = _whole(currency)
+    stacks = [(name, str(number), _summed([line], whole, value)) for number, (name, line) in enumerate(drawn, start=1)]
+    if more:
+        of_named = [sum(values) for values in zip(*(values for _, _, values in stacks), strict=True)]
+        of_all = zip(_summed(whole.held, whole, value), of_named, strict=True)
+        stacks.append(("All others", "others", tuple(max(0.0, every - these) for every, these in of_all)))
+    return _chart("largest", currency, whole, stacks)
+
+
+def _chart(
+    name: str, currency: str, report: FleetReport, stacks: Sequence[tuple[str, str, tuple[float, ...]]]
+) -> Chart | None:
+    if not stacks:
+        return None
+    return {
+        "name": name,
+        "unit": currency or "GPU-hours",
+        "money": bool(currency),
+        "periods": [day(period.start_seconds) for period in report.periods],
+        "stacks": [{"name": name, "look": look, "values": values} for name, look, values in stacks],
+    }
+
+
+def _summed(lines: Sequence[ReportLine], report: FleetReport, value: Value) -> tuple[float, ...]:
+    """Return the sum of some lines by period."""
+    with_days = [line.series for line in lines if line.series]
+    return tuple(sum(value(series[index]) for series in with_days) for index in range(len(report.periods)))
+
+
+def _value(currency: str, hours: str, money: str) -> Value:
+    """Return what takes a part of figures: hours where there is no currency, else its money."""
+    if not currency:
+        return lambda figures: float(getattr(figures, hours)) / HOUR_SECONDS
+    return lambda figures: float(getattr(figures.money_in(currency), money))
+
+
+def _whole(currency: str) -> Value:
+    return _value(currency, "allocated_seconds", "total")
 
 
 # Plotly makes two style elements: one without content, to which it adds its rules, and one for maps, which nothing here

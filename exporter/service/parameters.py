@@ -9,9 +9,11 @@ from exporter.cost.ledger import (
     DIMENSIONS,
     LABEL,
     MOST_LABELS,
+    POOL_NAMES,
     Dimension,
     Filters,
     Now,
+    dimension_problem,
     label_problem,
     parse_window,
     too_many_labels,
@@ -26,7 +28,6 @@ _MOST_PROBLEMS = 20
 _CHANGES_SUMS = ("filter", "shareCost", "shareLabels", "shareNamespaces", "shareSplit")
 """How parameters begin that no endpoint may ignore: the answer would have other sums than the client asked for."""
 _YES, _NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
-_POOLS = {"node pool", "node-pool", "nodepool"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,18 +138,10 @@ def shown(text: str) -> str:
 def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
     found: list[Dimension] = []
     for part in (part.strip() for part in text.split(",") if part.strip()):
-        name = "pool" if part.lower() in _POOLS else part
-        if name.startswith(LABEL):
-            if problem := label_problem(name):
-                raise ConfigError(f"by: '{shown(part)}' {problem}")
-            found.append(name)
-            continue
-        match = [dimension for dimension in DIMENSIONS if dimension == name]
-        if not match:
-            close = get_close_matches(name, DIMENSIONS, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ConfigError(f"by: '{shown(part)}' is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}")
-        found += match
+        name = "pool" if part.lower() in POOL_NAMES else part
+        if problem := dimension_problem(name):
+            raise ConfigError(f"by: '{shown(part)}' {problem}")
+        found.append(name)
     if problems := too_many_labels("by", found):
         raise ConfigError(*problems)
     return tuple(dict.fromkeys(found))
