@@ -73,7 +73,7 @@ def _series(data: bytes) -> None:
             require_finite((sample.value,), "a sample")
         for series in await FedPrometheus(data).range("up", 0, 60, 15):
             require_finite((value for _, value in series.points), "a point")
-        for pod in await live_pods(FedPrometheus(data), Filters(wanted={"namespace": frozenset({"a"})}), "cluster"):
+        for pod in await live_pods(FedPrometheus(data), Filters(wanted={"namespace": frozenset({"a"})})):
             require_finite((pod.share_ratio, pod.activity_ratio, *pod.cost_per_hour.values()), "a pod's value")
 
     asyncio.run(ask())

@@ -84,7 +84,7 @@ async def served(
         sources = BookSources(
             ledger=ledger,
             pods=live_pods(pods, prometheus_url),
-            at_work_ratio=partial(at_work_ratio, client, cluster_label="cluster"),
+            at_work_ratio=partial(at_work_ratio, client),
             newest_hour=partial(newest_hour, client),
             labels=partial(label_values, client),
             recommendations=partial(read_recommendations, client, ledger),

@@ -130,7 +130,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 async def uses_at(address: str, filters: Filters | None = None) -> tuple[HeldDevice, ...]:
     async with PrometheusClient(PrometheusSettings(url=address)) as client:
-        return await read_evidence(client, WEEK, "cluster", filters)
+        return await read_evidence(client, WEEK, filters)
 
 
 async def recommendations_at(address: str) -> tuple[Recommendation, ...]:

@@ -144,7 +144,6 @@ async def _read(task: _Task, namespace: argparse.Namespace, now: float) -> "Dige
             task.week,
             now,
             budgets=task.budgets,
-            cluster_label=task.prometheus.cluster_label if task.prometheus else "cluster",
             progress=bar.told,
         )
     return replace(digest, title=namespace.title, external_url=namespace.external_url or "")

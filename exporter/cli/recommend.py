@@ -112,7 +112,6 @@ async def _read(
             client,
             PrometheusLedger(client),
             window,
-            cluster_label=settings.cluster_label,
             filters=filters,
             settings=AdviceSettings(judge_servers=servers),
         )

@@ -13,8 +13,6 @@ from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
     LABEL,
-    UNALLOCATED,
-    UNATTRIBUTED,
     Chunk,
     Dimension,
     Failure,
@@ -30,7 +28,7 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.report import dimensions_of
+from exporter.cost.report import APART, dimensions_of
 from exporter.errors import ConfigError
 
 
@@ -364,7 +362,7 @@ def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
 
 
 def _is_for(budget: Budget, key: LineKey) -> bool:
-    if key.kind in {UNALLOCATED, UNATTRIBUTED} and not budget.include_unallocated:
+    if key.kind in APART and not budget.include_unallocated:
         return False
     return all(key.value(dimension) == name for dimension, name in budget.owner.items())
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from exporter.cost.budgets import Budget, BudgetState, standings
-from exporter.cost.holdings import Asks, Recommendation
+from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DAY_SECONDS,
     UNALLOCATED,
@@ -20,6 +20,7 @@ from exporter.cost.ledger import (
     last_recorded,
     period_at,
 )
+from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.recommend import read
 from exporter.cost.recommend_render import totals
@@ -112,12 +113,11 @@ def parse_week(text: str, now_seconds: float) -> Window:
 
 async def read_digest(
     source: LedgerSource,
-    client: Asks | None,
+    client: PrometheusClient | None,
     week: Window,
     now_seconds: float,
     *,
     budgets: Sequence[Budget] = (),
-    cluster_label: str = "cluster",
     progress: Callable[[Progress], None] | None = None,
 ) -> Digest:
     """Read what a digest of a week is made of; what cannot be read besides the ledger becomes a note.
@@ -128,7 +128,6 @@ async def read_digest(
         week: From ``parse_week``.
         now_seconds: Unix time, as of which budgets stand.
         budgets: From their file.
-        cluster_label: Of the evidence.
         progress: Called while the ledger is read.
 
     Raises:
@@ -146,7 +145,7 @@ async def read_digest(
         why = "; ".join(ledger.notes) or "do Prometheus or the store reach back so far, and are the rules loaded?"
         raise ExporterError(f"there is no ledger of {week.label}: {why}")
     notes: list[str] = []
-    recommendations = await _recommendations(source, client, week, cluster_label, notes)
+    recommendations = await _recommendations(source, client, week, notes)
     states: tuple[BudgetState, ...] = ()
     try:
         states = await standings(budgets, source, now_seconds)
@@ -156,13 +155,13 @@ async def read_digest(
 
 
 async def _recommendations(
-    source: LedgerSource, client: Asks | None, week: Window, cluster_label: str, notes: list[str]
+    source: LedgerSource, client: PrometheusClient | None, week: Window, notes: list[str]
 ) -> tuple[Recommendation, ...] | None:
     if client is None:
         notes.append("Recommendations need --prometheus: the store does not keep how devices were used.")
         return None
     try:
-        found = await read(client, source, week, cluster_label=cluster_label)
+        found = await read(client, source, week)
     except PrometheusError as error:
         notes.append(f"Recommendations could not be read: {error}")
         return None

@@ -9,8 +9,6 @@ from itertools import groupby
 
 from exporter.cost.focus import NULLS, FocusRow, FocusSettings, FocusSummary
 from exporter.cost.ledger import (
-    UNALLOCATED,
-    UNATTRIBUTED,
     Dimension,
     Figures,
     FleetLedger,
@@ -19,7 +17,7 @@ from exporter.cost.ledger import (
     pairs,
     period_at,
 )
-from exporter.cost.report import total_of
+from exporter.cost.report import APART, total_of
 from exporter.errors import ExporterError
 from exporter.model import Money, NodeFacts
 from exporter.model.formatting import iso
@@ -80,10 +78,6 @@ def written(value: Decimal) -> str:
         return "0.0"
     whole, _, decimals = f"{value:f}".partition(".")
     return f"{whole}.{decimals.rstrip('0') or '0'}"
-
-
-APART = (UNATTRIBUTED, UNALLOCATED)
-"""What no known owner held: the remainder of a split charge, in the order in which it is told."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,13 +4,11 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
     Dimension,
     Figures,
     Filters,
@@ -18,8 +16,8 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.cost.prometheus import SeriesSample
-from exporter.cost.report import total_of
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.report import APART, total_of
 from exporter.model import PLATFORM_NAMESPACES
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
@@ -94,16 +92,8 @@ _Key = tuple[str, ...]
 """Values of cluster, device and owner labels, in this order; of the device alone, or of the owner alone."""
 
 
-class Asks(Protocol):
-    """What answers instant queries."""
-
-    async def instant(self, query: str, at_seconds: float | None) -> tuple[SeriesSample, ...]:
-        """Labels and values."""
-        ...
-
-
 async def read_evidence(
-    client: Asks, window: Window, cluster_label: str = "cluster", filters: Filters | None = None
+    client: PrometheusClient, window: Window, filters: Filters | None = None
 ) -> tuple[HeldDevice, ...]:
     """How each workload that holds a device when the window ends used each that it held in it.
 
@@ -113,11 +103,8 @@ async def read_evidence(
     Raises:
         PrometheusError: A question stayed unanswered: evidence without it would not be right.
     """
-    use, device, owner = (
-        (cluster_label, *_DEVICE, *_OWNER),
-        (cluster_label, *_DEVICE),
-        (cluster_label, *_OWNER),
-    )
+    cluster = client.settings.cluster_label
+    use, device, owner = ((cluster, *labels) for labels in ((*_DEVICE, *_OWNER), _DEVICE, _OWNER))
     questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
     kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
     try:
@@ -159,7 +146,9 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
     }
 
 
-async def _ask(client: Asks, question: str, at_seconds: float, labels: Iterable[str]) -> Mapping[_Key, float]:
+async def _ask(
+    client: PrometheusClient, question: str, at_seconds: float, labels: Iterable[str]
+) -> Mapping[_Key, float]:
     wanted = tuple(labels)
     samples = await client.instant(question, at_seconds)
     return {tuple(labels.get(name, "") for name in wanted): value for labels, value in samples}
@@ -303,9 +292,6 @@ def is_big(model: str) -> bool:
     return _BIG.search(model) is not None
 
 
-_NO_OWNER = frozenset({UNALLOCATED, UNATTRIBUTED})
-
-
 class MeanPrice(NamedTuple):
     """Mean money of a GPU-hour."""
 
@@ -332,7 +318,7 @@ class Prices:
         for chunk in ledger.chunks:
             for key, figures in chunk.lines.items():
                 models.setdefault((key.cluster, key.model), []).append(figures)
-                if key.kind not in _NO_OWNER:
+                if key.kind not in APART:
                     payers.setdefault(key.at(PAYER), []).append(figures)
         self._payers = {key: _mean_price(total_of(paid)) for key, paid in payers.items()}
         self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}

@@ -48,13 +48,12 @@ class PodDocument:
     live: Annotated[bool, "False: it has ended."] = True
 
 
-async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[PodDocument, ...]:
+async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocument, ...]:
     """Pods that hold devices now; where namespace, workload or team are asked for, those of the last day, too.
 
     Args:
         client: Where.
         filters: What is asked for; ``mode`` and ``pool`` are no properties of a pod, and are not looked at.
-        cluster_label: Tells clusters apart.
 
     Returns:
         By cluster, namespace, pod and device; those that have ended last.
@@ -62,6 +61,7 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
     Raises:
         PrometheusError: It cannot be asked.
     """
+    cluster_label = client.settings.cluster_label
     wanted = Filters(wanted={name: values for name, values in filters.wanted.items() if name in _OF_A_POD})
     matchers = queries.matchers(wanted, cluster_label)
     labels = (cluster_label, *_DEVICE, *_POD)
@@ -169,14 +169,13 @@ def _use(
 _HELD, _AT_WORK = "cluster:gpu_allocated:sum", "cluster:gpu_active:sum"
 
 
-async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filters, cluster_label: str) -> float | None:
+async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filters) -> float | None:
     """Mean part of the held GPUs that were active for 5 % of a quarter of an hour or more.
 
     Args:
         client: Where.
         window: Over which; what of it Prometheus has forgotten is not in the mean.
         filters: Clusters are looked at; of anything else the funnel is not recorded.
-        cluster_label: Tells clusters apart.
 
     Returns:
         0-1; ``None`` where it is not recorded, or nothing was held.
@@ -186,6 +185,7 @@ async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filte
     """
     if set(filters.wanted) - {"cluster"}:
         return None
+    cluster_label = client.settings.cluster_label
     matchers = queries.matchers(filters, cluster_label)
     held, at_work = (
         f"sum(max by ({cluster_label}) (avg_over_time({name}{{{matchers}}}[{window.seconds}s])))"

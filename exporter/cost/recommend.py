@@ -9,7 +9,6 @@ from exporter.cost.holdings import (
     PAYER,
     Advice,
     AdviceSettings,
-    Asks,
     HeldDevice,
     HeldDevices,
     MeanPrice,
@@ -34,6 +33,7 @@ from exporter.cost.ledger import (
     Window,
     last_recorded,
 )
+from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
@@ -356,11 +356,10 @@ class AdviceReading:
 
 
 async def read(
-    client: Asks,
+    client: PrometheusClient,
     source: LedgerSource,
     window: Window,
     *,
-    cluster_label: str = "cluster",
     filters: Filters | None = None,
     settings: AdviceSettings | None = None,
 ) -> AdviceReading:
@@ -371,17 +370,13 @@ async def read(
         StoreError: The store of closed days cannot be read.
     """
     # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
-    uses = await read_evidence(client, window, cluster_label, filters)
+    uses = await read_evidence(client, window, filters)
     ledger = await source.ledger(window, DIMENSIONS)
     return AdviceReading(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
 
 
 async def read_recommendations(
-    client: Asks,
-    source: LedgerSource,
-    now_seconds: float,
-    *,
-    cluster_label: str = "cluster",
+    client: PrometheusClient, source: LedgerSource, now_seconds: float
 ) -> tuple[Recommendation, ...]:
     """Recommendations over the last days up to the last recorded hour, dearest first.
 
@@ -391,4 +386,4 @@ async def read_recommendations(
     """
     end = last_recorded(now_seconds)
     window = Window(start_seconds=end - WINDOW_DAYS * DAY_SECONDS, end_seconds=end, label=f"{WINDOW_DAYS}d")
-    return (await read(client, source, window, cluster_label=cluster_label)).recommendations
+    return (await read(client, source, window)).recommendations

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from exporter.cost.ledger import LABEL, Dimension, Failure, Figures, LineKey
 from exporter.cost.report import FleetReport, close, filter_words, is_apart, is_part, total_of
@@ -32,14 +32,7 @@ def guarded(name: str) -> str:
     return f"'{name}" if name.startswith(_FORMULA_START) else name
 
 
-class Writable(Protocol):
-    """What the csv module writes to."""
-
-    def write(self, text: str, /) -> object:
-        """Write a text."""
-
-
-def csv_stream(stream: TextIO) -> Writable:
+def csv_stream(stream: TextIO) -> "TextIO | _Terminal":
     """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
     return _Terminal(stream) if stream.isatty() else stream
 

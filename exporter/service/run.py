@@ -92,16 +92,15 @@ class Service:
         self._clock = clock
         self._process = ProcessMetrics()
         self._wake = asyncio.Event()
-        label = settings.prometheus.cluster_label
         ledger = _ledger(settings, PrometheusLedger(client))
         self.book = Book(
             BookSources(
                 ledger=ledger,
-                pods=partial(live_pods, client, cluster_label=label),
-                at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
+                pods=partial(live_pods, client),
+                at_work_ratio=partial(at_work_ratio, client),
                 newest_hour=partial(newest_hour, client),
                 labels=partial(label_values, client),
-                recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
+                recommendations=partial(read_recommendations, client, ledger),
             ),
             clock,
             settings.timezone,
