@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.holdings import AdviceSettings, HeldDevice, Recommendation, profiles_of
+from exporter.cost.holdings import HeldDevice, Recommendation, profiles_of
 from exporter.cost.ledger import Figures, LineKey
 from exporter.cost.recommend import recommend
 from exporter.model import Money
@@ -14,8 +14,8 @@ MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
 SMALL = {"peak_memory_bytes": 12 * GB}
 
 
-def advice_on(*uses: HeldDevice, per_hour: float = 4.0, settings: AdviceSettings | None = None) -> list[Recommendation]:
-    return list(recommend(uses, prices_of(uses, per_hour), settings))
+def advice_on(*uses: HeldDevice, per_hour: float = 4.0, judge_servers: bool = False) -> list[Recommendation]:
+    return list(recommend(uses, prices_of(uses, per_hour), judge_servers=judge_servers))
 
 
 def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what_it_pays_in_a_month() -> None:
@@ -144,7 +144,7 @@ def test_what_stays_as_it_is_because_it_is(changes: dict[str, object]) -> None:
 
 
 def test_servers_are_judged_by_memory_where_that_is_asked_for_and_at_high_risk() -> None:
-    (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), settings=AdviceSettings(judge_servers=True))
+    (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), judge_servers=True)
     assert (one.advice, one.risk_level) == ("smaller-mig", "high")
     assert "memory in advance" in one.risk
 

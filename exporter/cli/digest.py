@@ -137,7 +137,7 @@ async def _read(task: _Task, namespace: argparse.Namespace, now: float) -> "Dige
 
     async with AsyncExitStack() as stack:
         source, client = await open_source(stack, task.prometheus, namespace.store)
-        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
+        bar = stack.enter_context(ProgressBar("Reading"))
         digest = await read_digest(
             source,
             client,

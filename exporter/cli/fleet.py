@@ -192,7 +192,7 @@ async def read_fleet(
     """
     async with AsyncExitStack() as stack:
         source, _ = await open_source(stack, prometheus, store, by_day=by_day)
-        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
+        bar = stack.enter_context(ProgressBar("Reading"))
         ledger = await source.ledger(window, dimensions, filters, bar.told)
     _refuse_nothing(ledger)
     return ledger

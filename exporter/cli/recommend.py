@@ -103,7 +103,6 @@ async def _read(
     window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool
 ) -> "AdviceReading":
     from exporter.cost.fleet_reading import PrometheusLedger
-    from exporter.cost.holdings import AdviceSettings
     from exporter.cost.prometheus import PrometheusClient
     from exporter.cost.recommend import read
 
@@ -113,5 +112,5 @@ async def _read(
             PrometheusLedger(client),
             window,
             filters=filters,
-            settings=AdviceSettings(judge_servers=servers),
+            judge_servers=servers,
         )

@@ -45,7 +45,7 @@ async def _backfill(
 ) -> Closing:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(PrometheusClient(settings))
-        bar = stack.enter_context(ProgressBar("Closing days", time.monotonic))
+        bar = stack.enter_context(ProgressBar("Closing days"))
         source = PrometheusLedger(client)
         closing = await close_due_days(
             store,

@@ -18,11 +18,8 @@ class FocusSettings:
 
     billing_account_id: str = "on-prem"
     billing_account_name: str = ""
-    billing_account_type: str = "Account"
     provider: str = "Internal"
     """Who provides the GPUs, hosts them and would send an invoice."""
-    service_name: str = "GPU Compute"
-    sub_account_type: str = "Cluster"
     restated: bool = False
     """The period was exported before: its charges are corrections."""
     filters: str = ""

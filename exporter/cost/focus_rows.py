@@ -270,18 +270,18 @@ def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
     return {
         "BillingAccountId": settings.billing_account_id,
         "BillingAccountName": settings.billing_account_name,
-        "BillingAccountType": settings.billing_account_type,
+        "BillingAccountType": "Account",
         "HostProviderName": settings.provider,
         "InvoiceIssuerName": settings.provider,
         "ProviderName": settings.provider,
         "PublisherName": settings.provider,
         "ServiceCategory": "Compute",
-        "ServiceName": settings.service_name,
+        "ServiceName": "GPU Compute",
         "ServiceProviderName": settings.provider,
         "ServiceSubcategory": "Containers",
         "SubAccountId": origin.cluster,
         "SubAccountName": origin.cluster,
-        "SubAccountType": settings.sub_account_type if origin.cluster else "",
+        "SubAccountType": "Cluster" if origin.cluster else "",
     }
 
 

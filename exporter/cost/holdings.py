@@ -18,7 +18,6 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.report import APART, total_of
-from exporter.model import PLATFORM_NAMESPACES
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
 RiskLevel = Literal["low", "medium", "high"]
@@ -193,26 +192,19 @@ def _of_share(gpus: float, share: float, measured: float) -> float | None:
 MONTH_HOURS = 730.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceSettings:
-    """Thresholds; docs/cost.md gives the reason of each."""
-
-    least_coverage_ratio: float = 0.9
-    """Part of the held hours whose activity was measured."""
-    least_held_hours: float = 24.0
-    idle_peak_ratio: float = 0.01
-    """A device whose busiest hour was below it is idle."""
-    headroom_ratio: float = 0.2
-    """On top of peak memory and of the activity of the 95 % calmest hours."""
-    small_use_ratio: float = 0.2
-    """Mean activity up to which a big GPU is too big ..."""
-    small_use_bytes: float = 10e9
-    """... together with so much memory at its peak."""
-    most_sharers: int = 4
-    judge_servers: bool = False
-    """Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX, and others."""
-    left_out: frozenset[str] = PLATFORM_NAMESPACES
-    """Namespaces that nothing is suggested to."""
+# Thresholds; docs/cost.md gives the reason of each.
+LEAST_COVERAGE_RATIO = 0.9
+"""Part of the held hours whose activity was measured."""
+LEAST_HELD_HOURS = 24.0
+IDLE_PEAK_RATIO = 0.01
+"""A device whose busiest hour was below it is idle."""
+HEADROOM_RATIO = 0.2
+"""On top of peak memory and of the activity of the 95 % calmest hours."""
+SMALL_USE_RATIO = 0.2
+"""Mean activity up to which a big GPU is too big ..."""
+SMALL_USE_BYTES = 10e9
+"""... together with so much memory at its peak."""
+MOST_SHARERS = 4
 
 
 GIB = 1 << 30
@@ -430,24 +422,24 @@ def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
         )
 
 
-def trusted(use: HeldDevice, settings: AdviceSettings) -> bool:
+def trusted(use: HeldDevice) -> bool:
     """Whether its figures say enough: measured for itself, for most of the time, over a day at least."""
     known = None not in (use.mean_ratio, use.p95_ratio, use.peak_ratio)
     return (
         known
         and not use.estimated
-        and use.held_hours >= settings.least_held_hours
-        and use.measured_hours >= settings.least_coverage_ratio * use.held_hours
+        and use.held_hours >= LEAST_HELD_HOURS
+        and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
     )
 
 
-def idle(use: HeldDevice, settings: AdviceSettings) -> bool:
+def idle(use: HeldDevice) -> bool:
     """Whether it was known to do nothing, hour by hour."""
     return (
         not use.estimated
         and use.peak_ratio is not None
-        and use.peak_ratio < settings.idle_peak_ratio
-        and use.measured_hours >= settings.least_coverage_ratio * use.held_hours
+        and use.peak_ratio < IDLE_PEAK_RATIO
+        and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
     )
 
 

@@ -5,10 +5,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from exporter.cost.holdings import (
+    HEADROOM_RATIO,
+    LEAST_HELD_HOURS,
     MONTH_HOURS,
+    MOST_SHARERS,
     PAYER,
+    SMALL_USE_BYTES,
+    SMALL_USE_RATIO,
     Advice,
-    AdviceSettings,
     HeldDevice,
     HeldDevices,
     MeanPrice,
@@ -35,6 +39,7 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
+from exporter.model import PLATFORM_NAMESPACES
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
 GIGABYTE = 1e9
@@ -126,10 +131,18 @@ class Change(NamedTuple):
 
 
 class Market:
-    """Models in the fleet, the memory of a whole GPU of each, and what one costs."""
+    """Models in the fleet, the memory of a whole GPU of each, and what one costs.
 
-    def __init__(self, uses: Iterable[HeldDevice], prices: Prices) -> None:
-        self._prices = prices
+    Args:
+        uses: Of the whole fleet.
+        ledger: For what was paid.
+        judge_servers: Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX,
+            and others.
+    """
+
+    def __init__(self, uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool) -> None:
+        self.prices = Prices(ledger)
+        self.judge_servers = judge_servers
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
             if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
@@ -139,38 +152,39 @@ class Market:
         """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
         found = [
             (price.per_hour, model, price)
-            for model in self._prices.models(cluster)
+            for model in self.prices.models(cluster)
             if not is_big(model) and self._memory.get((cluster, model), 0.0) >= least_bytes
-            if (price := self._prices.of_model(cluster, model)) is not None
+            if (price := self.prices.of_model(cluster, model)) is not None
             if price.currency == below.currency and price.per_hour < below.per_hour
         ]
         return min(found)[1:] if found else None
 
 
-def change(lot: HeldDevices, price: MeanPrice | None, market: Market, settings: AdviceSettings) -> Change | None:
+def change(lot: HeldDevices, price: MeanPrice | None, market: Market) -> Change | None:
     """The exchange that saves most, where there is one; of equal ones the first that keeps the model."""
     peak = lot.peak_memory_bytes
     if peak is None or lot.memory_total_bytes is None or not (lot.whole or lot.profile):
         return None
-    found = [*_same_model(lot, peak, price, settings), *_smaller_model(lot, peak, price, market, settings)]
+    found = [*_same_model(lot, peak, price, market), *_smaller_model(lot, peak, price, market)]
     return max(found, key=lambda one: -1.0 if one.per_month is None else one.per_month) if found else None
 
 
-def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, settings: AdviceSettings) -> Iterator[Change]:
-    if lot.is_server and not settings.judge_servers:
+def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
+    if lot.is_server and not market.judge_servers:
         return
-    room = 1 + settings.headroom_ratio
+    room = 1 + HEADROOM_RATIO
     profiles = profiles_of(lot.model, lot.memory_total_bytes, lot.profile)
     if profiles:
         target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
         if target is not None:
             title = f"Move {each(lot)} to a MIG instance {target.name}"
-            fact = f"With {percent_down(settings.headroom_ratio, 0)} of room it fits {target.name}."
+            fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room it fits {target.name}."
             yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price)
     elif lot.whole and lot.memory_total_bytes is not None:
-        sharers = _sharers(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, settings)
+        need = max(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, 1 / MOST_SHARERS)
+        sharers = int(1 / need + _ROUNDING)
         if sharers > 1:
-            fact = f"With {percent_down(settings.headroom_ratio, 0)} of room {sharers} of its like fit one GPU."
+            fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room {sharers} of its like fit one GPU."
             title = f"Share {each(lot)} among {sharers} of its like"
             yield _kept(lot, "share", title, 1 / sharers, fact, price)
 
@@ -188,11 +202,6 @@ def _smallest(profiles: tuple[Profile, ...], lot: HeldDevices, need_bytes: float
     return min(fitting, key=lambda profile: profile.share_ratio) if fitting else None
 
 
-def _sharers(memory_ratio: float, busy_ratio: float, settings: AdviceSettings) -> int:
-    need = max(memory_ratio, busy_ratio, 1 / settings.most_sharers)
-    return int(1 / need + _ROUNDING)
-
-
 def _kept(
     lot: HeldDevices, advice: Advice, title: str, share_ratio: float, fact: str, price: MeanPrice | None
 ) -> Change:
@@ -206,16 +215,14 @@ def _kept(
     return Change(advice, title, gpus, _per_month(price, gpus), fact, risk, level)
 
 
-def _smaller_model(
-    lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market, settings: AdviceSettings
-) -> Iterator[Change]:
-    small = lot.mean_ratio <= settings.small_use_ratio and peak <= settings.small_use_bytes
+def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
+    small = lot.mean_ratio <= SMALL_USE_RATIO and peak <= SMALL_USE_BYTES
     gpu_hours = sum(use.share_ratio * use.held_hours for use in lot.uses)
-    if not (lot.whole and small and is_big(lot.model) and gpu_hours >= settings.least_held_hours):
+    if not (lot.whole and small and is_big(lot.model) and gpu_hours >= LEAST_HELD_HOURS):
         return
-    need = peak * (1 + settings.headroom_ratio)
+    need = peak * (1 + HEADROOM_RATIO)
     other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
-    limits = f"{percent_down(settings.small_use_ratio, 0)} of activity and {memory(settings.small_use_bytes)} of memory"
+    limits = f"{percent_down(SMALL_USE_RATIO, 0)} of activity and {memory(SMALL_USE_BYTES)} of memory"
     fact = f"Less than {limits} is work for a smaller model."
     per_month = None
     name = "a smaller model"
@@ -242,7 +249,7 @@ _RANKED: frozenset[Dimension] = _WORKLOAD - {"team"}
 
 
 def recommend(
-    uses: Iterable[HeldDevice], ledger: FleetLedger, settings: AdviceSettings | None = None
+    uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool = False
 ) -> tuple[Recommendation, ...]:
     """What could be given back, shared or made smaller, dearest first; those without a price last, the largest first.
 
@@ -251,19 +258,17 @@ def recommend(
     Args:
         uses: Of one window.
         ledger: Of the same, by cluster, namespace, kind, workload, team and model: for what was paid.
-        settings: Thresholds.
+        judge_servers: As of ``Market``.
     """
-    settings = settings or AdviceSettings()
-    prices = Prices(ledger)
     workloads: dict[LineKey, list[HeldDevice]] = {}
     for use in (every := tuple(uses)):
         workloads.setdefault(use.owner.at(_WORKLOAD), []).append(use)
-    market = Market(every, prices)
+    market = Market(every, ledger, judge_servers=judge_servers)
     found = [
         suggestion
         for owner, of_one in workloads.items()
-        if owner.namespace not in settings.left_out
-        for suggestion in _of_workload(of_one, ledger.window, prices, market, settings)
+        if owner.namespace not in PLATFORM_NAMESPACES
+        for suggestion in _of_workload(of_one, ledger.window, market)
     ]
     return tuple(sorted(found, key=_rank))
 
@@ -272,24 +277,22 @@ def _rank(one: Recommendation) -> tuple[bool, float, float, LineKey, str]:
     return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, one.owner.at(_RANKED), one.title)
 
 
-def _of_workload(
-    uses: Sequence[HeldDevice], window: Window, prices: Prices, market: Market, settings: AdviceSettings
-) -> Iterator[Recommendation]:
+def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> Iterator[Recommendation]:
     held = [use for use in uses if use.still_held]
-    if any(use.policy == "reserved" for use in uses) or not all(trusted(use, settings) for use in held):
+    if any(use.policy == "reserved" for use in uses) or not all(trusted(use) for use in held):
         return
-    unused = {use for use in held if idle(use, settings)}
+    unused = {use for use in held if idle(use)}
     # What it did on devices that it had before is known as well, or it may only be resting.
-    if len(unused) == len(held) and not all(idle(use, settings) for use in uses):
+    if len(unused) == len(held) and not all(idle(use) for use in uses):
         return
     for lot in lots(uses):
-        price = prices.paid(lot.payer)
+        price = market.prices.paid(lot.payer)
         of_lot = replace(lot, uses=tuple(use for use in lot.uses if use in unused))
         if len(unused) == len(held):
             yield _written(lot, _give_back(lot, price), window, price)
         elif of_lot.uses:
             yield _written(of_lot, _fewer(of_lot, lot, held, price), window, price)
-        elif (found := change(lot, price, market, settings)) is not None:
+        elif (found := change(lot, price, market)) is not None:
             yield _written(lot, found, window, price)
 
 
@@ -361,7 +364,7 @@ async def read(
     window: Window,
     *,
     filters: Filters | None = None,
-    settings: AdviceSettings | None = None,
+    judge_servers: bool = False,
 ) -> AdviceReading:
     """Recommendations over a window with what they rest on, dearest first.
 
@@ -372,7 +375,7 @@ async def read(
     # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
     uses = await read_evidence(client, window, filters)
     ledger = await source.ledger(window, DIMENSIONS)
-    return AdviceReading(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
+    return AdviceReading(recommendations=recommend(uses, ledger, judge_servers=judge_servers), uses=uses, ledger=ledger)
 
 
 async def read_recommendations(

@@ -299,11 +299,10 @@ _AFTER_OWNERS = 4
 
 
 class Link(NamedTuple):
-    """A link, and whether it leads to what is shown now."""
+    """A link."""
 
     words: str
     href: str
-    current: bool = False
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:

@@ -198,14 +198,14 @@ def _count(most: int) -> Callable[[str, Now], int]:
     return parse
 
 
-def switch(name: str, about: str, *, default: bool = False) -> Parameter:
-    """True or false."""
+def switch(name: str, about: str) -> Parameter:
+    """True or false, by default false."""
     return Parameter(
         name=name,
         about=about,
         parse=words({**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}),
         allowed="true, false",
-        default="true" if default else "false",
+        default="false",
         schema={"type": "boolean"},
     )
 
