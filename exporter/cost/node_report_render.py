@@ -11,10 +11,9 @@ from rich.text import Text
 
 from exporter.cost.ledger import LABEL, pairs
 from exporter.cost.node_report import APART, By, Line, NodeReport, PricedModel, owner_name, summed
-from exporter.cost.render import console_for, widen, write_foot
+from exporter.cost.render import CSV_HOURS, console_for, csv_figures, widen, write_foot
 from exporter.cost.render_rows import (
     HOUR,
-    JOULES_PER_KWH,
     Remark,
     clean,
     csv_stream,
@@ -24,7 +23,7 @@ from exporter.cost.render_rows import (
     unpriced,
 )
 from exporter.metrics.ledger_collector import energy_joules
-from exporter.model import Totals
+from exporter.model import Owner, Totals
 from exporter.model.formatting import decimal, hour_digits, iso, moment
 from exporter.web.node_api import account_keys, price_keys, totals_keys
 
@@ -131,33 +130,19 @@ def _price(priced: PricedModel) -> str:
 
 def write_csv(report: NodeReport, stream: TextIO) -> None:
     """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
-    writer = csv.writer(csv_stream(stream), lineterminator="\n")
     currencies = report.currencies  # a sum over all lines: once, not per line
-    money_titles = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
-    hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
-    owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
+    money = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
     labels = [report.by] if report.by.startswith(LABEL) else []
-    writer.writerow(("node", "from", "to", *owner, *labels, *hours, "energy_kwh", *money_titles))
-    first = (guarded(clean(report.node)), iso(report.from_seconds), iso(report.to_seconds))
+    names = (*account_keys(Owner(), "", ""), *labels)
+    head = ("node", "from", "to", *names, *CSV_HOURS, "energy_kwh", *money)
+    writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
+    writer.writeheader()
+    first = {"node": report.node, "from": iso(report.from_seconds), "to": iso(report.to_seconds)}
     for line in report.lines:
-        who, totals = line.owner, line.totals
-        names = [who.namespace, who.kind, who.name, who.team, line.model, line.mode]
-        names += [pairs(who.cost_labels).get(name.removeprefix(LABEL), "") for name in labels]
-        seconds = (
-            totals.allocated_seconds,
-            totals.active_seconds,
-            totals.idle_seconds,
-            totals.unknown_seconds,
-            totals.unpriced_seconds,
-        )
-        energy = energy_joules(totals)
-        amounts: list[float | str] = []
-        for currency in currencies:
-            money = totals.money.get(currency)
-            amounts += [money.total, money.idle] if money else ["", ""]
-        figures = [value / HOUR for value in seconds]
-        kwh = "" if energy is None else energy / JOULES_PER_KWH
-        writer.writerow((*first, *(guarded(clean(name)) for name in names), *figures, kwh, *amounts))
+        texts = {**first, **account_keys(line.owner, line.model, line.mode)}
+        texts |= {label: pairs(line.owner.cost_labels).get(label.removeprefix(LABEL), "") for label in labels}
+        figures = csv_figures(line.totals, energy_joules(line.totals))
+        writer.writerow({**{name: guarded(clean(text or "")) for name, text in texts.items()}, **figures})
 
 
 def write_json(report: NodeReport, stream: TextIO) -> None:

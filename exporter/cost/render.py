@@ -32,14 +32,16 @@ from exporter.cost.render_rows import (
     titles,
 )
 from exporter.cost.report import FleetReport, filter_words, is_apart, is_part, parts
+from exporter.model import Totals
 from exporter.model.formatting import hour_digits, iso, minute, percent_down
 from exporter.web.templating import render
 
 _KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
 """Names of columns that differ from those of the dimensions."""
-_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+CSV_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
 
-_Cells = dict[str, str | float]
+CsvCells = dict[str, str | float]
+"""A row by column."""
 
 
 def write_csv(report: FleetReport, stream: TextIO) -> None:
@@ -51,15 +53,15 @@ def write_csv(report: FleetReport, stream: TextIO) -> None:
     kinds = ("cost", "idle_cost", "shared", "charged") if is_shared(report) else ("cost", "idle_cost")
     money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
     names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
-    head = ("record", "from", "to", *names, *_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
+    head = ("record", "from", "to", *names, *CSV_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
     writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
     writer.writeheader()
-    period: _Cells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
+    period: CsvCells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
     for cells in (*_lines(report), *_foot(report)):
         writer.writerow({**period, **cells})
 
 
-def _lines(report: FleetReport) -> Iterator[_Cells]:
+def _lines(report: FleetReport) -> Iterator[CsvCells]:
     for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
         key = line.key
         yield {
@@ -76,29 +78,29 @@ def _columns(report: FleetReport) -> tuple[Dimension, ...]:
     return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
 
 
-def _figures(figures: Figures) -> _Cells:
-    seconds = (
-        figures.allocated_seconds,
-        figures.active_seconds,
-        figures.idle_seconds,
-        figures.unknown_seconds,
-        figures.unpriced_seconds,
-    )
-    cells: _Cells = {title: value / HOUR for title, value in zip(_HOURS, seconds, strict=True)}
-    if figures.energy_joules is not None:
-        cells["energy_kwh"] = figures.energy_joules / JOULES_PER_KWH
-    activity = figures.active_ratio
-    if activity is not None:
-        cells["active_ratio"] = activity
+def _figures(figures: Figures) -> CsvCells:
+    ratio = figures.active_ratio
+    activity: CsvCells = {} if ratio is None else {"active_ratio": ratio}
+    return {**csv_figures(figures, figures.energy_joules), **activity}
+
+
+def csv_figures(figures: Figures | Totals, energy_joules: float | None) -> CsvCells:
+    """Hours, energy and money by column; what is not known has no cell."""
+    seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
+    cells: CsvCells = {
+        title: value / HOUR for title, value in zip(CSV_HOURS, (*seconds, figures.unpriced_seconds), strict=True)
+    }
+    if energy_joules is not None:
+        cells["energy_kwh"] = energy_joules / JOULES_PER_KWH
     for currency, money in figures.money.items():
         cells[f"cost_{currency}"], cells[f"idle_cost_{currency}"] = money.total, money.idle
     return cells
 
 
-def _foot(report: FleetReport) -> Iterator[_Cells]:
+def _foot(report: FleetReport) -> Iterator[CsvCells]:
     trust = report.trust
     part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
-    totals: _Cells = {}
+    totals: CsvCells = {}
     for charges in charged(report):
         for currency, amount in charges.items():
             name = f"charged_{currency}"
