@@ -71,6 +71,12 @@ def stdout() -> Iterator[TextIO]:
         raise ExporterError(f"standard output: cannot write: {error.strerror}; give it room, or another file") from None
 
 
+def put(line: str) -> None:
+    """Write one line to standard output."""
+    with stdout() as stream:
+        stream.write(f"{line}\n")
+
+
 def command(commands: Commands, name: str, about: str) -> Parser:
     """A new command; ``about`` is one sentence."""
     return commands.add_parser(name, help=about, description=about, allow_abbrev=False)

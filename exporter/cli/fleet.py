@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
@@ -309,12 +309,8 @@ def _write_focus(ledger: FleetLedger, task: Task, namespace: argparse.Namespace,
     settings = replace(_focus_settings(namespace, now), filters=filter_words(task.filters))
     _warn_of_nothing(task.filters, is_empty=not any(chunk.lines for chunk in ledger.chunks))
     beside = _metadata_of(namespace.output)
-    if beside is None:
-        with output(namespace.output) as stream:
-            write_focus(ledger, stream, version=version, settings=settings)
-    else:
-        with output(beside) as metadata, output(namespace.output) as stream:
-            write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
+    with nullcontext() if beside is None else output(beside) as metadata, output(namespace.output) as stream:
+        write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
     unpriced = sum(line.unpriced_seconds for chunk in ledger.chunks for line in chunk.lines.values())
     if unpriced:
         say(f"warning: {unpriced / HOUR_SECONDS:,.1f} GPU-hours had no price and are in no cost; see --price-book")

@@ -6,7 +6,7 @@
 import argparse
 from pathlib import Path
 
-from exporter.cli.common import Commands, Parser, command, refuse, say, stdout
+from exporter.cli.common import Commands, Parser, command, put, refuse, say, stdout
 
 
 def add(commands: Commands) -> None:
@@ -31,8 +31,7 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     for warning in book.warnings:
         say(f"warning: {warning}")
     refuse(mistakes)
-    with stdout() as stream:
-        stream.write(f"{namespace.file}: ok\n")
+    put(f"{namespace.file}: ok")
     return 0
 
 

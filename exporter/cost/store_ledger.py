@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from sqlite3 import Connection
@@ -24,7 +24,7 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.store import DayStore
-from exporter.cost.store_schema import ALL_OF_A_DAY, capacity_of, day_window, is_day, owners_labels, sums
+from exporter.cost.store_schema import ALL_OF_A_DAY, FACTS, capacity_of, day_window, is_day, owners_labels, sums
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import NodeFacts
 from exporter.model.formatting import day as day_name
@@ -93,18 +93,10 @@ class StoreLedger:
 
 def _failure(piece: Window) -> Failure:
     if is_day(piece):
-        return Failure(
-            window=piece,
-            what="closed day",
-            reason=f"{piece.label} is not closed; close it, or ask Prometheus",
-            may_pass=False,
-        )
-    return Failure(
-        window=piece,
-        what="closed day",
-        reason=f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days",
-        may_pass=False,
-    )
+        reason = f"{piece.label} is not closed; close it, or ask Prometheus"
+    else:
+        reason = f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days"
+    return Failure(window=piece, what="closed day", reason=reason, may_pass=False)
 
 
 def _closed(path: Path) -> frozenset[int]:
@@ -139,17 +131,12 @@ def _nodes(connection: Connection, versions: Sequence[int]) -> Iterator[tuple[tu
     """Facts of every node, oldest first: the last word on a node is that of its newest day."""
     for version in versions:
         rows = connection.execute(
-            "SELECT cluster, name, instance_type, capacity_type, region, gpu_product FROM node_facts"
+            f"SELECT cluster, name, {', '.join(FACTS)} FROM node_facts"  # noqa: S608 - names of columns
             " JOIN nodes ON nodes.id = node_facts.node JOIN facts ON facts.id = node_facts.facts WHERE version = ?",
             (version,),
         )
-        for cluster, name, instance_type, capacity_type, region, gpu_product in rows:
-            yield (
-                (cluster, name),
-                NodeFacts(
-                    instance_type=instance_type, capacity_type=capacity_type, region=region, gpu_product=gpu_product
-                ),
-            )
+        for cluster, name, *facts in rows:
+            yield (cluster, name), NodeFacts(**dict(zip(FACTS, facts, strict=True)))
 
 
 class CombinedLedger:
@@ -196,14 +183,10 @@ class CombinedLedger:
 def _runs(window: Window, closed: frozenset[int]) -> list[tuple[Window, bool]]:
     """The window in as few pieces as tell closed days from the rest, and which of them are closed."""
     days = groupby(chunks(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
-    runs = []
-    for is_closed, pieces in days:
-        several = tuple(pieces)
-        whole = Window(
-            start_seconds=several[0].start_seconds, end_seconds=several[-1].end_seconds, label=several[0].label
-        )
-        runs.append((whole, is_closed))
-    return runs
+    return [
+        (replace(several[0], end_seconds=several[-1].end_seconds), is_closed)
+        for is_closed, several in ((is_closed, tuple(pieces)) for is_closed, pieces in days)
+    ]
 
 
 def _of_part(

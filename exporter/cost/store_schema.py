@@ -199,12 +199,14 @@ def is_day(window: Window) -> bool:
     return window.start_seconds % DAY_SECONDS == 0 and window.seconds == DAY_SECONDS
 
 
+FACTS = ("instance_type", "capacity_type", "region", "gpu_product")
+"""Columns of what prices go by, as ``NodeFacts`` has them."""
 _TABLES = {
     "nodes": ("cluster", "name"),
     "owners": ("namespace", "kind", "workload", "team", "labels"),
     "sorts": ("pool", "model", "mode"),
     "currencies": ("code",),
-    "facts": ("instance_type", "capacity_type", "region", "gpu_product"),
+    "facts": FACTS,
 }
 
 
@@ -270,8 +272,8 @@ def write_version(
     connection.executemany(
         "INSERT INTO node_facts VALUES (?, ?, ?)",
         sorted(
-            (version, node_of(node), facts_of((f.instance_type, f.capacity_type, f.region, f.gpu_product)))
-            for node, f in nodes.items()
+            (version, node_of(node), facts_of(tuple(getattr(facts, name) for name in FACTS)))
+            for node, facts in nodes.items()
         ),
     )
     connection.execute(

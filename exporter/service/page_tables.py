@@ -33,13 +33,10 @@ class Subject:
 
 
 WORKLOADS = Subject(title="Workloads", by=("cluster", "namespace", "kind", "workload", "team"), name="workload")
+_ALONE: tuple[Dimension, ...] = ("team", "namespace", "model", "pool", "cluster")
 SUBJECTS: Mapping[str, Subject] = {
-    "team": Subject(title="Teams", by=("team",), name="team"),
-    "namespace": Subject(title="Namespaces", by=("namespace",), name="namespace"),
+    **{name: Subject(title=f"{title(name)}s", by=(name,), name=name) for name in _ALONE},
     "workload": WORKLOADS,
-    "model": Subject(title="Models", by=("model",), name="model"),
-    "pool": Subject(title="Node pools", by=("pool",), name="pool"),
-    "cluster": Subject(title="Clusters", by=("cluster",), name="cluster"),
     "node": Subject(title="Nodes", by=("cluster", "node", "pool"), name="node"),
 }
 
