@@ -18,7 +18,7 @@ from exporter.config import price_book
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import DEFAULT_VERSION, FocusSettings
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
 from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import (
     HOUR_SECONDS,
@@ -45,8 +45,6 @@ from exporter.model.formatting import percent_down
 if TYPE_CHECKING:
     from exporter.cost.query_rows import LedgerSource
 
-_OF_ORIGINS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
-"""By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
 _ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
 _SHOWN_WHOLE = ("csv", "json", "focus")
 _T = TypeVar("_T")
@@ -163,10 +161,10 @@ def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator
         if getattr(namespace, flag) is not None:
             name = flag.replace("_", "-")
             yield f"--{name}: FOCUS settles what its rows are; leave it out, or take another format"
-    for dimension in sorted(set(filters.wanted) - _OF_ORIGINS):
+    for dimension in sorted(set(filters.wanted) - ORIGIN_DIMENSIONS):
         yield (
             f"--filter: {dimension} would leave out parts of split charges, which then do not add up; with --format"
-            f" focus allowed: {', '.join(sorted(_OF_ORIGINS))}"
+            f" focus allowed: {', '.join(sorted(ORIGIN_DIMENSIONS))}"
         )
 
 

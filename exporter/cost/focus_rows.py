@@ -162,6 +162,8 @@ def _parts(
 
 FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
 """What a ledger must be read by to be exported."""
+ORIGIN_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
+"""By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
 METHOD_ID = "gpu-seconds-held"
 TAG_PREFIX = "gpu-cost-exporter/"
 UNIT = "GPU-Hours"

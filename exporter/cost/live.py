@@ -74,9 +74,11 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
     if not pods:
         return ()
     narrow = _narrow(pods, labels)
+    nodes = {place[labels.index("node")] for place in pods}
+    of_nodes = queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
     shares, prices, *values = await asyncio.gather(
         client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
-        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), _of_nodes(pods, labels)), None),
+        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), of_nodes), None),
         *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES),
     )
     share_of = {_place(sample, labels): sample.value for sample in shares}
@@ -118,11 +120,6 @@ def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
     if len(names) <= _MOST_NAMES:
         return queries.matches("pod_name", names)
     return queries.matches("pod_namespace", {place[labels.index("pod_namespace")] for place in pods})
-
-
-def _of_nodes(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
-    nodes = {place[labels.index("node")] for place in pods}
-    return queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
 
 
 def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:

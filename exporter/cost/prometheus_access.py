@@ -73,7 +73,7 @@ def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, h
             "overloaded",
             f"{url}: asks to come back later (HTTP 429){_quoted(said)}; lower --prometheus-concurrency",
             retriable=True,
-            retry_after_seconds=_seconds(headers.get("retry-after", "")),
+            retry_after_seconds=retry_after_seconds(headers.get("retry-after", "")),
         )
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return Refusal(
@@ -125,7 +125,7 @@ def _server_error(settings: PrometheusSettings, status: int, said: str, headers:
         "server_error",
         f"{settings.url}: HTTP {status}{_quoted(said)}; its log has the cause",
         retriable=True,
-        retry_after_seconds=_seconds(headers.get("retry-after", "")),
+        retry_after_seconds=retry_after_seconds(headers.get("retry-after", "")),
     )
 
 
@@ -199,7 +199,7 @@ def _quoted(said: str) -> str:
     return f": {said}" if said else ""
 
 
-def _seconds(text: str) -> float | None:
+def retry_after_seconds(text: str) -> float | None:
     """Of ``Retry-After`` in seconds; its form with a date is not used by any of these servers."""
     return float(text) if text.isascii() and text.isdecimal() and len(text) < len("100000") else None
 

@@ -21,9 +21,9 @@ from exporter.cost.document import (
     window_document,
 )
 from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
 from exporter.cost.focus_write import write_focus
-from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Window
+from exporter.cost.ledger import Window
 from exporter.cost.live import PodDocument
 from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
 from exporter.cost.report import FleetReport, parts
@@ -63,7 +63,8 @@ class ReportDocument(FleetDocument):
     paging: PagingDocument
 
 
-class FleetMoneyDocument(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetMoneyDocument:
     """What all GPUs cost in one currency: the parts sum to the total."""
 
     currency: Annotated[str, "ISO 4217."]
@@ -136,21 +137,14 @@ class PodsDocument(FreshnessEnvelope):
 
 def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
     """Return by currency what all GPUs of a report have cost, in parts that sum to ``total``."""
-    found: list[FleetMoneyDocument] = []
-    for currency in report.currencies:
-        own = parts(report, currency)
-        found.append(
-            {
-                "currency": currency,
-                "total": report.total.money_in(currency).total,
-                "active": own["Active"],
-                "idle": own["Idle"],
-                "unknown": own["Unknown"],
-                "unattributed": own[UNATTRIBUTED],
-                "unallocated": own[UNALLOCATED],
-            }
+    return [
+        FleetMoneyDocument(
+            currency=currency,
+            total=report.total.money_in(currency).total,
+            **{name.lower(): amount for name, amount in parts(report, currency).items()},
         )
-    return found
+        for currency in report.currencies
+    ]
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
@@ -175,7 +169,6 @@ def _budget(state: BudgetState) -> BudgetDocument:
     }
 
 
-_OF_ORIGINS = frozenset({"cluster", "node", "pool", "model"})
 CSV = "text/csv; charset=utf-8"
 
 
@@ -251,7 +244,7 @@ def _rendered(report: FleetReport, form: render.Form) -> Body:
 
 async def _focus(ask: Ask) -> object:
     filters = filters_of(ask.values)
-    wrong = sorted(set(filters.wanted) - _OF_ORIGINS)
+    wrong = sorted(set(filters.wanted) - ORIGIN_DIMENSIONS)
     if wrong:
         raise ConfigError(
             *(

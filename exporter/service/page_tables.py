@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
 from exporter.cost.holdings import PAYER, Recommendation
 from exporter.cost.ledger import Dimension, Figures, LineKey
 from exporter.cost.recommend_render import totals
@@ -17,7 +18,6 @@ from exporter.service.page_frame import View, sum_line
 LINES = 100
 """Of one page."""
 _MOST_APART = 16
-_OF_PLACES = frozenset({"cluster", "node", "pool", "model"})
 _DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
 
 
@@ -121,7 +121,7 @@ def _downloads(view: View, subject: Subject) -> list[tuple[str, str, str]]:
 
     Without FOCUS where a filter would leave out parts of its split charges, which must sum to the whole.
     """
-    of_owners = bool(set(view.filters.wanted) - _OF_PLACES)
+    of_owners = bool(set(view.filters.wanted) - ORIGIN_DIMENSIONS)
     head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}")
     return [
         (words, view.download(subject.by, form), f"{head}.{'csv' if form == 'focus' else form}")
