@@ -100,7 +100,7 @@ async def served(
             *[state for state in budgets if isinstance(state, BudgetState)],
             *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
         ]
-        app = create_app(book, settings or ServeSettings(), Face(clock=lambda: now_seconds))
+        app = create_app(book, settings or ServeSettings(), Face())
         async with http_server(app) as port:
             try:
                 yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())

@@ -181,7 +181,6 @@ class Ask:
     book: Book
     bodies: Bodies
     settings: ServeSettings
-    now_seconds: float
     ignored: tuple[str, ...] = ()
     """One warning for each parameter that was ignored."""
 
@@ -273,7 +272,7 @@ async def _summary(ask: Ask) -> object:
     at_work = await ask.book.at_work_ratio(report.window, report.filters)
     return SummaryDocument(
         window=window_document(report.window),
-        funnel=funnel(report, ask.now_seconds, at_work),
+        funnel=funnel(report, ask.book.freshness().now_seconds, at_work),
         money=money_documents(report),
         trust=trust_document(report),
         months=list(await ask.book.months()),

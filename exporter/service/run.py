@@ -119,7 +119,7 @@ class Service:
 
     def app(self) -> web.Application:
         """Its HTTP face."""
-        face = Face(clock=self._clock, metrics=self._metrics, ready=lambda: self.refreshing.looked)
+        face = Face(metrics=self._metrics, ready=lambda: self.refreshing.looked)
         return create_app(self.book, self._settings, face)
 
     async def run(self, listener: socket.socket) -> int:
