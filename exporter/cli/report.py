@@ -7,7 +7,12 @@ from exporter.cli.common import Commands, Parser, add_output, add_timezone, chec
 from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
 
-_FILES = ("agent_password_file", "agent_ca_file", "agent_cert_file", "agent_key_file")
+_FILES = {
+    "agent_password_file": "file with that user's password [default: none]",
+    "agent_ca_file": "PEM file of the authorities that may vouch for the agent [default: the system's]",
+    "agent_cert_file": "PEM file of a client certificate [default: none]",
+    "agent_key_file": "PEM file of its key, without a passphrase [default: in the certificate's file]",
+}
 _ALL = ("agent_username", *_FILES, "agent_skip_verify")
 
 
@@ -15,24 +20,8 @@ def add_agent_access(parser: Parser) -> None:
     """Add them to a command that has ``--agent``."""
     group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
     group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
-    group.add_argument(
-        "--agent-password-file", type=Path, metavar="FILE", help="file with that user's password [default: none]"
-    )
-    group.add_argument(
-        "--agent-ca-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file of the authorities that may vouch for the agent [default: the system's]",
-    )
-    group.add_argument(
-        "--agent-cert-file", type=Path, metavar="FILE", help="PEM file of a client certificate [default: none]"
-    )
-    group.add_argument(
-        "--agent-key-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file of its key, without a passphrase [default: in the certificate's file]",
-    )
+    for key, about in _FILES.items():
+        group.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="FILE", help=about)
     group.add_argument(
         "--agent-skip-verify",
         action="store_const",

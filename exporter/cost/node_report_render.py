@@ -11,7 +11,7 @@ from rich.text import Text
 
 from exporter.cost.ledger import LABEL, pairs
 from exporter.cost.node_report import APART, By, Line, NodeReport, PricedModel, owner_name, summed
-from exporter.cost.render import CSV_HOURS, console_for, csv_figures, widen, write_foot
+from exporter.cost.render import CSV_HOURS, console_for, csv_figures, write_foot
 from exporter.cost.render_rows import (
     HOUR,
     Remark,
@@ -39,9 +39,8 @@ def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> No
 
 def write_table(report: NodeReport, stream: TextIO) -> None:
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
-    console = console_for(stream)
     table = _table(report)
-    widen(console, table)
+    console = console_for(stream, table)
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
     console.print(Text(f"GPU use on {clean(report.node)}", style="bold"))

@@ -13,7 +13,7 @@ from exporter.cost.document import OwnerDocument, window_document
 from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
 from exporter.cost.ledger import FleetLedger, LineKey
 from exporter.cost.recommend import AdviceReading
-from exporter.cost.render import console_for, widen, write_foot
+from exporter.cost.render import console_for, write_foot
 from exporter.cost.render_rows import Remark, clean, csv_stream, encodable, guarded
 from exporter.model.formatting import decimal, iso, minute, money_with_code
 
@@ -55,8 +55,7 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
         level = Text(one.risk_level, style=_LEVELS[one.risk_level])
         owner = Text(clean(_owner(one.owner)))
         table.add_row(owner, Text(clean(one.owner.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
-    console = console_for(stream)
-    widen(console, table)
+    console = console_for(stream, table)
     window = read.ledger.window
     if read.ledger.simulated:
         console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))

@@ -161,15 +161,15 @@ def write_foot(console: Console, found: Iterable[Remark]) -> None:
         console.print(line.append(words, style=_STYLES[tone]), soft_wrap=True)
 
 
-def console_for(stream: TextIO) -> Console:
-    """What writes a table of rich's to a terminal, or to a file as wide as ours are."""
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
+def console_for(stream: TextIO, table: Table) -> Console:
+    """What writes a table of rich's to a terminal, or to a file as wide as ours are.
 
-
-def widen(console: Console, table: Table) -> None:
-    """In a terminal that is too narrow lines are broken; shortened names and figures would be of no use."""
+    In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
+    """
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
     wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
     console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
+    return console
 
 
 def _table(report: FleetReport, top: int | None) -> Iterator[tuple[str, str]]:

@@ -304,7 +304,7 @@ async def _budgets(ask: Ask) -> object:
 
 
 async def _pods(ask: Ask) -> object:
-    pods = await ask.book.pods(filters_of(ask.values))
+    pods = await ask.book.sources.pods(filters_of(ask.values))
     return PodsDocument(pods=list(pods), freshness=ask.book.freshness())
 
 

@@ -182,7 +182,7 @@ class BookSources:
 
     ledger: LedgerSource
     pods: Callable[[Filters], Awaitable[Sequence[PodDocument]]]
-    """Pods that match, from the live series."""
+    """Pods that match and hold devices now, or did within a day, from the live series."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
     """Part of the held GPUs that were at work."""
     newest_hour: Callable[[float], Awaitable[float | None]]
@@ -360,14 +360,6 @@ class Book:
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
             raise PrometheusError("budgets_unread", what, retriable=True)
         return states
-
-    async def pods(self, filters: Filters) -> Sequence[PodDocument]:
-        """Return the matching pods that hold devices now or did within a day, from the live series.
-
-        Raises:
-            PrometheusError: Prometheus cannot be asked.
-        """
-        return await self.sources.pods(filters)
 
     async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
         """Return the mean part of held GPUs at work; ``None`` if not recorded or Prometheus cannot be asked."""

@@ -249,7 +249,7 @@ async def _pods(book: Book, view: View) -> tuple[Sequence[PodDocument], str]:
     if not _asks_pods(view):
         return (), ""
     try:
-        return await book.pods(view.filters), ""
+        return await book.sources.pods(view.filters), ""
     except PrometheusError as error:
         return (), str(error)
 
