@@ -10,7 +10,6 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import node_report, prometheus_access
 from exporter.cost import node_report as agent_client
 from exporter.cost import report as costs
-from exporter.cost.document import BY
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Window
 from exporter.cost.live import live_pods
@@ -74,7 +73,7 @@ def _series(data: bytes) -> None:
             require_finite((sample.value,), "a sample")
         for series in await FedPrometheus(data).range("up", 0, 60, 15):
             require_finite((value for _, value in series.points), "a point")
-        for pod in await live_pods(FedPrometheus(data), Filters(wanted={"namespace": frozenset({"a"})}), "cluster"):
+        for pod in await live_pods(FedPrometheus(data), Filters(wanted={"namespace": frozenset({"a"})})):
             require_finite((pod.share_ratio, pod.activity_ratio, *pod.cost_per_hour.values()), "a pod's value")
 
     asyncio.run(ask())
@@ -98,7 +97,7 @@ def _agent(data: bytes) -> None:
     seconds = (totals.active_seconds, totals.idle_seconds, totals.unknown_seconds, report.capacity_seconds)
     require_finite((*seconds, totals.energy_joules), "a total")
     for form in FORMATS:
-        for by in BY:
+        for by in node_report.BY:
             text = io.StringIO()
             write(report, form, text, by)
             text.getvalue().encode()

@@ -11,9 +11,8 @@ from fuzz_targets import BrokenPromise, Scratch, require, target
 from exporter.accounting.ledger import ledger_of
 from exporter.accounting.state_file import VERSION, StateFile, encode
 from exporter.agent.owners import Owners
-from exporter.cost import store as look
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
-from exporter.cost.store import connect_to_write, reading
+from exporter.cost.store import DayStore, connect_to_write
 from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import StateError, StoreError
 
@@ -86,8 +85,6 @@ DAY = 20_000 * 86_400
 
 def store_of_a_day() -> bytes:
     """A store with one closed day, as its file is."""
-    from exporter.cost.store import DayStore  # noqa: PLC0415 - for the seed alone
-
     path = _folder() / "made.sqlite"
     key = LineKey(cluster="a", node="n", namespace="team", kind="Job", workload="w", model="H100", mode="exclusive")
     window = day_window(DAY)
@@ -111,11 +108,11 @@ def _store(data: bytes) -> None:
     """The bytes of the store's file; where they begin with ``@`` patches of a sound one: ``@offset:bytes`` a line."""
     path = _folder() / "days.sqlite"
     path.write_bytes(_patched(data) if data.startswith(b"@") else data)
-    with reading(path) as connection:
-        problems = look.problems(connection)
-        for day in look.closed_days(connection):
-            for version in look.versions(connection, day.window.start_seconds // 86_400):
-                require(problems or version.lines >= 0, "a negative number of lines")
+    store = DayStore.open(path, write=False)
+    problems = store.check()
+    for day in store.closed_days():
+        for version in store.restatements(day.window.start_seconds):
+            require(problems or version.lines >= 0, "a negative number of lines")
     connect_to_write(path).close()
 
 

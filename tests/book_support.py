@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from recommend_support import with_owner
 from web_support import http_server
 
 from exporter.config.prometheus_options import PrometheusSettings
@@ -15,7 +16,7 @@ from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import Filters, parse_window
-from exporter.cost.live import LivePod, at_work_ratio
+from exporter.cost.live import PodDocument, at_work_ratio
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
@@ -42,7 +43,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
-def live_pods(uses: Sequence[LivePod] | None, url: str) -> "PodsOf":
+def live_pods(uses: Sequence[PodDocument] | None, url: str) -> "PodsOf":
     """Answers with these pods; ``None``: says that Prometheus is away."""
     return PodsOf(tuple(uses) if uses is not None else None, url)
 
@@ -51,10 +52,10 @@ def live_pods(uses: Sequence[LivePod] | None, url: str) -> "PodsOf":
 class PodsOf:
     """A source of live pods that has only those it was given."""
 
-    uses: tuple[LivePod, ...] | None
+    uses: tuple[PodDocument, ...] | None
     url: str
 
-    async def __call__(self, filters: Filters) -> Sequence[LivePod]:
+    async def __call__(self, filters: Filters) -> Sequence[PodDocument]:
         """The pods of the namespaces that are asked for."""
         if self.uses is None:
             raise PrometheusError("unreachable", f"{self.url}: no answer; see whether Prometheus runs", retriable=True)
@@ -67,7 +68,7 @@ async def served(
     prometheus_url: str,
     now_seconds: float,
     *,
-    pods: Sequence[LivePod] | None = (),
+    pods: Sequence[PodDocument] | None = (),
     recommendations: Sequence[Recommendation] | None = (),
     budgets: Sequence[BudgetState | Budget] = (),
     problem: str = "",
@@ -83,7 +84,7 @@ async def served(
         sources = BookSources(
             ledger=ledger,
             pods=live_pods(pods, prometheus_url),
-            at_work_ratio=partial(at_work_ratio, client, cluster_label="cluster"),
+            at_work_ratio=partial(at_work_ratio, client),
             newest_hour=partial(newest_hour, client),
             labels=partial(label_values, client),
             recommendations=partial(read_recommendations, client, ledger),
@@ -99,7 +100,7 @@ async def served(
             *[state for state in budgets if isinstance(state, BudgetState)],
             *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
         ]
-        app = create_app(book, settings or ServeSettings(), Face(clock=lambda: now_seconds))
+        app = create_app(book, settings or ServeSettings(), Face())
         async with http_server(app) as port:
             try:
                 yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
@@ -140,7 +141,7 @@ def recommendation(namespace: str, workload: str, **changes: object) -> Recommen
         "risk": "A load that comes once a month would not fit; take one GPU away at a time.",
         "risk_level": "low",
     }
-    return Recommendation(**{**values, **changes})  # type: ignore[arg-type]
+    return Recommendation(**with_owner({**values, **changes}))  # type: ignore[arg-type]
 
 
 def budget_state(name: str, amount: float, spent: float, projected: float | None, now_seconds: float) -> BudgetState:

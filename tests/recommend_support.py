@@ -34,7 +34,13 @@ def use(number: int = 0, activity: float = 0.5, /, **others: object) -> HeldDevi
         "peak_memory_bytes": 70 * GB,
         "memory_total_bytes": 85 * GB,
     }
-    return HeldDevice(**(figures | others))  # type: ignore[arg-type]
+    return HeldDevice(**with_owner(figures | others))  # type: ignore[arg-type]
+
+
+def with_owner(values: dict[str, object]) -> dict[str, object]:
+    """Values with those that name an owner put together."""
+    names = {name: str(value) for name, value in values.items() if name in LineKey._fields}
+    return {"owner": LineKey(**names), **{name: value for name, value in values.items() if name not in names}}
 
 
 def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
@@ -53,14 +59,7 @@ def prices_of(uses: Iterable[HeldDevice], per_hour: float) -> FleetLedger:
     """What those would have paid at one price."""
     hours: dict[LineKey, float] = {}
     for one in uses:
-        key = LineKey(
-            cluster=one.cluster,
-            namespace=one.namespace,
-            kind=one.kind,
-            workload=one.workload,
-            team=one.team,
-            model=one.model,
-        )
+        key = one.owner.at(DIMENSIONS)
         hours[key] = hours.get(key, 0.0) + one.held_hours * one.share_ratio
     return ledger(
         *(

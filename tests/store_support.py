@@ -19,8 +19,10 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
+from exporter.cost.ledger import chunks as cut
 from exporter.cost.query_rows import Progress
-from exporter.cost.store_schema import ALL_OF_A_DAY, added, day_window, days_of
+from exporter.cost.report import total_of
+from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import PrometheusError
 from exporter.model import Money, NodeFacts
 
@@ -105,7 +107,7 @@ def summed(
         if key.kind in {UNALLOCATED, UNATTRIBUTED}:
             kept["kind"] = key.kind
         groups.setdefault(LineKey(**kept), []).append(line)
-    return {key: added(group) for key, group in groups.items()}
+    return {key: total_of(group) for key, group in groups.items()}
 
 
 def same(one: Figures, other: Figures) -> bool:
@@ -157,7 +159,7 @@ class Known:
         if self.down:
             raise PrometheusError("unreachable", "prometheus: cannot connect; start it", retriable=True)
         self.asked.append(window)
-        pieces = days_of(window)
+        pieces = cut(window)
         chunks = []
         for number, piece in enumerate(pieces, start=1):
             whole = self.days.get(piece.start_seconds // DAY_SECONDS * DAY_SECONDS)

@@ -1,6 +1,5 @@
 import asyncio
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Known
 
-from exporter.cost.budgets import Budget, BudgetState, load, parse, period_at, standings
-from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window
+from exporter.cost.budgets import Budget, BudgetState, load, parse, standings
+from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window, period_at
 from exporter.cost.store_schema import day_window
 from exporter.errors import ConfigError
 from exporter.model import Money
-from exporter.service.data import Book, BookSources, Count
+from exporter.service.data import Book, BookSources
 from exporter.service.refresh import Keeping, Refreshing
 
 ONE = """\
@@ -272,9 +271,6 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
     async def unasked(_window: Window, _filters: Filters) -> None:
         return None
 
-    def count() -> Count:
-        return partial(standings, [budget(team="red")], source)
-
     async def labels(_now: float) -> dict[str, tuple[str, ...]]:
         return {}
 
@@ -287,7 +283,7 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
         recommendations=advice,
     )
     keeping = Keeping(prometheus=source, path=None, history_days=1)
-    looking = Refreshing(book=Book(sources, lambda: NOW), load=count, keeping=keeping)
+    looking = Refreshing(book=Book(sources, lambda: NOW), load=lambda: [budget(team="red")], keeping=keeping)
     looking.load_budgets()
     counted = []
     for second in seconds:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from exporter.cost.budgets import Budget, BudgetState, period_at
+from exporter.cost.budgets import Budget, BudgetState
+from exporter.cost.ledger import period_at
 from exporter.service.data import Freshness, Month
 from exporter.service.metrics import ServiceFigures, render
 from gpu_simulator.fleet import FleetTruth

@@ -65,12 +65,7 @@ def weeks(*, before: int = 7, after: Lines | None = None) -> FleetLedger:
 def advice(number: int, *, money: float | None = 100.0, workload: str = "resnet") -> Recommendation:
     return Recommendation(
         advice="give-back",
-        cluster="",
-        namespace="vision",
-        kind="Job",
-        workload=workload,
-        team="core",
-        model="NVIDIA H100 80GB HBM3",
+        owner=LineKey(namespace="vision", kind="Job", workload=workload, team="core", model="NVIDIA H100 80GB HBM3"),
         title=f"Give back {number} of 8 H100",
         gpus=float(number),
         currency="" if money is None else "USD",

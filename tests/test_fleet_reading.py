@@ -572,15 +572,19 @@ async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Calla
         text += now_series(name, value, **labels).rpartition(" ")[0] + f" {int(time.time()) - 7200}\n"
     with hand_written("".join(sorted(text.splitlines(keepends=True)))) as server:  # type: ignore[attr-defined]
         async with PrometheusClient(PrometheusSettings(url=server.url)) as client:
-            train, gone = await live_pods(client, Filters(wanted={"workload": frozenset(("train",))}), "cluster")
-            (other,) = await live_pods(client, Filters(wanted={"team": frozenset(("speech",))}), "cluster")
-            assert len(await live_pods(client, Filters(), "cluster")) == 2
-            assert not await live_pods(client, Filters(wanted={"team": frozenset(("no such",))}), "cluster")
-    assert (train.pod, train.uuid, train.share_ratio, train.activity_ratio, train.age_seconds) == (
+            train, gone = await live_pods(client, Filters(wanted={"workload": frozenset(("train",))}))
+            (other,) = await live_pods(client, Filters(wanted={"team": frozenset(("speech",))}))
+            assert len(await live_pods(client, Filters())) == 2
+            assert not await live_pods(client, Filters(wanted={"team": frozenset(("no such",))}))
+    assert (train.pod, train.gpu_uuid, train.gpu_share_ratio, train.activity_ratio, train.age_seconds) == (
         "train-0", "MIG-1", 0.25, 0.5, 600,
     )  # fmt: skip
-    assert (train.cost_per_hour, train.live, train.memory_used_bytes) == ({"USD": 1.0}, True, None)
-    assert (gone.pod, gone.live, gone.cost_per_hour, gone.activity_ratio) == ("train-9", False, {}, None)
+    assert (train.cost_per_hour, train.live, train.memory_used_bytes) == (
+        [{"currency": "USD", "cost": 1.0}],
+        True,
+        None,
+    )
+    assert (gone.pod, gone.live, gone.cost_per_hour, gone.activity_ratio) == ("train-9", False, [], None)
     assert (other.pod, other.activity_ratio, other.idle_for_seconds) == ("other-0", None, None)
 
 

@@ -71,7 +71,8 @@ def test_what_an_agent_tells_is_read_back_whole() -> None:
     view = snapshot()
     assert view.ledger is not None
     report = report_of(view)
-    assert dict((*report.owners, *report.apart)) == dict(view.ledger.accounts)
+    found = {Account(owner=one.owner, model=one.model, mode=one.mode): one.totals for one in report.lines}
+    assert found == dict(view.ledger.accounts)
     assert [one.price for one in report.prices] == list(dict.fromkeys(view.prices.values()))
     assert report.prices[0].gpus == 3
 
@@ -137,8 +138,8 @@ def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> 
         account(Owner(namespace="longer")): Totals(idle_seconds=60.0),
     }
     report = report_of(dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger(accounts))))
-    assert [one.owner.namespace for one, _ in report.owners] == ["dear", "longer", "long"]
-    assert [one.owner for one, _ in report.apart] == [UNATTRIBUTED, UNALLOCATED]
+    assert [one.owner.namespace for one in report.lines[:3]] == ["dear", "longer", "long"]
+    assert [one.owner for one in report.lines[3:]] == [UNATTRIBUTED, UNALLOCATED]
 
 
 def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing() -> None:

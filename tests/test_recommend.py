@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.holdings import AdviceSettings, HeldDevice, Recommendation, profiles_of
+from exporter.cost.holdings import HeldDevice, Recommendation, profiles_of
 from exporter.cost.ledger import Figures, LineKey
 from exporter.cost.recommend import recommend
 from exporter.model import Money
@@ -14,15 +14,21 @@ MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
 SMALL = {"peak_memory_bytes": 12 * GB}
 
 
-def advice_on(*uses: HeldDevice, per_hour: float = 4.0, settings: AdviceSettings | None = None) -> list[Recommendation]:
-    return list(recommend(uses, prices_of(uses, per_hour), settings))
+def advice_on(*uses: HeldDevice, per_hour: float = 4.0, judge_servers: bool = False) -> list[Recommendation]:
+    return list(recommend(uses, prices_of(uses, per_hour), judge_servers=judge_servers))
 
 
 def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what_it_pays_in_a_month() -> None:
     (one,) = advice_on(use(0, 0.0, peak_memory_bytes=0.0), use(1, 0.004, peak_memory_bytes=0.4 * GB))
     assert (one.advice, one.title, one.gpus) == ("give-back", "Give back all 2 H100", 2)
     assert (one.per_month, one.currency) == (pytest.approx(2 * 4 * 730), "USD")
-    assert (one.namespace, one.kind, one.workload, one.team, one.model) == ("ml", "Deployment", "w", "t", H100)
+    assert (one.owner.namespace, one.owner.kind, one.owner.workload, one.owner.team, one.owner.model) == (
+        "ml",
+        "Deployment",
+        "w",
+        "t",
+        H100,
+    )
     assert one.devices == ("GPU-0", "GPU-1")
     assert one.risk_level == "low"
     told = " ".join(one.evidence)
@@ -52,7 +58,7 @@ def test_of_eight_gpus_the_three_that_never_work_are_named_and_no_mean_hides_the
 
 def test_all_gpus_of_one_model_are_given_back_where_those_of_another_work() -> None:
     (one,) = advice_on(use(0, 0.9), use(1, 0.0, model=L40S))
-    assert (one.advice, one.title, one.model) == ("fewer-gpus", "Give back the L40S", L40S)
+    assert (one.advice, one.title, one.owner.model) == ("fewer-gpus", "Give back the L40S", L40S)
 
 
 SILENT: dict[str, dict[str, object]] = {
@@ -138,7 +144,7 @@ def test_what_stays_as_it_is_because_it_is(changes: dict[str, object]) -> None:
 
 
 def test_servers_are_judged_by_memory_where_that_is_asked_for_and_at_high_risk() -> None:
-    (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), settings=AdviceSettings(judge_servers=True))
+    (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), judge_servers=True)
     assert (one.advice, one.risk_level) == ("smaller-mig", "high")
     assert "memory in advance" in one.risk
 
@@ -163,13 +169,13 @@ def test_a_big_model_that_does_little_is_exchanged_for_a_cheaper_one_that_is_the
     little = use(0, 0.1, peak_memory_bytes=9 * GB)
     fleet = [use(1, 0.9, model=T4, workload="x", memory_total_bytes=16 * GB, peak_memory_bytes=9 * GB)]
     book = ledger(paid(4.0, HOURS), paid(0.5, 1000, workload="x", model=T4))
-    found = [one for one in recommend([little, *fleet], book) if one.workload == "w"]
+    found = [one for one in recommend([little, *fleet], book) if one.owner.workload == "w"]
     (one,) = found
     assert (one.advice, one.title) == ("smaller-model", "Use T4 instead of 1 H100")
     assert one.per_month == pytest.approx(3.5 * 730)
     assert "GPU-hour of T4 costs 0.50 USD" in " ".join(one.evidence)
     dear = ledger(paid(4.0, HOURS), paid(3.9, 1000, workload="x", model=T4))
-    assert [one.advice for one in recommend([little, *fleet], dear) if one.workload == "w"] == ["smaller-mig"]
+    assert [one.advice for one in recommend([little, *fleet], dear) if one.owner.workload == "w"] == ["smaller-mig"]
 
 
 def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
@@ -208,7 +214,7 @@ def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
         *(use(number, 0.0, workload="unknown", model=A100) for number in (2, 3)),
     ]
     book = ledger(paid(1.0, HOURS, workload="cheap"), paid(9.0, HOURS, workload="dear"))
-    assert [one.workload for one in recommend(uses, book)] == ["dear", "cheap", "unknown"]
+    assert [one.owner.workload for one in recommend(uses, book)] == ["dear", "cheap", "unknown"]
 
 
 @pytest.mark.parametrize(
@@ -274,10 +280,12 @@ def test_savings_never_exceed_what_the_devices_cost_and_no_device_saves_twice(
     found = advice_on(*uses, per_hour=per_hour)
     named = [device for one in found for device in one.devices]
     assert len(named) == len(set(named))
-    for workload in {one.workload for one in found}:
+    for workload in {one.owner.workload for one in found}:
         # A smaller model is advised without a figure where the fleet has none that costs less.
-        known = [one.per_month for one in found if one.workload == workload and one.per_month is not None]
-        cost = sum(one.share_ratio for one in uses if one.workload == workload and one.still_held) * per_hour * 730
+        known = [one.per_month for one in found if one.owner.workload == workload and one.per_month is not None]
+        cost = (
+            sum(one.share_ratio for one in uses if one.owner.workload == workload and one.still_held) * per_hour * 730
+        )
         assert all(saved > 0 for saved in known)
         assert sum(known) <= cost * (1 + 1e-9)
 

@@ -56,15 +56,22 @@ def labels(**pairs: str) -> str:
 
 def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, float, int]]:
     """What rules recorded of one device: name, labels, value, time."""
-    device = {"cluster": one.cluster, "node": one.node, "gpu": "0", "uuid": one.uuid, "model": one.model, **extra}
+    device = {
+        "cluster": one.owner.cluster,
+        "node": one.owner.node,
+        "gpu": "0",
+        "uuid": one.uuid,
+        "model": one.owner.model,
+        **extra,
+    }
     owner = {
-        "workload_namespace": one.namespace,
-        "workload_kind": one.kind,
-        "workload_name": one.workload,
-        "team": one.team,
+        "workload_namespace": one.owner.namespace,
+        "workload_kind": one.owner.kind,
+        "workload_name": one.owner.workload,
+        "team": one.owner.team,
     }
     inside = labels(**device, **owner)
-    account = labels(cluster=one.cluster, model=one.model, **owner, **extra, state="idle")
+    account = labels(cluster=one.owner.cluster, model=one.owner.model, **owner, **extra, state="idle")
     level = "workload_device:gpu"
     for hour in range(int(HOURS)):
         at = END_SECONDS - int(HOURS) * 3600 + hour * 3600 + LATE_SECONDS
@@ -80,12 +87,12 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
             yield f"{level}_estimated:info", inside, 1.0, at
         over = at - LATE_SECONDS + 3600
         yield "workload:gpu_seconds:delta1h", account, 3600 * one.share_ratio, over
-        yield "workload:gpu_cost:delta1h", f'{account},currency="USD"', one.share_ratio * PRICES[one.model], over
-        yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.cluster, **extra), 3600.0, over
-    of_workload = labels(cluster=one.cluster, **owner, **extra)
+        yield "workload:gpu_cost:delta1h", f'{account},currency="USD"', one.share_ratio * PRICES[one.owner.model], over
+        yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.owner.cluster, **extra), 3600.0, over
+    of_workload = labels(cluster=one.owner.cluster, **owner, **extra)
     if one.policy:
         yield "workload:gpu_policy:info", f'{of_workload},policy="{one.policy}"', 1.0, END_SECONDS - 60
-    if "quiet" in one.workload:
+    if "quiet" in one.owner.workload:
         yield "workload:gpu_alerts_off_until_seconds:max", of_workload, END_SECONDS + 3600.0, END_SECONDS - 60
 
 
@@ -123,7 +130,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 async def uses_at(address: str, filters: Filters | None = None) -> tuple[HeldDevice, ...]:
     async with PrometheusClient(PrometheusSettings(url=address)) as client:
-        return await read_evidence(client, WEEK, "cluster", filters)
+        return await read_evidence(client, WEEK, filters)
 
 
 async def recommendations_at(address: str) -> tuple[Recommendation, ...]:
@@ -132,16 +139,20 @@ async def recommendations_at(address: str) -> tuple[Recommendation, ...]:
 
 
 def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prometheis(url: str) -> None:
-    found = {one.workload + one.uuid: one for one in asyncio.run(uses_at(url))}
-    expected = {one.workload + one.uuid: one for one in FLEET if one.workload not in {"quiet, please", "ended"}}
+    found = {one.owner.workload + one.uuid: one for one in asyncio.run(uses_at(url))}
+    expected = {
+        one.owner.workload + one.uuid: one for one in FLEET if one.owner.workload not in {"quiet, please", "ended"}
+    }
     assert found.keys() == expected.keys()
     for name, one in found.items():
         truth = expected[name]
-        if one.workload == "half-measured":
+        if one.owner.workload == "half-measured":
             truth = replace(truth, mean_ratio=0.0)
-        exact = ("held_hours", "share_ratio", "peak_memory_bytes", "memory_total_bytes", "estimated", "policy", "model")
+        exact = ("held_hours", "share_ratio", "peak_memory_bytes", "memory_total_bytes", "estimated", "policy")
         assert [getattr(one, field) for field in exact] == [getattr(truth, field) for field in exact]
-        assert (one.still_held, one.team, one.kind) == (truth.still_held, truth.team, truth.kind)
+        assert one.still_held == truth.still_held
+        for name_of in ("team", "kind", "model"):
+            assert one.owner.value(name_of) == truth.owner.value(name_of)
         assert one.measured_hours == pytest.approx(truth.measured_hours)
         for field in ("mean_ratio", "p95_ratio", "peak_ratio"):
             assert getattr(one, field) == pytest.approx(getattr(truth, field)), name
@@ -150,16 +161,16 @@ def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prome
 def test_each_piece_of_advice_is_found_with_its_money_and_nothing_else_is_said(url: str) -> None:
     found = asyncio.run(recommendations_at(url))
     assert [one.per_month for one in found] == sorted((one.per_month for one in found), reverse=True)
-    assert {one.workload: one.advice for one in found} == {name: advice for name, (advice, _) in TRUTH.items()}
+    assert {one.owner.workload: one.advice for one in found} == {name: advice for name, (advice, _) in TRUTH.items()}
     for one in found:
-        assert one.per_month == pytest.approx(TRUTH[one.workload][1])
-        assert (one.cluster, one.currency) == ("prod", "USD")
+        assert one.per_month == pytest.approx(TRUTH[one.owner.workload][1])
+        assert (one.owner.cluster, one.currency) == ("prod", "USD")
 
 
 def test_filters_pick_workloads(real_prometheus: str) -> None:
     of_two = Filters(wanted={"workload": frozenset({"fewer", "shared"}), "mode": frozenset({"exclusive"})})
     found = asyncio.run(uses_at(real_prometheus, of_two))
-    assert sorted(one.workload for one in found) == ["fewer", "fewer", "shared"]
+    assert sorted(one.owner.workload for one in found) == ["fewer", "fewer", "shared"]
     assert asyncio.run(uses_at(real_prometheus, Filters(wanted={"team": frozenset({"nobody"})}))) == ()
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cost.document import BY, By, lines
-from exporter.cost.node_report import NodeReport, add, read
+from exporter.cost.node_report import BY, By, NodeReport, add, read, summed
 from exporter.cost.node_report_render import write
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
 from exporter.web import node_api
@@ -145,13 +144,12 @@ SECONDS = st.floats(0, 1e9)
 )
 def test_lines_sum_to_the_whole_and_none_stands_twice(accounts: dict[Account, Totals], by: By) -> None:
     report = report_of(accounts)
-    shown = lines(report, by)
-    both = (*shown.held, *shown.apart)
+    both = summed(report, by).lines
     assert len({(line.owner, line.model, line.mode) for line in both}) == len(both)
-    whole, summed = report.total, add(line.totals for line in both)
-    assert summed.allocated_seconds == pytest.approx(whole.allocated_seconds, rel=1e-12)
-    assert summed.money.keys() == whole.money.keys()
-    for currency, money in summed.money.items():
+    whole, total = report.total, add(line.totals for line in both)
+    assert total.allocated_seconds == pytest.approx(whole.allocated_seconds, rel=1e-12)
+    assert total.money.keys() == whole.money.keys()
+    for currency, money in total.money.items():
         assert money.total == pytest.approx(whole.money[currency].total, rel=1e-12)
 
 

@@ -13,7 +13,8 @@ import fleet_support
 import pytest
 import yaml
 
-from exporter.cost.budgets import Budget, BudgetState, period_at
+from exporter.cost.budgets import Budget, BudgetState
+from exporter.cost.ledger import period_at
 from exporter.metrics import catalog as agent_catalog
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Kind

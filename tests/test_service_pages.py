@@ -17,7 +17,7 @@ from book_support import Served, beside, budget_state, recommendation, served
 from fleet_support import FleetServer, backfill, prometheus, truth_between
 
 from exporter.cost.ledger import Dimension, pairs, parse_window
-from exporter.cost.live import LivePod
+from exporter.cost.live import PodDocument
 from exporter.cost.report import FleetReport
 from exporter.model import Totals
 from exporter.model.formatting import brief_minutes, coverage, decimal, gpus, hours, money, percent
@@ -447,22 +447,22 @@ def test_an_unknown_page_is_a_page_with_a_way_back(service: Served) -> None:
 def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
     fleet_prometheus: FleetServer, now: float
 ) -> None:
-    unknown = LivePod(
+    unknown = PodDocument(
         pod="serving-1-b",
         cluster="alpha",
         node="node-1",
-        uuid="GPU-1",
-        gpu="3",
+        gpu_uuid="GPU-1",
+        gpu_index="3",
         model="NVIDIA H100 80GB HBM3",
         namespace="vision",
-        share_ratio=1.0,
+        gpu_share_ratio=1.0,
         activity_ratio=None,
         idle_for_seconds=None,
         age_seconds=3 * 86_400.0,
         memory_used_bytes=3 * 1024.0**3,
         live=False,
     )
-    price = {"USD": 6.16}
+    price = [{"currency": "USD", "cost": 6.16}]
     idle = replace(
         unknown, pod="serving-1-a", activity_ratio=0.02, idle_for_seconds=7300.0, cost_per_hour=price, live=True
     )

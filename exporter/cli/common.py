@@ -4,7 +4,8 @@ import argparse
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import tzinfo
 from difflib import get_close_matches
@@ -68,6 +69,12 @@ def stdout() -> Iterator[TextIO]:
         if isinstance(error, BrokenPipeError):
             raise SystemExit(EXIT_FAILED) from None
         raise ExporterError(f"standard output: cannot write: {error.strerror}; give it room, or another file") from None
+
+
+def put(line: str) -> None:
+    """Write one line to standard output."""
+    with stdout() as stream:
+        stream.write(f"{line}\n")
 
 
 def command(commands: Commands, name: str, about: str) -> Parser:
@@ -225,12 +232,11 @@ class ProgressBar:
 
     Args:
         what: What is being done, in a word or two.
-        clock: Monotonic seconds.
     """
 
-    def __init__(self, what: str, clock: Callable[[], float]) -> None:
-        self._what, self._clock = what, clock
-        self._begun = clock()
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._begun = time.monotonic()
         self._bar: Bar | None = None
 
     def __enter__(self) -> Self:
@@ -245,7 +251,7 @@ class ProgressBar:
     def told(self, progress: "Progress") -> None:
         """Show how far it is."""
         if self._bar is None:
-            if not sys.stderr.isatty() or self._clock() - self._begun < _PATIENCE_SECONDS:
+            if not sys.stderr.isatty() or time.monotonic() - self._begun < _PATIENCE_SECONDS:
                 return
             self._bar = _bar()
             self._bar.start()

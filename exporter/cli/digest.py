@@ -5,7 +5,6 @@
 
 import argparse
 import asyncio
-import os
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from exporter.cost.digest import Digest
     from exporter.cost.ledger import Window
 
-_ADDRESS_ENV = "GPU_COST_EXPORTER_PROMETHEUS"
 _EPILOG = (
     "Exit code: 0 for a digest that is whole; 1 if nothing can be read or the webhook does not take it; 2 for a wrong"
     " flag; 3 for one that is not whole: its last section tells what is missing. See docs/cost.md."
@@ -97,18 +95,14 @@ def _digest(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 
 def _settle(namespace: argparse.Namespace, problems: list[str], now: float) -> _Task:
-    from exporter.cli.fleet import or_problems
-    from exporter.config.prometheus_options import prometheus_settings
+    from exporter.cli.fleet import or_problems, prometheus_or_store
     from exporter.cost.budgets import load
     from exporter.cost.digest import parse_week
     from exporter.cost.digest_render import read_url
 
     week = or_problems(lambda: parse_week(namespace.week, now), problems, prefix="--")
-    prometheus = None
-    if namespace.prometheus or os.environ.get(_ADDRESS_ENV):
-        prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
-    elif namespace.store is None:
-        problems.append("digest: nothing says where to read; give --prometheus URL, --store FILE, or both")
+    nowhere = "digest: nothing says where to read; give --prometheus URL, --store FILE, or both"
+    prometheus = prometheus_or_store(namespace, problems, nowhere)
     budgets = (or_problems(lambda: load(namespace.budgets), problems) or ()) if namespace.budgets else ()
     path = namespace.webhook_url_file
     webhook = (or_problems(lambda: read_url(path), problems) or "") if path else ""
@@ -143,14 +137,13 @@ async def _read(task: _Task, namespace: argparse.Namespace, now: float) -> "Dige
 
     async with AsyncExitStack() as stack:
         source, client = await open_source(stack, task.prometheus, namespace.store)
-        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
+        bar = stack.enter_context(ProgressBar("Reading"))
         digest = await read_digest(
             source,
             client,
             task.week,
             now,
             budgets=task.budgets,
-            cluster_label=task.prometheus.cluster_label if task.prometheus else "cluster",
             progress=bar.told,
         )
     return replace(digest, title=namespace.title, external_url=namespace.external_url or "")

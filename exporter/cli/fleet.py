@@ -6,10 +6,9 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,17 +18,17 @@ from exporter.config import price_book
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import DEFAULT_VERSION, FocusSettings
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
 from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import (
-    DIMENSIONS,
     HOUR_SECONDS,
     LABEL,
+    POOL_NAMES,
     Dimension,
     Filters,
     FleetLedger,
     Window,
-    label_problem,
+    dimension_problem,
     parse_window,
     too_many_labels,
 )
@@ -46,9 +45,6 @@ from exporter.model.formatting import percent_down
 if TYPE_CHECKING:
     from exporter.cost.query_rows import LedgerSource
 
-_SAME: dict[str, Dimension] = {"node pool": "pool", "node-pool": "pool", "node_pool": "pool", "nodepool": "pool"}
-_OF_ORIGINS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
-"""By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
 _ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
 _SHOWN_WHOLE = ("csv", "json", "focus")
 _T = TypeVar("_T")
@@ -80,14 +76,12 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
     problems += _contradictions(namespace, filters)
     written = "30d" if namespace.window is None else namespace.window
     window = or_problems(lambda: parse_window(written, now, namespace.timezone or UTC), problems, prefix="--")
-    prometheus = None
-    if namespace.prometheus or os.environ.get(_ADDRESS.env):
-        prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
-    elif namespace.store is None:
-        problems.append(
-            "report: nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL for one"
-            " node"
-        )
+    prometheus = prometheus_or_store(
+        namespace,
+        problems,
+        "report: nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL for one"
+        " node",
+    )
     if problems or window is None:
         raise ConfigError(*problems)
     wanted = FOCUS_DIMENSIONS if namespace.format == "focus" else dimensions_of(by)
@@ -99,6 +93,15 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
         prometheus=prometheus,
         store=namespace.store,
     )
+
+
+def prometheus_or_store(namespace: argparse.Namespace, problems: list[str], nowhere: str) -> PrometheusSettings | None:
+    """Return how to ask Prometheus; without an address ``None``, and without a store ``nowhere`` among ``problems``."""
+    if namespace.prometheus or os.environ.get(_ADDRESS.env):
+        return or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
+    if namespace.store is None:
+        problems.append(nowhere)
+    return None
 
 
 def or_problems(make: Callable[[], _T], problems: list[str], prefix: str = "") -> _T | None:
@@ -118,24 +121,13 @@ def _by(text: str, problems: list[str]) -> tuple[Dimension, ...]:
     return tuple(known)
 
 
-def _dimension(name: str, flag: str, problems: list[str]) -> Dimension | None:
-    if name.strip().startswith(LABEL):
-        if problem := label_problem(name.strip()):
-            problems.append(f"{flag}: value '{name.strip()}' {problem}")
-            return None
-        return name.strip()
-    written = name.strip().lower()
-    found = _SAME.get(written) or (written if written in DIMENSIONS else None)
-    if found is None:
-        if written == "owner":
-            hint = "; a fleet's owners are told apart by workload, or workload,model,mode"
-        else:
-            close = get_close_matches(written, DIMENSIONS, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-        problems.append(
-            f"{flag}: value '{name.strip()}' is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
-        )
-    return found
+def _dimension(text: str, flag: str, problems: list[str]) -> Dimension | None:
+    name = text.strip() if text.strip().startswith(LABEL) else text.strip().lower()
+    name = "pool" if name in POOL_NAMES else name
+    if problem := dimension_problem(name):
+        problems.append(f"{flag}: value '{text.strip()}' {problem}")
+        return None
+    return name
 
 
 def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:
@@ -169,10 +161,10 @@ def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator
         if getattr(namespace, flag) is not None:
             name = flag.replace("_", "-")
             yield f"--{name}: FOCUS settles what its rows are; leave it out, or take another format"
-    for dimension in sorted(set(filters.wanted) - _OF_ORIGINS):
+    for dimension in sorted(set(filters.wanted) - ORIGIN_DIMENSIONS):
         yield (
             f"--filter: {dimension} would leave out parts of split charges, which then do not add up; with --format"
-            f" focus allowed: {', '.join(sorted(_OF_ORIGINS))}"
+            f" focus allowed: {', '.join(sorted(ORIGIN_DIMENSIONS))}"
         )
 
 
@@ -198,7 +190,7 @@ async def read_fleet(
     """
     async with AsyncExitStack() as stack:
         source, _ = await open_source(stack, prometheus, store, by_day=by_day)
-        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
+        bar = stack.enter_context(ProgressBar("Reading"))
         ledger = await source.ledger(window, dimensions, filters, bar.told)
     _refuse_nothing(ledger)
     return ledger
@@ -315,12 +307,8 @@ def _write_focus(ledger: FleetLedger, task: Task, namespace: argparse.Namespace,
     settings = replace(_focus_settings(namespace, now), filters=filter_words(task.filters))
     _warn_of_nothing(task.filters, is_empty=not any(chunk.lines for chunk in ledger.chunks))
     beside = _metadata_of(namespace.output)
-    if beside is None:
-        with output(namespace.output) as stream:
-            write_focus(ledger, stream, version=version, settings=settings)
-    else:
-        with output(beside) as metadata, output(namespace.output) as stream:
-            write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
+    with nullcontext() if beside is None else output(beside) as metadata, output(namespace.output) as stream:
+        write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
     unpriced = sum(line.unpriced_seconds for chunk in ledger.chunks for line in chunk.lines.values())
     if unpriced:
         say(f"warning: {unpriced / HOUR_SECONDS:,.1f} GPU-hours had no price and are in no cost; see --price-book")

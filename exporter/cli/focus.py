@@ -32,18 +32,16 @@ def add_focus_options(parser: Parser) -> None:
     """Add the options of `report --format focus`: what no ledger knows."""
     focus = parser.add_argument_group("With --format focus (docs/focus.md)")
     focus.add_argument("--focus-version", choices=_VERSIONS, help="version of FOCUS [default: 1.4]")
-    focus.add_argument(
-        "--focus-billing-account", type=_name, metavar="ID", help="BillingAccountId of every row [default: on-prem]"
-    )
-    focus.add_argument(
-        "--focus-billing-account-name", type=_name, metavar="NAME", help="BillingAccountName [default: none]"
-    )
-    focus.add_argument(
-        "--focus-provider",
-        type=_name,
-        metavar="NAME",
-        help="who provides the GPUs and would send an invoice: the provider columns of every row [default: Internal]",
-    )
+    for flag, metavar, about in (
+        ("billing-account", "ID", "BillingAccountId of every row [default: on-prem]"),
+        ("billing-account-name", "NAME", "BillingAccountName [default: none]"),
+        (
+            "provider",
+            "NAME",
+            "who provides the GPUs and would send an invoice: the provider columns of every row [default: Internal]",
+        ),
+    ):
+        focus.add_argument(f"--focus-{flag}", type=_name, metavar=metavar, help=about)
     focus.add_argument(
         "--focus-restated",
         action="store_const",

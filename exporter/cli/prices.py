@@ -6,15 +6,12 @@
 import argparse
 from pathlib import Path
 
-from exporter.cli.common import Commands, Parser, command, refuse, say, stdout
+from exporter.cli.common import Commands, Parser, command, put, refuse, say, stdout
 
 
 def add(commands: Commands) -> None:
     """Add the command and what it can do."""
-    _add_prices(command(commands, "prices", "Price books: what an hour of a GPU costs."))
-
-
-def _add_prices(parser: Parser) -> None:
+    parser = command(commands, "prices", "Price books: what an hour of a GPU costs.")
     kinds = parser.add_subparsers(dest="about_prices", metavar="WHAT", required=True, parser_class=Parser)
     check = command(kinds, "check", "Read a price book and say what each row is for, or what is wrong with it.")
     check.add_argument("file", type=Path, metavar="FILE", help="YAML file (format: docs/cost.md)")
@@ -26,25 +23,22 @@ def _add_prices(parser: Parser) -> None:
 def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
     from exporter.config import price_book
-    from exporter.config import price_book as price_table
 
     book, mistakes = price_book.examine(price_book.read_book(namespace.file), str(namespace.file))
     if book.rows:
         with stdout() as stream:
-            stream.writelines(f"{line}\n" for line in price_table.lines(book))
+            stream.writelines(f"{line}\n" for line in price_book.lines(book))
     for warning in book.warnings:
         say(f"warning: {warning}")
     refuse(mistakes)
-    with stdout() as stream:
-        stream.write(f"{namespace.file}: ok\n")
+    put(f"{namespace.file}: ok")
     return 0
 
 
 def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
     from exporter.config import price_book
-    from exporter.config import price_book as price_table
 
     with stdout() as stream:
-        stream.writelines(f"{line}\n" for line in price_table.lines(price_book.bundled()))
+        stream.writelines(f"{line}\n" for line in price_book.lines(price_book.bundled()))
     return 0

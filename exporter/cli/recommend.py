@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import os
 import time
-from contextlib import AsyncExitStack
 from datetime import UTC
 from typing import TYPE_CHECKING
 
@@ -76,8 +75,6 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         )
     if not read.uses:
         say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
-    if not read.uses:
-        say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
     with output(namespace.output) as stream:
         write(read, namespace.format, stream)
     return EXIT_PARTIAL if read.ledger.failures else 0
@@ -106,17 +103,14 @@ async def _read(
     window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool
 ) -> "AdviceReading":
     from exporter.cost.fleet_reading import PrometheusLedger
-    from exporter.cost.holdings import AdviceSettings
     from exporter.cost.prometheus import PrometheusClient
     from exporter.cost.recommend import read
 
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(PrometheusClient(settings))
+    async with PrometheusClient(settings) as client:
         return await read(
             client,
             PrometheusLedger(client),
             window,
-            cluster_label=settings.cluster_label,
             filters=filters,
-            settings=AdviceSettings(judge_servers=servers),
+            judge_servers=servers,
         )

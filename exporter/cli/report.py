@@ -2,16 +2,17 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exporter.cli.common import Commands, Parser, add_output, add_timezone, check_output, command, output, refuse
 from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
 
-if TYPE_CHECKING:
-    from exporter.cost.node_report import AgentAccess
-
-_FILES = ("agent_password_file", "agent_ca_file", "agent_cert_file", "agent_key_file")
+_FILES = {
+    "agent_password_file": "file with that user's password [default: none]",
+    "agent_ca_file": "PEM file of the authorities that may vouch for the agent [default: the system's]",
+    "agent_cert_file": "PEM file of a client certificate [default: none]",
+    "agent_key_file": "PEM file of its key, without a passphrase [default: in the certificate's file]",
+}
 _ALL = ("agent_username", *_FILES, "agent_skip_verify")
 
 
@@ -19,24 +20,8 @@ def add_agent_access(parser: Parser) -> None:
     """Add them to a command that has ``--agent``."""
     group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
     group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
-    group.add_argument(
-        "--agent-password-file", type=Path, metavar="FILE", help="file with that user's password [default: none]"
-    )
-    group.add_argument(
-        "--agent-ca-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file of the authorities that may vouch for the agent [default: the system's]",
-    )
-    group.add_argument(
-        "--agent-cert-file", type=Path, metavar="FILE", help="PEM file of a client certificate [default: none]"
-    )
-    group.add_argument(
-        "--agent-key-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file of its key, without a passphrase [default: in the certificate's file]",
-    )
+    for key, about in _FILES.items():
+        group.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="FILE", help=about)
     group.add_argument(
         "--agent-skip-verify",
         action="store_const",
@@ -62,20 +47,6 @@ def access_problems(namespace: argparse.Namespace) -> list[str]:
     if given and namespace.agent is None:
         problems.append(f"--{given[0].replace('_', '-')}: does nothing without --agent; give both")
     return problems
-
-
-def agent_access(namespace: argparse.Namespace) -> "AgentAccess":
-    """What they come to, where there is no problem."""
-    from exporter.cost.node_report import AgentAccess
-
-    return AgentAccess(
-        username=namespace.agent_username or "",
-        password_file=namespace.agent_password_file,
-        ca_file=namespace.agent_ca_file,
-        cert_file=namespace.agent_cert_file,
-        key_file=namespace.agent_key_file,
-        skip_verify=bool(namespace.agent_skip_verify),
-    )
 
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
@@ -231,15 +202,15 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
-    from exporter.cost.document import label_keys
     from exporter.cost.ledger import LABEL
-    from exporter.cost.node_report import base_address, fetch
+    from exporter.cost.node_report import AgentAccess, base_address, fetch, label_keys
     from exporter.cost.node_report import read as read_node
     from exporter.cost.node_report_render import write
     from exporter.errors import ConfigError
 
     check_output(namespace.output)
-    base, access = base_address(namespace.agent), agent_access(namespace)
+    base = base_address(namespace.agent)
+    access = AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _ALL})
     read = read_node(fetch(base, access=access), base)
     by = namespace.by or "owner"
     known = label_keys(read)

@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, refuse, stdout
-from exporter.errors import ConfigError, ExporterError
+from exporter.cli.common import Commands, Parser, command, output, refuse
+from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpu_simulator.fleet_plan import FleetPlan
@@ -74,10 +73,10 @@ def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     writing = Writing(
         form=namespace.format, devices=not namespace.ledger_only, processes=min(namespace.processes, plan.nodes)
     )
-    with _output(namespace.output) as stream:
+    with output(None if namespace.output == "-" else Path(namespace.output)) as stream:
         truth = write_fleet(plan, stream, writing, _progress(plan.nodes))
     if namespace.truth is not None:
-        with _output(str(namespace.truth)) as stream:
+        with output(namespace.truth) as stream:
             json.dump(truth_json(truth), stream)
     if namespace.output != "-":
         owned = truth.capacity_seconds / _HOUR_SECONDS
@@ -129,27 +128,6 @@ def _time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
-@contextmanager
-def _output(name: str) -> Iterator[TextIO]:
-    """A file that is there when it is whole."""
-    if name == "-":
-        with stdout() as stream:
-            yield stream
-        return
-    file = Path(name)
-    part = file.with_name(f"{file.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            yield stream
-        part.replace(file)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ExporterError(f"{file}: cannot write: {error.strerror}; give it room, or another file") from None
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
 def _progress(nodes: int) -> Callable[[int], None] | None:
     if not sys.stderr.isatty():
         return None
@@ -161,16 +139,9 @@ def _progress(nodes: int) -> Callable[[int], None] | None:
     return told
 
 
-# Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
-# ruff: noqa: PLC0415
-
-
 def add(commands: Commands) -> None:
     """Add the command and what it can do."""
-    _add_simulations(command(commands, "simulate", "Nodes that do not exist: for the demo, for trying out, for tests."))
-
-
-def _add_simulations(parser: Parser) -> None:
+    parser = command(commands, "simulate", "Nodes that do not exist: for the demo, for trying out, for tests.")
     kinds = parser.add_subparsers(dest="simulation", metavar="WHAT", required=True, parser_class=Parser)
     listing = command(kinds, "list", "Names of the shipped scenarios.")
     listing.set_defaults(run=_list_scenarios)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
-from exporter.cli.common import EXIT_PARTIAL, ProgressBar, say, stdout
+from exporter.cli.common import EXIT_PARTIAL, ProgressBar, put, say, stdout
 from exporter.config.prometheus_options import PrometheusSettings, prometheus_settings
 from exporter.cost import render_rows
 from exporter.cost.fleet_reading import PrometheusLedger
@@ -18,8 +18,9 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import Closing, close_due_days
-from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_name, day_window
+from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_window
 from exporter.errors import ExporterError
+from exporter.model.formatting import day as day_name
 from exporter.model.formatting import decimal, moment, money_with_code
 
 
@@ -29,11 +30,7 @@ def backfill(namespace: argparse.Namespace) -> int:
     now = time.time()
     with DayStore.open(namespace.store, write=True, now=now) as store:
         closing = asyncio.run(_backfill(store, settings, namespace, now))
-    with stdout() as stream:
-        if closing.closed:
-            stream.write(f"{_days('closed', [day_name(day) for day in closing.closed])}\n")
-        else:
-            stream.write("no day closed\n")
+    put(_days("closed", [day_name(day) for day in closing.closed]) if closing.closed else "no day closed")
     for left in closing.left:
         say(f"{day_name(left.day_seconds)}: {left.reason}")
     return EXIT_PARTIAL if closing.left else 0
@@ -44,7 +41,7 @@ async def _backfill(
 ) -> Closing:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(PrometheusClient(settings))
-        bar = stack.enter_context(ProgressBar("Closing days", time.monotonic))
+        bar = stack.enter_context(ProgressBar("Closing days"))
         source = PrometheusLedger(client)
         closing = await close_due_days(
             store,
@@ -79,8 +76,7 @@ def close(namespace: argparse.Namespace) -> int:
     now = time.time()
     with DayStore.open(namespace.store, write=True, now=now) as store:
         version = asyncio.run(_close(store, settings, namespace, now))
-    with stdout() as stream:
-        stream.write(f"{day_name(namespace.day)} closed, version {version}\n")
+    put(f"{day_name(namespace.day)} closed, version {version}")
     return 0
 
 
@@ -102,8 +98,7 @@ def reopen(namespace: argparse.Namespace) -> int:
     now = time.time()
     with DayStore.open(namespace.store, write=True, alone=False) as store:
         store.reopen(namespace.day, reason=namespace.reason, by=_who(), now=now)
-    with stdout() as stream:
-        stream.write(f"{day_name(namespace.day)} reopened: serve or store backfill closes it again\n")
+    put(f"{day_name(namespace.day)} reopened: serve or store backfill closes it again")
     return 0
 
 
@@ -166,8 +161,7 @@ def check(namespace: argparse.Namespace) -> int:
         say(f"store: {namespace.store}: {problem}")
     if problems:
         return EXIT_PARTIAL
-    with stdout() as stream:
-        stream.write(f"{namespace.store}: ok\n")
+    put(f"{namespace.store}: ok")
     return 0
 
 
@@ -180,8 +174,7 @@ def vacuum(namespace: argparse.Namespace) -> int:
         before = path.stat().st_size
         store.shrink()
     after = path.stat().st_size  # closed, so that the log is in the file
-    with stdout() as stream:
-        stream.write(f"{path}: {before} bytes before, {after} now\n")
+    put(f"{path}: {before} bytes before, {after} now")
     return 0
 
 
@@ -195,11 +188,7 @@ def prune(namespace: argparse.Namespace) -> int:
     if old and namespace.yes:
         with DayStore.open(namespace.store, write=True, alone=False) as store:
             old, done = list(store.forget(before)), "deleted"
-    with stdout() as stream:
-        if old:
-            stream.write(f"{_days('older', old)}: {done}\n")
-        else:
-            stream.write(f"no day is older than {day_name(before)}\n")
+    put(f"{_days('older', old)}: {done}" if old else f"no day is older than {day_name(before)}")
     return 0
 
 

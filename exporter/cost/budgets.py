@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,25 +13,23 @@ from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
     LABEL,
-    UNALLOCATED,
-    UNATTRIBUTED,
     Chunk,
     Dimension,
     Failure,
     Figures,
     FleetLedger,
     LineKey,
+    Period,
     Window,
     label_problem,
     last_recorded,
+    period_at,
     too_many_labels,
 )
 from exporter.cost.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.report import dimensions_of
+from exporter.cost.report import APART, dimensions_of
 from exporter.errors import ConfigError
-
-Period = Literal["week", "month", "quarter", "year"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,24 +212,6 @@ def _part(node: yaml.Node) -> float | None:
     return value if _LEAST_AMOUNT <= value <= _MOST_PARTS else None
 
 
-_MONTHS = {"month": 1, "quarter": 3, "year": 12}
-
-
-def period_at(period: Period, now: float) -> Window:
-    """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
-    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    if period == "week":
-        start = day - timedelta(days=day.weekday())
-        end, label = start + timedelta(days=7), f"{start:%G-W%V}"
-    else:
-        months = _MONTHS[period]
-        start = day.replace(day=1, month=(day.month - 1) // months * months + 1)
-        after = start.month - 1 + months
-        end = start.replace(year=start.year + after // 12, month=after % 12 + 1)
-        label = {1: f"{start:%Y-%m}", 3: f"{start:%Y}-Q{start.month // 3 + 1}", 12: f"{start:%Y}"}[months]
-    return Window(start_seconds=int(start.timestamp()), end_seconds=int(end.timestamp()), label=label)
-
-
 _WEEK, _TWO_WEEKS, _LOOK_BACK = 7, 14, 28
 _DAY_HOURS = 24
 
@@ -346,12 +325,18 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
     notes = _notes(budget, period, ledger, own, figures)
     others = {code for line in figures for code in line.money} - {budget.currency}
     unread = _unread(period, ledger)
+    # A period that has just begun has no hour to wait for.
+    begins = end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS
     known = (
         not unread
-        and _is_recorded(budget, period, own, end)
+        and (begins or any(_hours(budget, chunk) for chunk in own))
         and not (others and not any(budget.currency in line.money for line in figures))
     )
-    days = _complete_days(budget, ledger)
+    days = complete_days(
+        ledger,
+        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
+        hours=lambda chunk: _hours(budget, chunk),
+    )
     return BudgetState(
         budget=budget,
         period=period,
@@ -372,31 +357,18 @@ def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
     return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
 
 
-def _is_recorded(budget: Budget, period: Window, own: Sequence[Chunk], end: int) -> bool:
-    """Whether there is any hour of the period; one that has just begun has none to wait for."""
-    return end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS or any(_hours(budget, chunk) for chunk in own)
-
-
 def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
     return [figures for key, figures in chunk.lines.items() if _is_for(budget, key)]
 
 
 def _is_for(budget: Budget, key: LineKey) -> bool:
-    if key.kind in {UNALLOCATED, UNATTRIBUTED} and not budget.include_unallocated:
+    if key.kind in APART and not budget.include_unallocated:
         return False
     return all(key.value(dimension) == name for dimension, name in budget.owner.items())
 
 
 def _money(lines: Sequence[Figures], currency: str) -> float:
     return sum(line.money_in(currency).total for line in lines)
-
-
-def _complete_days(budget: Budget, ledger: FleetLedger) -> list[float]:
-    return complete_days(
-        ledger,
-        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
-        hours=lambda chunk: _hours(budget, chunk),
-    )
 
 
 def _hours(budget: Budget, chunk: Chunk) -> int:

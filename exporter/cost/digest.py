@@ -3,18 +3,29 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from exporter.cost.budgets import Budget, BudgetState, standings
-from exporter.cost.holdings import Asks, Recommendation
-from exporter.cost.ledger import DAY_SECONDS, UNATTRIBUTED, Dimension, FleetLedger, LineKey, Window, last_recorded
+from exporter.cost.holdings import Recommendation
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Dimension,
+    FleetLedger,
+    LineKey,
+    Window,
+    last_recorded,
+    period_at,
+)
+from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.recommend import read
 from exporter.cost.recommend_render import totals
 from exporter.cost.render_rows import HOUR, clean, encodable, failure_words
-from exporter.cost.report import FleetReport, make_report, total_of
+from exporter.cost.report import FleetReport, make_report, parts
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
@@ -87,16 +98,14 @@ def parse_week(text: str, now_seconds: float) -> Window:
     """
     written = text.strip()
     last = last_recorded(now_seconds)
-    today = datetime.fromtimestamp(last, UTC).date()
-    monday = today - timedelta(days=today.weekday() + 7) if written == "lastweek" else None
     try:
-        monday = date.fromisoformat(written) if _ISO_WEEK.fullmatch(written) else monday
+        monday = date.fromisoformat(written) if _ISO_WEEK.fullmatch(written) else None
     except ValueError:
         monday = None
-    if monday is None:
+    if monday is None and written != "lastweek":
         raise ConfigError(f"week: value '{clean(text[:80])}' is no week; {_WEEKS}")
-    start = int(datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp())
-    week = Window(start_seconds=start, end_seconds=start + WEEK_SECONDS, label=f"{monday:%G-W%V}")
+    within = datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp() if monday else last - WEEK_SECONDS
+    week = period_at("week", within)
     if week.end_seconds > last:
         raise ConfigError(f"week: {week.label} is not over; {_WEEKS}")
     return week
@@ -104,12 +113,11 @@ def parse_week(text: str, now_seconds: float) -> Window:
 
 async def read_digest(
     source: LedgerSource,
-    client: Asks | None,
+    client: PrometheusClient | None,
     week: Window,
     now_seconds: float,
     *,
     budgets: Sequence[Budget] = (),
-    cluster_label: str = "cluster",
     progress: Callable[[Progress], None] | None = None,
 ) -> Digest:
     """Read what a digest of a week is made of; what cannot be read besides the ledger becomes a note.
@@ -120,7 +128,6 @@ async def read_digest(
         week: From ``parse_week``.
         now_seconds: Unix time, as of which budgets stand.
         budgets: From their file.
-        cluster_label: Of the evidence.
         progress: Called while the ledger is read.
 
     Raises:
@@ -138,7 +145,7 @@ async def read_digest(
         why = "; ".join(ledger.notes) or "do Prometheus or the store reach back so far, and are the rules loaded?"
         raise ExporterError(f"there is no ledger of {week.label}: {why}")
     notes: list[str] = []
-    recommendations = await _recommendations(source, client, week, cluster_label, notes)
+    recommendations = await _recommendations(source, client, week, notes)
     states: tuple[BudgetState, ...] = ()
     try:
         states = await standings(budgets, source, now_seconds)
@@ -148,13 +155,13 @@ async def read_digest(
 
 
 async def _recommendations(
-    source: LedgerSource, client: Asks | None, week: Window, cluster_label: str, notes: list[str]
+    source: LedgerSource, client: PrometheusClient | None, week: Window, notes: list[str]
 ) -> tuple[Recommendation, ...] | None:
     if client is None:
         notes.append("Recommendations need --prometheus: the store does not keep how devices were used.")
         return None
     try:
-        found = await read(client, source, week, cluster_label=cluster_label)
+        found = await read(client, source, week)
     except PrometheusError as error:
         notes.append(f"Recommendations could not be read: {error}")
         return None
@@ -190,12 +197,8 @@ def make_digest(
 
 def _within(ledger: FleetLedger, window: Window) -> FleetLedger:
     """Return a part of a ledger, of whole days."""
-
-    def meets(other: Window) -> bool:
-        return other.start_seconds < window.end_seconds and window.start_seconds < other.end_seconds
-
-    chunks = tuple(chunk for chunk in ledger.chunks if meets(chunk.window))
-    failures = tuple(failure for failure in ledger.failures if meets(failure.window))
+    chunks = tuple(chunk for chunk in ledger.chunks if window.meets(chunk.window))
+    failures = tuple(failure for failure in ledger.failures if window.meets(failure.window))
     return replace(ledger, window=window, chunks=chunks, failures=failures)
 
 
@@ -273,25 +276,21 @@ def _cut(text: str, most: int = _LONGEST_NAME) -> str:
 
 
 def _spend(digest: Digest) -> Section:
-    held = total_of(line.figures for line in digest.teams.held)
     rows = []
     for currency in _currencies(digest):
-        own, total = held.money_in(currency), _total(digest.teams, currency)
-        apart = {True: 0.0, False: 0.0}
-        for line in digest.teams.apart:
-            apart[line.key.kind == UNATTRIBUTED] += line.figures.money_in(currency).total
+        total, own = _total(digest.teams, currency), parts(digest.teams, currency)
         before = _money(_total(digest.teams_before, currency), currency) if digest.teams_before else "not known"
         rows.append(DigestRow((f"Total {clean(currency)}", _money(total, currency), "", before)))
-        for title, amount in (
-            ("Active", own.active),
-            ("Idle, held without work", own.idle),
-            ("Held, activity not known", own.unknown),
-            ("Unattributed", apart[True]),
-            ("Unallocated, nobody held it", apart[False]),
+        for title, part in (
+            ("Active", "Active"),
+            ("Idle, held without work", "Idle"),
+            ("Held, activity not known", "Unknown"),
+            ("Unattributed", UNATTRIBUTED),
+            ("Unallocated, nobody held it", UNALLOCATED),
         ):
-            if amount > 0:
-                share = percent_down(amount / total, 1) if total else ""
-                rows.append(DigestRow((title, _money(amount, currency), share, "")))
+            if own[part] > 0:
+                share = percent_down(own[part] / total, 1) if total else ""
+                rows.append(DigestRow((title, _money(own[part], currency), share, "")))
     return Section(
         title="Spend",
         href=_link(digest, "/"),
@@ -372,13 +371,13 @@ def _waste(digest: Digest) -> Section:
     )
 
 
-def _owner(of: LineKey | Recommendation) -> str:
+def _owner(of: LineKey) -> str:
     place = f"{of.cluster}: " if of.cluster else ""
     workload = f"{of.kind} {of.namespace}/{of.workload}" if of.workload else of.namespace
     return _cut(f"{place}{workload}" if workload else "") or "(no namespace)"
 
 
-def _owner_link(digest: Digest, of: LineKey | Recommendation) -> str:
+def _owner_link(digest: Digest, of: LineKey) -> str:
     where = {"cluster": of.cluster} if of.cluster else {}
     return _link(digest, "/owner", **where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 
@@ -400,13 +399,13 @@ def _advice(digest: Digest) -> Section:
         rows=tuple(
             DigestRow(
                 (
-                    _owner(one),
-                    _cut(one.team) or "(no team)",
+                    _owner(one.owner),
+                    _cut(one.owner.team) or "(no team)",
                     _cut(one.title),
                     "no price" if one.per_month is None else _money(one.per_month, one.currency),
                     one.risk_level,
                 ),
-                href=_owner_link(digest, one),
+                href=_owner_link(digest, one.owner),
             )
             for one in found[:MOST_ADVICE]
         ),

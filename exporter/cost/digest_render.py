@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from exporter.cost.digest import Digest, DigestRow, Section, headline, period, sections
-from exporter.cost.prometheus_access import NoRedirects
+from exporter.cost.prometheus_access import NoRedirects, retry_after_seconds
 from exporter.cost.render_rows import clean, encodable
 from exporter.errors import ConfigError, ExporterError
 from exporter.web.templating import render
@@ -202,7 +202,7 @@ def _attempt(url: str, body: bytes) -> tuple[bool, str, float | None] | None:
             may_help = error.code == _TOO_MANY or error.code >= _SERVER_ERROR
             said = _shown(error, url)
             hint = "" if may_help else "; is the address still that of a webhook?"
-            return may_help, f"HTTP {error.code}{said}{hint}", _retry_after(error.headers.get("Retry-After", ""))
+            return may_help, f"HTTP {error.code}{said}{hint}", retry_after_seconds(error.headers.get("Retry-After", ""))
     except TimeoutError:
         # Another attempt might post it twice.
         return False, f"no answer within {TIMEOUT_SECONDS:g} s; it may have come all the same", None
@@ -225,7 +225,3 @@ def _shown(error: urllib.error.HTTPError, url: str) -> str:
             text = text.replace(secret, "...")
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return f" ({words})" if words and not words.startswith("<") else ""
-
-
-def _retry_after(text: str) -> float | None:
-    return float(text) if text.isascii() and text.isdecimal() else None

@@ -18,11 +18,8 @@ class FocusSettings:
 
     billing_account_id: str = "on-prem"
     billing_account_name: str = ""
-    billing_account_type: str = "Account"
     provider: str = "Internal"
     """Who provides the GPUs, hosts them and would send an invoice."""
-    service_name: str = "GPU Compute"
-    sub_account_type: str = "Cluster"
     restated: bool = False
     """The period was exported before: its charges are corrections."""
     filters: str = ""
@@ -178,8 +175,7 @@ Tags tags C N 1.0
 """
 
 
-def _read(line: str) -> FocusColumn:
-    name, kind, level, null, since, *until = line.split()
+def _read(name: str, kind: str, level: str, null: str, since: str, until: str = "") -> FocusColumn:
     return FocusColumn(
         name=name,
         kind=cast("Kind", kind),
@@ -187,41 +183,21 @@ def _read(line: str) -> FocusColumn:
         nullable=null == "N",
         allowed=_ALLOWED.get(name, ()),
         since=since,
-        until=until[0] if until else "",
+        until=until,
     )
 
 
-COLUMNS: tuple[FocusColumn, ...] = tuple(_read(line) for line in _TABLE.split("\n") if line)
+COLUMNS: tuple[FocusColumn, ...] = tuple(_read(*line.split()) for line in _TABLE.split("\n") if line)
 """Every column that some version from 1.2 on has, in the order of the alphabet."""
 
 # In 1.2, which has no split charges, our files say the same in columns of their own.
-SPLIT_COLUMNS = (
-    "AllocatedMethodDetails",
-    "AllocatedMethodId",
-    "AllocatedResourceId",
-    "AllocatedResourceName",
-    "AllocatedTags",
+SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswith("Allocated"))
+_OWN: tuple[tuple[Kind, str], ...] = (
+    ("decimal", "ActiveCost ActiveRatio Coverage IdleCost UnknownCost UnpricedGpuHours"),
+    ("string", "CapacityType Cluster GpuModel InstanceType Namespace Node SharingMode Simulated SplitConfidence"),
+    ("string", "Team Workload WorkloadKind"),
 )
-OWN_COLUMNS: dict[str, Kind] = {
-    "x_ActiveCost": "decimal",
-    "x_ActiveRatio": "decimal",
-    "x_CapacityType": "string",
-    "x_Cluster": "string",
-    "x_Coverage": "decimal",
-    "x_GpuModel": "string",
-    "x_IdleCost": "decimal",
-    "x_InstanceType": "string",
-    "x_Namespace": "string",
-    "x_Node": "string",
-    "x_SharingMode": "string",
-    "x_Simulated": "string",
-    "x_SplitConfidence": "string",
-    "x_Team": "string",
-    "x_UnknownCost": "decimal",
-    "x_UnpricedGpuHours": "decimal",
-    "x_Workload": "string",
-    "x_WorkloadKind": "string",
-}
+OWN_COLUMNS: dict[str, Kind] = {f"x_{name}": kind for kind, names in _OWN for name in names.split()}
 """Columns of our own, which stand behind all of FOCUS', and what they hold."""
 
 

@@ -4,23 +4,20 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from itertools import groupby
-from typing import NamedTuple
 
 from exporter.cost.focus import NULLS, FocusRow, FocusSettings, FocusSummary
 from exporter.cost.ledger import (
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Chunk,
     Dimension,
     Figures,
     FleetLedger,
     LineKey,
     Window,
     pairs,
+    period_at,
 )
+from exporter.cost.report import APART, total_of
 from exporter.errors import ExporterError
 from exporter.model import Money, NodeFacts
 from exporter.model.formatting import iso
@@ -83,56 +80,25 @@ def written(value: Decimal) -> str:
     return f"{whole}.{decimals.rstrip('0') or '0'}"
 
 
-APART = (UNATTRIBUTED, UNALLOCATED)
-"""What no known owner held: the remainder of a split charge, in the order in which it is told."""
+@dataclass(slots=True, kw_only=True)
+class ChargePart:
+    """What one owner has of a charge."""
 
-
-class OwnerKey(NamedTuple):
-    """Who a part of a charge is for; the remainder has the kind alone."""
-
-    namespace: str
-    kind: str
-    workload: str
-    team: str
-    labels: str = ""
+    owner: LineKey
+    """Namespace, kind, workload, team and labels; the remainder has the kind alone."""
+    modes: set[str] = field(default_factory=set)
+    lines: list[Figures] = field(default_factory=list)
+    """Seconds of a line with money in several currencies are in the first one's part alone."""
 
     @property
     def is_remainder(self) -> bool:
         """Whether nobody that is known held it."""
-        return self.kind in APART
+        return self.owner.kind in APART
 
     @property
     def path(self) -> str:
         """``namespace/kind/workload``, without what is not known."""
-        return "/".join(part for part in self[:3] if part) or "(unknown owner)"
-
-
-@dataclass(slots=True, kw_only=True)
-class ChargePart:
-    """What one owner has of a charge. Seconds are share-weighted GPU-seconds, money is in the origin's currency."""
-
-    owner: OwnerKey
-    modes: set[str] = field(default_factory=set)
-    active_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    unknown_seconds: float = 0.0
-    unpriced_seconds: float = 0.0
-    money: Money = field(default_factory=Money)
-
-    @property
-    def seconds(self) -> float:
-        """Held."""
-        return self.active_seconds + self.idle_seconds + self.unknown_seconds
-
-    def add(self, figures: Figures, mode: str, currency: str, *, with_seconds: bool) -> None:
-        """Add a line; its seconds only once where it has money in several currencies."""
-        self.modes.add(mode)
-        self.money += figures.money_in(currency)
-        if with_seconds:
-            self.active_seconds += figures.active_seconds
-            self.idle_seconds += figures.idle_seconds
-            self.unknown_seconds += figures.unknown_seconds
-            self.unpriced_seconds += figures.unpriced_seconds
+        return _path(self.owner.namespace, self.owner.kind, self.owner.workload) or "(unknown owner)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,19 +121,30 @@ def origins(ledger: FleetLedger, summary: FocusSummary) -> Iterator[Origin]:
         for (cluster, node, model), lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
             parts = _parts(tuple(lines), (cluster, node, model), summary)
             for currency in sorted(parts):
-                facts = ledger.nodes.get((cluster, node), NodeFacts())
-                yield _origin(chunk, cluster, node, model, currency, facts, parts[currency])
+                yield Origin(
+                    window=chunk.window,
+                    cluster=cluster,
+                    node=node,
+                    model=model,
+                    currency=currency,
+                    facts=ledger.nodes.get((cluster, node), NodeFacts()),
+                    parts=tuple(sorted(parts[currency].values(), key=_rank)),
+                )
 
 
 def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
     return line[0].cluster, line[0].node, line[0].model
 
 
+def _rank(part: ChargePart) -> tuple[int, LineKey]:
+    return APART.index(part.owner.kind) + 1 if part.is_remainder else 0, part.owner
+
+
 def _parts(
     lines: tuple[tuple[LineKey, Figures], ...], place: tuple[str, str, str], summary: FocusSummary
-) -> dict[str, dict[OwnerKey, ChargePart]]:
+) -> dict[str, dict[LineKey, ChargePart]]:
     """By currency and owner."""
-    found: dict[str, dict[OwnerKey, ChargePart]] = {}
+    found: dict[str, dict[LineKey, ChargePart]] = {}
     for key, figures in lines:
         summary.ledger_gpu_hours += figures.allocated_seconds / 3600
         if not figures.money:
@@ -175,41 +152,18 @@ def _parts(
                 continue  # joules alone: there is no hour that lacks a price
             summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.allocated_seconds
             continue
-        owner = OwnerKey(key.namespace, key.kind, key.workload, key.team, key.labels)
+        owner = key._replace(cluster="", node="", pool="", model="", mode="")
         for number, currency in enumerate(sorted(figures.money)):
-            parts = found.setdefault(currency, {})
-            part = parts.setdefault(owner, ChargePart(owner=owner))
-            part.add(figures, key.mode, currency, with_seconds=not number)
+            part = found.setdefault(currency, {}).setdefault(owner, ChargePart(owner=owner))
+            part.modes.add(key.mode)
+            part.lines.append(Figures(money=figures.money) if number else figures)
     return found
-
-
-def _origin(
-    chunk: Chunk,
-    cluster: str,
-    node: str,
-    model: str,
-    currency: str,
-    facts: NodeFacts,
-    parts: dict[OwnerKey, ChargePart],
-) -> Origin:
-    ordered = sorted(parts.values(), key=lambda part: (_rank(part.owner), part.owner))
-    return Origin(
-        window=chunk.window,
-        cluster=cluster,
-        node=node,
-        model=model,
-        currency=currency,
-        facts=facts,
-        parts=tuple(ordered),
-    )
-
-
-def _rank(owner: OwnerKey) -> int:
-    return APART.index(owner.kind) + 1 if owner.is_remainder else 0
 
 
 FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
 """What a ledger must be read by to be exported."""
+ORIGIN_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
+"""By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
 METHOD_ID = "gpu-seconds-held"
 TAG_PREFIX = "gpu-cost-exporter/"
 UNIT = "GPU-Hours"
@@ -250,21 +204,22 @@ def _ledger_cost(ledger: FleetLedger) -> Mapping[str, float]:
 
 def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
     """Rows of one origin, each with its EffectiveCost and its hours."""
-    exact_costs = [exact(part.money.total) for part in origin.parts]
+    sums = [total_of(part.lines) for part in origin.parts]
+    exact_costs = [exact(figures.money_in(origin.currency).total) for figures in sums]
     costs = parts_of(rounded(sum(exact_costs, Decimal(0))), exact_costs)
-    held = _hours([part.seconds for part in origin.parts])
-    priced = _hours([max(part.seconds - part.unpriced_seconds, 0.0) for part in origin.parts])
+    held = _hours([figures.allocated_seconds for figures in sums])
+    priced = _hours([max(figures.allocated_seconds - figures.unpriced_seconds, 0.0) for figures in sums])
     whole_hours = sum(priced, Decimal(0))
     unit_price = rounded(quotient(sum(costs, Decimal(0)), whole_hours)) if whole_hours else None
     ratios = ratios_of(costs if any(costs) else priced)
     common = _common(origin, settings, unit_price)
-    for part, cost, hours, paid, ratio in zip(origin.parts, costs, held, priced, ratios, strict=True):
+    for part, figures, cost, hours, paid, ratio in zip(origin.parts, sums, costs, held, priced, ratios, strict=True):
         row = dict(common)
         row |= _amounts(cost, hours, paid, unit_price)
-        row |= _own(part, cost)
+        row |= _own(part, figures, figures.money_in(origin.currency), cost)
         if is_split:
-            row |= _allocated(part.owner, ratio, paid)
-        elif not part.owner.is_remainder:
+            row |= _allocated(part, ratio, paid)
+        elif not part.is_remainder:
             row["Tags"] = _json(_node_tags(origin) | _owner_tags(part.owner))
         yield {name: value for name, value in row.items() if value}, cost, hours
 
@@ -276,13 +231,13 @@ def _hours(seconds: list[float]) -> list[Decimal]:
 
 def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
     """What every row of an origin has alike."""
-    month = _month(origin.window)
+    month = period_at("month", origin.window.start_seconds)
     facts = origin.facts
     model = origin.model or "GPU"
     return _provided(origin, settings) | {
         "BillingCurrency": origin.currency,
-        "BillingPeriodStart": month[0],
-        "BillingPeriodEnd": month[1],
+        "BillingPeriodStart": iso(month.start_seconds),
+        "BillingPeriodEnd": iso(month.end_seconds),
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if settings.restated else "",
         "ChargeDescription": f"GPU time of {model} on {origin.node}",
@@ -317,18 +272,18 @@ def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
     return {
         "BillingAccountId": settings.billing_account_id,
         "BillingAccountName": settings.billing_account_name,
-        "BillingAccountType": settings.billing_account_type,
+        "BillingAccountType": "Account",
         "HostProviderName": settings.provider,
         "InvoiceIssuerName": settings.provider,
         "ProviderName": settings.provider,
         "PublisherName": settings.provider,
         "ServiceCategory": "Compute",
-        "ServiceName": settings.service_name,
+        "ServiceName": "GPU Compute",
         "ServiceProviderName": settings.provider,
         "ServiceSubcategory": "Containers",
         "SubAccountId": origin.cluster,
         "SubAccountName": origin.cluster,
-        "SubAccountType": settings.sub_account_type if origin.cluster else "",
+        "SubAccountType": "Cluster" if origin.cluster else "",
     }
 
 
@@ -350,37 +305,37 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
     }
 
 
-def _own(part: ChargePart, cost: Decimal) -> FocusRow:
+def _own(part: ChargePart, figures: Figures, money: Money, cost: Decimal) -> FocusRow:
     """The columns that FOCUS has no place for."""
-    kinds = [exact(amount) for amount in (part.money.active, part.money.idle, part.money.unknown)]
+    kinds = [exact(amount) for amount in (money.active, money.idle, money.unknown)]
     active_cost, idle_cost, unknown_cost = parts_of(cost, kinds)
-    measured = part.active_seconds + part.idle_seconds
+    held, measured = figures.allocated_seconds, figures.active_seconds + figures.idle_seconds
     owner = part.owner
     return {
         "x_ActiveCost": written(active_cost),
-        "x_ActiveRatio": written(rounded(exact(part.active_seconds / measured), 6)) if measured else "",
-        "x_Coverage": written(rounded(exact(measured / part.seconds), 6)) if part.seconds else "",
+        "x_ActiveRatio": written(rounded(exact(figures.active_seconds / measured), 6)) if measured else "",
+        "x_Coverage": written(rounded(exact(measured / held), 6)) if held else "",
         "x_IdleCost": written(idle_cost),
         "x_Namespace": owner.namespace,
         "x_SharingMode": "+".join(sorted(filter(None, part.modes))),
         "x_SplitConfidence": "estimated" if "shared" in part.modes else "exact",
         "x_Team": owner.team,
         "x_UnknownCost": written(unknown_cost),
-        "x_UnpricedGpuHours": written(rounded(quotient(exact(part.unpriced_seconds), _HOUR))),
+        "x_UnpricedGpuHours": written(rounded(quotient(exact(figures.unpriced_seconds), _HOUR))),
         "x_Workload": owner.workload,
         "x_WorkloadKind": owner.kind,
     }
 
 
-def _allocated(owner: OwnerKey, ratio: Decimal, paid: Decimal) -> FocusRow:
+def _allocated(part: ChargePart, ratio: Decimal, paid: Decimal) -> FocusRow:
     # Written by hand: json turns decimals into floats, and seven sevenths of a float are not 1.
     element = f'{{"AllocatedRatio":{written(ratio)},"UsageUnit":"{UNIT}","UsageQuantity":{written(paid)}}}'
     row = {"AllocatedMethodId": METHOD_ID, "AllocatedMethodDetails": f'{{"Elements":[{element}]}}'}
-    if not owner.is_remainder:
-        row["AllocatedResourceId"] = owner.path
-        name = owner.workload or owner.namespace
-        row["AllocatedResourceName"] = owner.path if name in NULLS else name
-        row["AllocatedTags"] = _json(_owner_tags(owner))
+    if not part.is_remainder:
+        row["AllocatedResourceId"] = part.path
+        name = part.owner.workload or part.owner.namespace
+        row["AllocatedResourceName"] = part.path if name in NULLS else name
+        row["AllocatedTags"] = _json(_owner_tags(part.owner))
     return row
 
 
@@ -395,7 +350,7 @@ def _node_tags(origin: Origin) -> dict[str, str | int]:
     return {f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}
 
 
-def _owner_tags(owner: OwnerKey) -> dict[str, str | int]:
+def _owner_tags(owner: LineKey) -> dict[str, str | int]:
     named = {
         "namespace": owner.namespace,
         "workload-kind": owner.kind,
@@ -410,9 +365,3 @@ def _owner_tags(owner: OwnerKey) -> dict[str, str | int]:
 def _json(values: Mapping[str, str | int]) -> str:
     known = {name: value for name, value in values.items() if value}
     return json.dumps(known, ensure_ascii=False, separators=(",", ":")) if known else ""
-
-
-def _month(window: Window) -> tuple[str, str]:
-    start = datetime.fromtimestamp(window.start_seconds, tz=UTC).replace(day=1, hour=0, minute=0, second=0)
-    end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
-    return f"{start:%Y-%m-%dT%H:%M:%SZ}", f"{end:%Y-%m-%dT%H:%M:%SZ}"

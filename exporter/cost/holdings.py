@@ -3,21 +3,21 @@
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
+    Dimension,
+    Figures,
     Filters,
     FleetLedger,
     LineKey,
     Window,
 )
-from exporter.cost.prometheus import SeriesSample
-from exporter.model import PLATFORM_NAMESPACES
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.report import APART, total_of
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
 RiskLevel = Literal["low", "medium", "high"]
@@ -27,16 +27,11 @@ RiskLevel = Literal["low", "medium", "high"]
 class HeldDevice:
     """How a workload used one device over the window, from the hourly evidence series."""
 
-    cluster: str
-    node: str
+    owner: LineKey
+    """Its line of the ledger: with node, model and mode, without pool and labels."""
     uuid: str
     gpu_instance: str = ""
     mig_profile: str = ""
-    model: str
-    namespace: str
-    kind: str
-    workload: str
-    team: str = ""
     share_ratio: float
     """Its part of the physical GPU."""
     held_hours: float
@@ -63,12 +58,8 @@ class Recommendation:
     """One suggestion to one workload."""
 
     advice: Advice
-    cluster: str
-    namespace: str
-    kind: str
-    workload: str
-    team: str = ""
-    model: str
+    owner: LineKey
+    """Cluster, namespace, kind, workload, team and model."""
     title: str
     """What to do, in one sentence: ``Give back 3 of 8 H100``."""
     gpus: float
@@ -100,32 +91,8 @@ _Key = tuple[str, ...]
 """Values of cluster, device and owner labels, in this order; of the device alone, or of the owner alone."""
 
 
-class Asks(Protocol):
-    """What answers instant queries."""
-
-    async def instant(self, query: str, at_seconds: float | None) -> tuple[SeriesSample, ...]:
-        """Labels and values."""
-        ...
-
-
-class _Answers(NamedTuple):
-    held: Mapping[_Key, float]
-    share: Mapping[_Key, float]
-    of_day: Mapping[_Key, float]
-    measured: Mapping[_Key, float]
-    active: Mapping[_Key, float]
-    p95: Mapping[_Key, float]
-    peak: Mapping[_Key, float]
-    memory: Mapping[_Key, float]
-    estimated: Mapping[_Key, float]
-    total: Mapping[_Key, float]
-    reserved: Mapping[_Key, float]
-    inference: Mapping[_Key, float]
-    muted: Mapping[_Key, float]
-
-
 async def read_evidence(
-    client: Asks, window: Window, cluster_label: str = "cluster", filters: Filters | None = None
+    client: PrometheusClient, window: Window, filters: Filters | None = None
 ) -> tuple[HeldDevice, ...]:
     """How each workload that holds a device when the window ends used each that it held in it.
 
@@ -135,11 +102,8 @@ async def read_evidence(
     Raises:
         PrometheusError: A question stayed unanswered: evidence without it would not be right.
     """
-    use, device, owner = (
-        (cluster_label, *_DEVICE, *_OWNER),
-        (cluster_label, *_DEVICE),
-        (cluster_label, *_OWNER),
-    )
+    cluster = client.settings.cluster_label
+    use, device, owner = ((cluster, *labels) for labels in ((*_DEVICE, *_OWNER), _DEVICE, _OWNER))
     questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
     kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
     try:
@@ -150,12 +114,12 @@ async def read_evidence(
             }
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    found = _uses(_Answers(**{name: task.result() for name, task in tasks.items()}))
-    return tuple(one for one in found if filters is None or filters.keep(_line(one)))
+    found = _uses({name: task.result() for name, task in tasks.items()})
+    return tuple(one for one in found if filters is None or filters.keep(one.owner))
 
 
 def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str, str]:
-    """By field of ``_Answers``. Two Prometheis that recorded the same are one, by ``max``."""
+    """By name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
     # A second less: an engine whose ranges are closed would take the hour before in.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
     active, memory = "workload_device:gpu_active:rate1h", "workload_device:gpu_memory_used_bytes:max1h"
@@ -181,42 +145,39 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
     }
 
 
-async def _ask(client: Asks, question: str, at_seconds: float, labels: Iterable[str]) -> Mapping[_Key, float]:
+async def _ask(
+    client: PrometheusClient, question: str, at_seconds: float, labels: Iterable[str]
+) -> Mapping[_Key, float]:
     wanted = tuple(labels)
     samples = await client.instant(question, at_seconds)
     return {tuple(labels.get(name, "") for name in wanted): value for labels, value in samples}
 
 
-def _uses(answers: _Answers) -> Iterable[HeldDevice]:
-    for key, held_hours in answers.held.items():
+def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
+    for key, held_hours in answers["held"].items():
         cluster, node, _, uuid, gpu_instance, mig_profile, model, namespace, kind, workload, team = key
         owner = (cluster, namespace, kind, workload, team)
-        share = answers.share.get(key, 0.0)
-        if share <= 0 or owner in answers.muted:
+        share = answers["share"].get(key, 0.0)
+        if share <= 0 or owner in answers["muted"]:
             continue
-        measured = answers.measured.get(key, 0.0)
+        measured = answers["measured"].get(key, 0.0)
+        mode = "mig" if gpu_instance or mig_profile else "exclusive" if share >= _WHOLE else "shared"
         yield HeldDevice(
-            cluster=cluster,
-            node=node,
+            owner=LineKey(cluster, node, "", namespace, kind, workload, team, "", model, mode),
             uuid=uuid,
             gpu_instance=gpu_instance,
             mig_profile=mig_profile,
-            model=model,
-            namespace=namespace,
-            kind=kind,
-            workload=workload,
-            team=team,
             share_ratio=min(1.0, share),
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
-            mean_ratio=min(1.0, answers.active.get(key, 0.0) / measured) if measured > 0 else None,
-            p95_ratio=_of_share(answers.p95.get(key, 0.0), share, measured),
-            peak_ratio=_of_share(answers.peak.get(key, 0.0), share, measured),
-            peak_memory_bytes=answers.memory.get(key),
-            memory_total_bytes=answers.total.get(key[:7]),
-            estimated=key in answers.estimated,
-            still_held=answers.of_day.get(key, 0.0) >= _DAY_HOURS,
-            policy="reserved" if owner in answers.reserved else "inference" if owner in answers.inference else "",
+            mean_ratio=min(1.0, answers["active"].get(key, 0.0) / measured) if measured > 0 else None,
+            p95_ratio=_of_share(answers["p95"].get(key, 0.0), share, measured),
+            peak_ratio=_of_share(answers["peak"].get(key, 0.0), share, measured),
+            peak_memory_bytes=answers["memory"].get(key),
+            memory_total_bytes=answers["total"].get(key[:7]),
+            estimated=key in answers["estimated"],
+            still_held=answers["of_day"].get(key, 0.0) >= _DAY_HOURS,
+            policy="reserved" if owner in answers["reserved"] else "inference" if owner in answers["inference"] else "",
         )
 
 
@@ -228,43 +189,22 @@ def _of_share(gpus: float, share: float, measured: float) -> float | None:
     return min(1.0, gpus / share) if measured > 0 else None
 
 
-def _line(use: HeldDevice) -> LineKey:
-    mode = "mig" if use.gpu_instance or use.mig_profile else "exclusive" if use.share_ratio >= _WHOLE else "shared"
-    return LineKey(
-        cluster=use.cluster,
-        node=use.node,
-        namespace=use.namespace,
-        kind=use.kind,
-        workload=use.workload,
-        team=use.team,
-        model=use.model,
-        mode=mode,
-    )
-
-
 MONTH_HOURS = 730.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceSettings:
-    """Thresholds; docs/cost.md gives the reason of each."""
-
-    least_coverage_ratio: float = 0.9
-    """Part of the held hours whose activity was measured."""
-    least_held_hours: float = 24.0
-    idle_peak_ratio: float = 0.01
-    """A device whose busiest hour was below it is idle."""
-    headroom_ratio: float = 0.2
-    """On top of peak memory and of the activity of the 95 % calmest hours."""
-    small_use_ratio: float = 0.2
-    """Mean activity up to which a big GPU is too big ..."""
-    small_use_bytes: float = 10e9
-    """... together with so much memory at its peak."""
-    most_sharers: int = 4
-    judge_servers: bool = False
-    """Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX, and others."""
-    left_out: frozenset[str] = PLATFORM_NAMESPACES
-    """Namespaces that nothing is suggested to."""
+# Thresholds; docs/cost.md gives the reason of each.
+LEAST_COVERAGE_RATIO = 0.9
+"""Part of the held hours whose activity was measured."""
+LEAST_HELD_HOURS = 24.0
+IDLE_PEAK_RATIO = 0.01
+"""A device whose busiest hour was below it is idle."""
+HEADROOM_RATIO = 0.2
+"""On top of peak memory and of the activity of the 95 % calmest hours."""
+SMALL_USE_RATIO = 0.2
+"""Mean activity up to which a big GPU is too big ..."""
+SMALL_USE_BYTES = 10e9
+"""... together with so much memory at its peak."""
+MOST_SHARERS = 4
 
 
 GIB = 1 << 30
@@ -344,9 +284,6 @@ def is_big(model: str) -> bool:
     return _BIG.search(model) is not None
 
 
-_NO_OWNER = frozenset({UNALLOCATED, UNATTRIBUTED})
-
-
 class MeanPrice(NamedTuple):
     """Mean money of a GPU-hour."""
 
@@ -354,59 +291,37 @@ class MeanPrice(NamedTuple):
     per_hour: float
 
 
-class Payer(NamedTuple):
-    """Who paid, for GPUs of which model."""
-
-    cluster: str
-    namespace: str
-    kind: str
-    workload: str
-    team: str
-    model: str
+PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
 
 
-@dataclass(slots=True)
-class _Sum:
-    priced_hours: float = 0.0
-    money: dict[str, float] = field(default_factory=dict)
-
-    def price(self) -> MeanPrice | None:
-        """The mean; ``None`` without money, and in several currencies, of which none is the price."""
-        paid = [(currency, total) for currency, total in self.money.items() if total > 0]
-        if len(paid) != 1 or self.priced_hours <= 0:
-            return None
-        return MeanPrice(paid[0][0], paid[0][1] / self.priced_hours)
+def _mean_price(paid: Figures) -> MeanPrice | None:
+    """The mean; ``None`` without money, and in several currencies, of which none is the price."""
+    priced_hours = (paid.allocated_seconds - paid.unpriced_seconds) / HOUR_SECONDS
+    money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
+    return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
 
 
 class Prices:
     """Mean prices of a ledger that has cluster, namespace, kind, workload, team and model."""
 
     def __init__(self, ledger: FleetLedger) -> None:
-        self._payers: dict[Payer, _Sum] = {}
-        self._models: dict[tuple[str, str], _Sum] = {}
+        payers: dict[LineKey, list[Figures]] = {}
+        models: dict[tuple[str, str], list[Figures]] = {}
         for chunk in ledger.chunks:
             for key, figures in chunk.lines.items():
-                hours = (figures.allocated_seconds - figures.unpriced_seconds) / HOUR_SECONDS
-                for total in self._sums(key):
-                    total.priced_hours += hours
-                    for currency, money in figures.money.items():
-                        total.money[currency] = total.money.get(currency, 0.0) + money.total
+                models.setdefault((key.cluster, key.model), []).append(figures)
+                if key.kind not in APART:
+                    payers.setdefault(key.at(PAYER), []).append(figures)
+        self._payers = {key: _mean_price(total_of(paid)) for key, paid in payers.items()}
+        self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
 
-    def _sums(self, key: LineKey) -> Iterable[_Sum]:
-        yield self._models.setdefault((key.cluster, key.model), _Sum())
-        if key.kind not in _NO_OWNER:
-            payer = Payer(key.cluster, key.namespace, key.kind, key.workload, key.team, key.model)
-            yield self._payers.setdefault(payer, _Sum())
-
-    def paid(self, payer: Payer) -> MeanPrice | None:
+    def paid(self, payer: LineKey) -> MeanPrice | None:
         """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
-        known = self._payers.get(payer)
-        return known.price() if known is not None else self.of_model(payer.cluster, payer.model)
+        return self._payers[payer] if payer in self._payers else self.of_model(payer.cluster, payer.model)
 
     def of_model(self, cluster: str, model: str) -> MeanPrice | None:
         """What GPUs of a model cost in a cluster, whoever held them."""
-        known = self._models.get((cluster, model))
-        return None if known is None else known.price()
+        return self._models.get((cluster, model))
 
     def models(self, cluster: str) -> Iterable[str]:
         """Models of a cluster that the ledger knows."""
@@ -425,7 +340,8 @@ _SERVER_NAMES = re.compile(
 class HeldDevices:
     """Devices of one sort that a workload still holds: of one model, and whole, of one MIG profile, or shared parts."""
 
-    payer: Payer
+    payer: LineKey
+    """Cluster, namespace, kind, workload, team and model."""
     uses: tuple[HeldDevice, ...]
 
     @property
@@ -477,7 +393,8 @@ class HeldDevices:
     @property
     def peak_memory_bytes(self) -> float | None:
         """Of the fullest device; ``None`` where one is not known."""
-        return _largest(use.peak_memory_bytes for use in self.uses)
+        known = [use.peak_memory_bytes for use in self.uses]
+        return None if None in known else max(peak for peak in known if peak is not None)
 
     @property
     def memory_total_bytes(self) -> float | None:
@@ -492,10 +409,6 @@ class HeldDevices:
             return True
         return _SERVER_NAMES.search(self.payer.workload) is not None
 
-    def part(self, uses: Iterable[HeldDevice]) -> "HeldDevices":
-        """Some of its devices."""
-        return HeldDevices(self.payer, tuple(uses))
-
 
 def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
     """What is still held of one workload's uses, in a settled order."""
@@ -503,38 +416,33 @@ def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
     for use in uses:
         if use.still_held:
             sorts.setdefault(_sort(use), []).append(use)
-    for (model, _, _), of_sort in sorted(sorts.items()):
-        first = of_sort[0]
-        payer = Payer(first.cluster, first.namespace, first.kind, first.workload, first.team, model)
-        yield HeldDevices(payer, tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
+    for _, of_sort in sorted(sorts.items()):
+        yield HeldDevices(
+            of_sort[0].owner.at(PAYER), tuple(sorted(of_sort, key=lambda use: (use.owner.node, use.uuid)))
+        )
 
 
-def trusted(use: HeldDevice, settings: AdviceSettings) -> bool:
+def trusted(use: HeldDevice) -> bool:
     """Whether its figures say enough: measured for itself, for most of the time, over a day at least."""
     known = None not in (use.mean_ratio, use.p95_ratio, use.peak_ratio)
     return (
         known
         and not use.estimated
-        and use.held_hours >= settings.least_held_hours
-        and use.measured_hours >= settings.least_coverage_ratio * use.held_hours
+        and use.held_hours >= LEAST_HELD_HOURS
+        and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
     )
 
 
-def idle(use: HeldDevice, settings: AdviceSettings) -> bool:
+def idle(use: HeldDevice) -> bool:
     """Whether it was known to do nothing, hour by hour."""
     return (
         not use.estimated
         and use.peak_ratio is not None
-        and use.peak_ratio < settings.idle_peak_ratio
-        and use.measured_hours >= settings.least_coverage_ratio * use.held_hours
+        and use.peak_ratio < IDLE_PEAK_RATIO
+        and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
     )
 
 
 def _sort(use: HeldDevice) -> tuple[str, str, bool]:
     instance = bool(use.gpu_instance or use.mig_profile)
-    return use.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else max(value for value in known if value is not None)
+    return use.owner.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE

@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from exporter.errors import ConfigError
 from exporter.model import Money, NodeFacts
+from exporter.model.formatting import day, minute
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 CHECKPOINT_SECONDS = 1200
@@ -95,6 +97,24 @@ def label_problem(dimension: Dimension) -> str:
     return "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
 
 
+POOL_NAMES = frozenset({"node pool", "node-pool", "node_pool", "nodepool"})
+"""Other names of the dimension ``pool``, in small letters."""
+
+
+def dimension_problem(name: str) -> str:
+    """What is wrong with the name of a dimension; empty where there is one of this name."""
+    if name.startswith(LABEL):
+        return label_problem(name)
+    if name in DIMENSIONS:
+        return ""
+    if name == "owner":
+        hint = "; a fleet's owners are told apart by workload, or workload,model,mode"
+    else:
+        close = get_close_matches(name, DIMENSIONS, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+    return f"is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What stands on a line. Seconds are share-weighted GPU-seconds."""
@@ -113,6 +133,12 @@ class Figures:
     def allocated_seconds(self) -> float:
         """Active, idle and unknown, always."""
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
+
+    @property
+    def active_ratio(self) -> float | None:
+        """Active part of the measured time; ``None`` where nothing was measured. 8 GPUs at 90 % are at 90 %."""
+        measured = self.active_seconds + self.idle_seconds
+        return self.active_seconds / measured if measured else None
 
     @property
     def is_empty(self) -> bool:
@@ -145,6 +171,10 @@ class Window:
     def hours(self) -> int:
         """How many hours it has."""
         return self.seconds // HOUR_SECONDS
+
+    def meets(self, other: "Window") -> bool:
+        """Return whether the two have a moment in common."""
+        return self.start_seconds < other.end_seconds and other.start_seconds < self.end_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +292,7 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
     if start >= last:
         told = "has no recorded hour yet" if start <= now_seconds else "lies in the future"
         raise ConfigError(
-            f"window: '{_shown(text)}' {told}; it is {_stamp(now_seconds)}; allowed: a period that has begun"
+            f"window: '{_shown(text)}' {told}; it is {minute(now_seconds)} UTC; allowed: a period that has begun"
         )
     if start % HOUR_SECONDS or end % HOUR_SECONDS:
         raise ConfigError(_within_hours(text, start, end, zone))
@@ -292,7 +322,7 @@ def chunks(window: Window) -> tuple[Window, ...]:
         starts.append(after)
     ends = [*starts[1:], window.end_seconds]
     return tuple(
-        Window(start_seconds=start, end_seconds=end, label=f"{datetime.fromtimestamp(start, UTC):%Y-%m-%d}")
+        Window(start_seconds=start, end_seconds=end, label=day(start))
         for start, end in zip(starts, ends, strict=True)
         if start < end
     )
@@ -401,15 +431,30 @@ def _shown(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:80])
 
 
-def _stamp(now_seconds: float) -> str:
-    return f"{datetime.fromtimestamp(now_seconds, UTC):%Y-%m-%d %H:%M} UTC"
-
-
 def _monday(today: date) -> date:
     return today - timedelta(days=today.weekday())
 
 
+Period = Literal["week", "month", "quarter", "year"]
+_MONTHS: dict[Period, int] = {"month": 1, "quarter": 3, "year": 12}
 _DAY_LONG, _WEEK_LONG = timedelta(days=1), timedelta(days=7)
+
+
+def period_at(period: Period, now: float, zone: tzinfo = UTC) -> Window:
+    """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
+    today = datetime.fromtimestamp(now, zone).date()
+    if period == "week":
+        first = _monday(today)
+        after, label = first + _WEEK_LONG, f"{first:%G-W%V}"
+    else:
+        months = _MONTHS[period]
+        first = today.replace(day=1, month=(today.month - 1) // months * months + 1)
+        after = _month_after(first, months)
+        label = {1: f"{first:%Y-%m}", 3: f"{first:%Y}-Q{first.month // 3 + 1}", 12: f"{first:%Y}"}[months]
+    start, end = _days(first, after, zone)
+    return Window(start_seconds=start, end_seconds=end, label=label)
+
+
 _NAMED: dict[str, Callable[[date], tuple[date, date]]] = {
     "today": lambda today: (today, today + _DAY_LONG),
     "yesterday": lambda today: (today - _DAY_LONG, today),

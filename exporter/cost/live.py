@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from exporter.cost import queries
 from exporter.cost.ledger import Filters, Window
@@ -23,36 +24,36 @@ Place = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LivePod:
-    """A pod on a device in the live series."""
+class PodDocument:
+    """A pod on a device now, or within the last day."""
 
-    cluster: str
-    node: str
-    uuid: str
-    gpu: str
-    gpu_instance: str = ""
-    mig_profile: str = ""
-    model: str
-    namespace: str
-    pod: str
-    container: str = ""
-    share_ratio: float
-    activity_ratio: float | None
-    idle_for_seconds: float | None
-    age_seconds: float | None
-    memory_used_bytes: float | None
-    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    live: bool = True
-    """False: it has ended since."""
+    cluster: Annotated[str | None, "Null here and below: not known."]
+    node: Annotated[str, "Name of the node."]
+    gpu_uuid: Annotated[str, "Of the physical GPU or instance."]
+    gpu_index: Annotated[str, "On its node."]
+    gpu_instance: Annotated[str | None, "Of MIG."] = None
+    mig_profile: Annotated[str | None, "Of MIG."] = None
+    model: Annotated[str | None, "Of the GPU."]
+    namespace: Annotated[str, "Of the pod."]
+    pod: Annotated[str, "Its name."]
+    container: Annotated[str | None, "Its container."] = None
+    gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
+    activity_ratio: Annotated[float | None, "Now, 0 to 1."]
+    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
+    age_seconds: Annotated[float | None, "Since it was first seen on the device."]
+    memory_used_bytes: Annotated[float | None, "On the device."]
+    cost_per_hour: Annotated[list[Mapping[str, Any]], "currency and cost, at the price of now."] = field(
+        default_factory=list
+    )
+    live: Annotated[bool, "False: it has ended."] = True
 
 
-async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[LivePod, ...]:
+async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocument, ...]:
     """Pods that hold devices now; where namespace, workload or team are asked for, those of the last day, too.
 
     Args:
         client: Where.
         filters: What is asked for; ``mode`` and ``pool`` are no properties of a pod, and are not looked at.
-        cluster_label: Tells clusters apart.
 
     Returns:
         By cluster, namespace, pod and device; those that have ended last.
@@ -60,6 +61,7 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
     Raises:
         PrometheusError: It cannot be asked.
     """
+    cluster_label = client.settings.cluster_label
     wanted = Filters(wanted={name: values for name, values in filters.wanted.items() if name in _OF_A_POD})
     matchers = queries.matchers(wanted, cluster_label)
     labels = (cluster_label, *_DEVICE, *_POD)
@@ -72,9 +74,11 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
     if not pods:
         return ()
     narrow = _narrow(pods, labels)
+    nodes = {place[labels.index("node")] for place in pods}
+    of_nodes = queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
     shares, prices, *values = await asyncio.gather(
         client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
-        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), _of_nodes(pods, labels)), None),
+        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), of_nodes), None),
         *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES),
     )
     share_of = {_place(sample, labels): sample.value for sample in shares}
@@ -82,8 +86,7 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
     columns = [{_place(sample, labels): sample.value for sample in column} for column in values]
     found = [
         _use(
-            dict(zip(labels, place, strict=True)),
-            cluster_label,
+            dict(zip(("cluster", *_DEVICE, *_POD), place, strict=True)),
             share_of[place],
             price_of if live else {},
             [column.get(place) for column in columns],
@@ -92,9 +95,12 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
         for place, live in pods.items()
         if place in share_of  # every holder has one; without, the scrape is half read
     ]
-    return tuple(
-        sorted(found, key=lambda use: (not use.live, use.cluster, use.namespace, use.pod, use.node, use.gpu, use.uuid))
-    )
+    return tuple(sorted(found, key=_order))
+
+
+def _order(use: PodDocument) -> tuple[bool | str, ...]:
+    device = (use.node, use.gpu_index, use.gpu_uuid)
+    return (not use.live, use.cluster or "", use.namespace, use.pod, *device)
 
 
 def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "") -> str:
@@ -116,11 +122,6 @@ def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
     return queries.matches("pod_namespace", {place[labels.index("pod_namespace")] for place in pods})
 
 
-def _of_nodes(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
-    nodes = {place[labels.index("node")] for place in pods}
-    return queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
-
-
 def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:
     """Price of an hour by currency, by cluster, node and index of the physical GPU."""
     found: dict[tuple[str, str, str], dict[str, float]] = {}
@@ -133,32 +134,31 @@ def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[s
 
 def _use(
     labels: Mapping[str, str],
-    cluster_label: str,
     share: float,
     prices: Mapping[tuple[str, str, str], Mapping[str, float]],
     values: list[float | None],
     *,
     live: bool,
-) -> LivePod:
+) -> PodDocument:
     activity, idle_for, age, memory = values
-    price = prices.get((labels[cluster_label], labels["node"], labels["gpu"]), {})
-    return LivePod(
-        cluster=labels[cluster_label],
+    price = prices.get((labels["cluster"], labels["node"], labels["gpu"]), {})
+    return PodDocument(
+        cluster=labels["cluster"] or None,
         node=labels["node"],
-        uuid=labels["uuid"],
-        gpu=labels["gpu"],
-        gpu_instance=labels["gpu_instance"],
-        mig_profile=labels["mig_profile"],
-        model=labels["model"],
+        gpu_uuid=labels["uuid"],
+        gpu_index=labels["gpu"],
+        gpu_instance=labels["gpu_instance"] or None,
+        mig_profile=labels["mig_profile"] or None,
+        model=labels["model"] or None,
         namespace=labels["pod_namespace"],
         pod=labels["pod_name"],
-        container=labels["container_name"],
-        share_ratio=share,
+        container=labels["container_name"] or None,
+        gpu_share_ratio=share,
         activity_ratio=activity,
         idle_for_seconds=idle_for,
         age_seconds=age,
         memory_used_bytes=memory,
-        cost_per_hour={currency: hourly * share for currency, hourly in price.items()},
+        cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
         live=live,
     )
 
@@ -166,14 +166,13 @@ def _use(
 _HELD, _AT_WORK = "cluster:gpu_allocated:sum", "cluster:gpu_active:sum"
 
 
-async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filters, cluster_label: str) -> float | None:
+async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filters) -> float | None:
     """Mean part of the held GPUs that were active for 5 % of a quarter of an hour or more.
 
     Args:
         client: Where.
         window: Over which; what of it Prometheus has forgotten is not in the mean.
         filters: Clusters are looked at; of anything else the funnel is not recorded.
-        cluster_label: Tells clusters apart.
 
     Returns:
         0-1; ``None`` where it is not recorded, or nothing was held.
@@ -183,6 +182,7 @@ async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filte
     """
     if set(filters.wanted) - {"cluster"}:
         return None
+    cluster_label = client.settings.cluster_label
     matchers = queries.matchers(filters, cluster_label)
     held, at_work = (
         f"sum(max by ({cluster_label}) (avg_over_time({name}{{{matchers}}}[{window.seconds}s])))"

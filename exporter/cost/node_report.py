@@ -7,17 +7,19 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from exporter.cost.ledger import LABEL, LineKey, pairs
 from exporter.cost.prometheus_access import NoRedirects
 from exporter.cost.render_rows import encodable
 from exporter.errors import ConfigError, ExporterError
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, Owner, Price, ShareMode, Totals
 
 APART = (UNATTRIBUTED, UNALLOCATED)
 """Owners of what no known owner held, in the order in which they are told."""
@@ -33,6 +35,21 @@ class PricedModel:
     model: str
     price: Price
     gpus: int
+
+
+By: TypeAlias = str
+"""One of ``BY``, or ``label:KEY``."""
+BY: tuple[By, ...] = ("owner", "namespace", "team", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line; what it sums over, and what is not known, is empty. Seconds are share-weighted GPU-seconds."""
+
+    owner: Owner
+    model: str = ""
+    mode: str = ""
+    totals: Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +70,14 @@ class NodeReport:
     price_book: str
     unpriced_gpus: int
     prices: tuple[PricedModel, ...]
-    owners: tuple[tuple[Account, Totals], ...]
-    """Who held GPUs, dearest first, then longest."""
-    apart: tuple[tuple[Account, Totals], ...]
-    """What no known owner held: Unattributed, Unallocated."""
+    by: By = "owner"
+    lines: tuple[Line, ...]
+    """Who held GPUs, dearest first, then longest; then what no known owner held: Unattributed, Unallocated."""
 
     @property
     def total(self) -> Totals:
         """The sum over all lines."""
-        return add(totals for _, totals in (*self.owners, *self.apart))
+        return add(line.totals for line in self.lines)
 
     @property
     def currencies(self) -> tuple[str, ...]:
@@ -106,9 +122,6 @@ def read(document: Mapping[str, Any], where: str) -> NodeReport:
 
 
 def _report(document: Mapping[str, Any]) -> NodeReport:
-    lines = [(_account(entry), _totals(entry)) for entry in document["accounts"]]
-    held = [line for line in lines if line[0].owner not in APART]
-    apart = [line for line in lines if line[0].owner in APART]
     saved_at = document["saved_at_seconds"]
     return NodeReport(
         node=_text(document["node"]),
@@ -123,16 +136,50 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         price_book=_text(document["price_book"]),
         unpriced_gpus=int(document["unpriced_gpus"]),
         prices=_prices(document["prices"]),
-        owners=tuple(sorted(held, key=_rank)),
-        apart=tuple(sorted(apart, key=lambda line: (APART.index(line[0].owner), _rank(line)))),
+        lines=tuple(sorted(map(_line, document["accounts"]), key=_rank)),
     )
 
 
-def _rank(line: tuple[Account, Totals]) -> tuple[float, float, str, str, str]:
-    account, totals = line
+def _rank(line: Line) -> tuple[int, float, float, str, str, str, str]:
     # Currencies cannot be compared; a book has one, and then this is the order of money.
-    cost = sum(money.total for money in totals.money.values())
-    return (-cost, -totals.allocated_seconds, owner_name(account.owner), account.model, account.mode)
+    cost = sum(money.total for money in line.totals.money.values())
+    owner = line.owner
+    place = APART.index(owner) + 1 if owner in APART else 0
+    return (place, -cost, -line.totals.allocated_seconds, owner_name(owner), owner.team, line.model, line.mode)
+
+
+_Key = tuple[Owner, str, str]
+_KEYS: Mapping[By, Callable[[Line], _Key]] = {
+    "owner": lambda line: (line.owner.without_cost_labels, line.model, line.mode),
+    "namespace": lambda line: (Owner(namespace=line.owner.namespace), "", ""),
+    "team": lambda line: (Owner(team=line.owner.team), "", ""),
+    "model": lambda line: (Owner(), line.model, ""),
+}
+
+
+def summed(report: NodeReport, by: By) -> NodeReport:
+    """The report's lines summed by ``by``; time without an owner stays apart, and by model where models are told."""
+
+    def key(line: Line) -> _Key:
+        if line.owner in APART and by != "owner":
+            return line.owner, line.model if by == "model" else "", ""
+        if by.startswith(LABEL):
+            return Owner(cost_labels=LineKey(labels=line.owner.cost_labels).at((by,)).labels), "", ""
+        return _KEYS[by](line)
+
+    parts: dict[_Key, list[Totals]] = {}
+    for line in report.lines:
+        parts.setdefault(key(line), []).append(line.totals)
+    lines = [
+        Line(owner=owner, model=model, mode=mode, totals=many[0] if len(many) == 1 else add(many))
+        for (owner, model, mode), many in parts.items()
+    ]
+    return replace(report, by=by, lines=tuple(sorted(lines, key=_rank)))
+
+
+def label_keys(report: NodeReport) -> set[str]:
+    """Keys of the cost labels that owners have."""
+    return {key for line in report.lines for key in pairs(line.owner.cost_labels)}
 
 
 def owner_name(owner: Owner) -> str:
@@ -142,7 +189,7 @@ def owner_name(owner: Owner) -> str:
     return "/".join(part for part in (owner.namespace, owner.kind, owner.name) if part)
 
 
-def _account(entry: Mapping[str, Any]) -> Account:
+def _line(entry: Mapping[str, Any]) -> Line:
     owner = Owner(
         namespace=_text(entry["owner_namespace"]),
         kind=_text(entry["owner_kind"]),
@@ -150,12 +197,8 @@ def _account(entry: Mapping[str, Any]) -> Account:
         team=_text(entry["team"]),
         cost_labels=_text(entry["cost_labels"]),
     )
-    return Account(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]))
-
-
-def _totals(entry: Mapping[str, Any]) -> Totals:
     joules = entry["energy_joules"]
-    return Totals(
+    totals = Totals(
         active_seconds=_number(entry["active_seconds"]),
         idle_seconds=_number(entry["idle_seconds"]),
         unknown_seconds=_number(entry["unknown_seconds"]),
@@ -167,6 +210,7 @@ def _totals(entry: Mapping[str, Any]) -> Totals:
             for money in entry["money"]
         },
     )
+    return Line(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]), totals=totals)
 
 
 def _money(total: float, idle: float, unknown: float) -> Money:
@@ -211,7 +255,6 @@ PATH = "/api/v1/ledger"
 API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 << 20
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _UNAVAILABLE = 401, 403, 404, 503
 _SERVER = "gpu-cost-exporter"
 
 
@@ -219,15 +262,15 @@ _SERVER = "gpu-cost-exporter"
 class AgentAccess:
     """How to get in to an agent that has a web configuration."""
 
-    username: str = ""
-    """Empty: no password is sent."""
+    username: str | None = None
+    """``None``: no password is sent."""
     password_file: Path | None = None
     ca_file: Path | None = None
     """``None``: the system's authorities."""
     cert_file: Path | None = None
     key_file: Path | None = None
     """``None``: in the certificate's file."""
-    skip_verify: bool = False
+    skip_verify: bool | None = None
 
 
 def base_address(given: str) -> str:
@@ -344,16 +387,17 @@ def _context(access: AgentAccess) -> ssl.SSLContext:
 
 def _refused(base: str, error: urllib.error.HTTPError) -> str:
     ours = error.headers.get("Server", "") == _SERVER
-    if error.code == _UNAUTHORIZED and ours:
-        return f"{base}: the agent asks for a user and a password; give --agent-username and --agent-password-file"
-    if error.code == _FORBIDDEN and ours:
-        return f"{base}: the agent does not let this client certificate in; give another by --agent-cert-file"
-    if error.code == _NOT_FOUND and ours:
-        return f"{base}: this agent is of a release that keeps no ledger; update it"
-    if error.code == _UNAVAILABLE and ours:
-        return f"{base}: the agent has only just started; ask again in a few seconds"
     if not ours:
         return _no_agent(base, f" (HTTP {error.code})")
+    fixes: dict[int, str] = {
+        HTTPStatus.UNAUTHORIZED: "the agent asks for a user and a password; give --agent-username and"
+        " --agent-password-file",
+        HTTPStatus.FORBIDDEN: "the agent does not let this client certificate in; give another by --agent-cert-file",
+        HTTPStatus.NOT_FOUND: "this agent is of a release that keeps no ledger; update it",
+        HTTPStatus.SERVICE_UNAVAILABLE: "the agent has only just started; ask again in a few seconds",
+    }
+    if error.code in fixes:
+        return f"{base}: {fixes[error.code]}"
     return f"{base}{PATH}: the agent answers HTTP {error.code}; its log has the cause"
 
 

@@ -6,6 +6,7 @@ import ssl
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.client import HTTPMessage
 from pathlib import Path
 from typing import IO, Any
@@ -24,18 +25,8 @@ _TOO_MANY = (
     "the limit",
 )
 _TIMED_OUT = ("timed out", "timeout", "deadline exceeded", "time exceeded")
-_BAD, _UNAUTHORISED, _FORBIDDEN, _NOT_FOUND, _WRONG_METHOD, _TOO_LONG, _BUSY, _SERVER = (
-    400,
-    401,
-    403,
-    404,
-    405,
-    413,
-    429,
-    500,
-)
 _ALWAYS = frozenset({"too_many_samples", "too_large", "bad_query"})
-_UNPROCESSABLE, _REDIRECTS = 422, range(300, 400)
+_REDIRECTS = range(300, 400)
 _MOST_SAID = 300
 
 
@@ -69,26 +60,26 @@ def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, h
     said = _said(body)
     if status in _REDIRECTS:
         return Refusal("redirected", f"{url}: answers with a redirect{_where(headers)}; {_REDIRECT_FIX}")
-    if status in {_UNAUTHORISED, _FORBIDDEN}:
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return _no_access(settings, status, said)
-    if status in {_NOT_FOUND, _WRONG_METHOD}:
+    if status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:
         return Refusal(
             "not_prometheus",
             f"{url}: HTTP {status} for {path}: the API is not there; give the address with its path, as"
             " http://HOST/prometheus for Mimir, http://HOST/select/0/prometheus for a VictoriaMetrics cluster",
         )
-    if status == _BUSY:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return Refusal(
             "overloaded",
             f"{url}: asks to come back later (HTTP 429){_quoted(said)}; lower --prometheus-concurrency",
             retriable=True,
-            retry_after_seconds=_seconds(headers.get("retry-after", "")),
+            retry_after_seconds=retry_after_seconds(headers.get("retry-after", "")),
         )
-    if status == _TOO_LONG:
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return Refusal(
             "bad_query", f"{url}: the question is too long for it (HTTP 413); give fewer values to filter by"
         )
-    if status >= _SERVER:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _server_error(settings, status, said, headers)
     return _bad_query(settings, status, body, said)
 
@@ -112,7 +103,7 @@ def _no_access(settings: PrometheusSettings, status: int, said: str) -> Refusal:
         return Refusal(
             "unauthorised", f"{url}: wants to know the tenant; give --prometheus-headers X-Scope-OrgID=TENANT"
         )
-    if status == _FORBIDDEN:
+    if status == HTTPStatus.FORBIDDEN:
         return Refusal(
             "forbidden", f"{url}: HTTP 403: these credentials may not ask{_quoted(said)}; grant them reading of metrics"
         )
@@ -134,7 +125,7 @@ def _server_error(settings: PrometheusSettings, status: int, said: str, headers:
         "server_error",
         f"{settings.url}: HTTP {status}{_quoted(said)}; its log has the cause",
         retriable=True,
-        retry_after_seconds=_seconds(headers.get("retry-after", "")),
+        retry_after_seconds=retry_after_seconds(headers.get("retry-after", "")),
     )
 
 
@@ -143,7 +134,7 @@ def _bad_query(settings: PrometheusSettings, status: int, body: bytes, said: str
         return not_prometheus(settings, f"HTTP {status}{_quoted(said)}")
     if any(word in said.lower() for word in _TOO_MANY):
         return _too_many(settings, said)
-    if status == _UNPROCESSABLE and any(word in said.lower() for word in _TIMED_OUT):
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and any(word in said.lower() for word in _TIMED_OUT):
         return timed_out(settings)
     return Refusal("bad_query", f"{settings.url}: cannot answer (HTTP {status}){_quoted(said)}")
 
@@ -208,7 +199,7 @@ def _quoted(said: str) -> str:
     return f": {said}" if said else ""
 
 
-def _seconds(text: str) -> float | None:
+def retry_after_seconds(text: str) -> float | None:
     """Of ``Retry-After`` in seconds; its form with a date is not used by any of these servers."""
     return float(text) if text.isascii() and text.isdecimal() and len(text) < len("100000") else None
 

@@ -1,14 +1,18 @@
 """Recommends GPUs to return, share or resize, from evidence and ledger of the last days."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from exporter.cost.holdings import (
+    HEADROOM_RATIO,
+    LEAST_HELD_HOURS,
     MONTH_HOURS,
+    MOST_SHARERS,
+    PAYER,
+    SMALL_USE_BYTES,
+    SMALL_USE_RATIO,
     Advice,
-    AdviceSettings,
-    Asks,
     HeldDevice,
     HeldDevices,
     MeanPrice,
@@ -23,8 +27,19 @@ from exporter.cost.holdings import (
     read_evidence,
     trusted,
 )
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, Dimension, Filters, FleetLedger, Window, last_recorded
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    Dimension,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+    last_recorded,
+)
+from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
+from exporter.model import PLATFORM_NAMESPACES
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
 GIGABYTE = 1e9
@@ -116,51 +131,60 @@ class Change(NamedTuple):
 
 
 class Market:
-    """Models in the fleet, the memory of a whole GPU of each, and what one costs."""
+    """Models in the fleet, the memory of a whole GPU of each, and what one costs.
 
-    def __init__(self, uses: Iterable[HeldDevice], prices: Prices) -> None:
-        self._prices = prices
+    Args:
+        uses: Of the whole fleet.
+        ledger: For what was paid.
+        judge_servers: Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX,
+            and others.
+    """
+
+    def __init__(self, uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool) -> None:
+        self.prices = Prices(ledger)
+        self.judge_servers = judge_servers
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
             if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
-                self._memory[use.cluster, use.model] = use.memory_total_bytes
+                self._memory[use.owner.cluster, use.owner.model] = use.memory_total_bytes
 
     def cheapest(self, cluster: str, least_bytes: float, below: MeanPrice) -> tuple[str, MeanPrice] | None:
         """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
         found = [
             (price.per_hour, model, price)
-            for model in self._prices.models(cluster)
+            for model in self.prices.models(cluster)
             if not is_big(model) and self._memory.get((cluster, model), 0.0) >= least_bytes
-            if (price := self._prices.of_model(cluster, model)) is not None
+            if (price := self.prices.of_model(cluster, model)) is not None
             if price.currency == below.currency and price.per_hour < below.per_hour
         ]
         return min(found)[1:] if found else None
 
 
-def change(lot: HeldDevices, price: MeanPrice | None, market: Market, settings: AdviceSettings) -> Change | None:
+def change(lot: HeldDevices, price: MeanPrice | None, market: Market) -> Change | None:
     """The exchange that saves most, where there is one; of equal ones the first that keeps the model."""
     peak = lot.peak_memory_bytes
     if peak is None or lot.memory_total_bytes is None or not (lot.whole or lot.profile):
         return None
-    found = [*_same_model(lot, peak, price, settings), *_smaller_model(lot, peak, price, market, settings)]
+    found = [*_same_model(lot, peak, price, market), *_smaller_model(lot, peak, price, market)]
     return max(found, key=lambda one: -1.0 if one.per_month is None else one.per_month) if found else None
 
 
-def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, settings: AdviceSettings) -> Iterator[Change]:
-    if lot.is_server and not settings.judge_servers:
+def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
+    if lot.is_server and not market.judge_servers:
         return
-    room = 1 + settings.headroom_ratio
+    room = 1 + HEADROOM_RATIO
     profiles = profiles_of(lot.model, lot.memory_total_bytes, lot.profile)
     if profiles:
         target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
         if target is not None:
             title = f"Move {each(lot)} to a MIG instance {target.name}"
-            fact = f"With {percent_down(settings.headroom_ratio, 0)} of room it fits {target.name}."
+            fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room it fits {target.name}."
             yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price)
     elif lot.whole and lot.memory_total_bytes is not None:
-        sharers = _sharers(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, settings)
+        need = max(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, 1 / MOST_SHARERS)
+        sharers = int(1 / need + _ROUNDING)
         if sharers > 1:
-            fact = f"With {percent_down(settings.headroom_ratio, 0)} of room {sharers} of its like fit one GPU."
+            fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room {sharers} of its like fit one GPU."
             title = f"Share {each(lot)} among {sharers} of its like"
             yield _kept(lot, "share", title, 1 / sharers, fact, price)
 
@@ -178,11 +202,6 @@ def _smallest(profiles: tuple[Profile, ...], lot: HeldDevices, need_bytes: float
     return min(fitting, key=lambda profile: profile.share_ratio) if fitting else None
 
 
-def _sharers(memory_ratio: float, busy_ratio: float, settings: AdviceSettings) -> int:
-    need = max(memory_ratio, busy_ratio, 1 / settings.most_sharers)
-    return int(1 / need + _ROUNDING)
-
-
 def _kept(
     lot: HeldDevices, advice: Advice, title: str, share_ratio: float, fact: str, price: MeanPrice | None
 ) -> Change:
@@ -196,16 +215,14 @@ def _kept(
     return Change(advice, title, gpus, _per_month(price, gpus), fact, risk, level)
 
 
-def _smaller_model(
-    lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market, settings: AdviceSettings
-) -> Iterator[Change]:
-    small = lot.mean_ratio <= settings.small_use_ratio and peak <= settings.small_use_bytes
+def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
+    small = lot.mean_ratio <= SMALL_USE_RATIO and peak <= SMALL_USE_BYTES
     gpu_hours = sum(use.share_ratio * use.held_hours for use in lot.uses)
-    if not (lot.whole and small and is_big(lot.model) and gpu_hours >= settings.least_held_hours):
+    if not (lot.whole and small and is_big(lot.model) and gpu_hours >= LEAST_HELD_HOURS):
         return
-    need = peak * (1 + settings.headroom_ratio)
+    need = peak * (1 + HEADROOM_RATIO)
     other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
-    limits = f"{percent_down(settings.small_use_ratio, 0)} of activity and {memory(settings.small_use_bytes)} of memory"
+    limits = f"{percent_down(SMALL_USE_RATIO, 0)} of activity and {memory(SMALL_USE_BYTES)} of memory"
     fact = f"Less than {limits} is work for a smaller model."
     per_month = None
     name = "a smaller model"
@@ -227,11 +244,12 @@ def _per_month(price: MeanPrice | None, gpus: float) -> float | None:
 
 
 _LOADED_BYTES = 1e9
-_Workload = tuple[str, str, str, str, str]
+_WORKLOAD: frozenset[Dimension] = PAYER - {"model"}
+_RANKED: frozenset[Dimension] = _WORKLOAD - {"team"}
 
 
 def recommend(
-    uses: Iterable[HeldDevice], ledger: FleetLedger, settings: AdviceSettings | None = None
+    uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool = False
 ) -> tuple[Recommendation, ...]:
     """What could be given back, shared or made smaller, dearest first; those without a price last, the largest first.
 
@@ -240,46 +258,41 @@ def recommend(
     Args:
         uses: Of one window.
         ledger: Of the same, by cluster, namespace, kind, workload, team and model: for what was paid.
-        settings: Thresholds.
+        judge_servers: As of ``Market``.
     """
-    settings = settings or AdviceSettings()
-    prices = Prices(ledger)
-    workloads: dict[_Workload, list[HeldDevice]] = {}
+    workloads: dict[LineKey, list[HeldDevice]] = {}
     for use in (every := tuple(uses)):
-        workloads.setdefault((use.cluster, use.namespace, use.kind, use.workload, use.team), []).append(use)
-    market = Market(every, prices)
+        workloads.setdefault(use.owner.at(_WORKLOAD), []).append(use)
+    market = Market(every, ledger, judge_servers=judge_servers)
     found = [
         suggestion
-        for of_one in workloads.values()
-        if of_one[0].namespace not in settings.left_out
-        for suggestion in _of_workload(of_one, ledger.window, prices, market, settings)
+        for owner, of_one in workloads.items()
+        if owner.namespace not in PLATFORM_NAMESPACES
+        for suggestion in _of_workload(of_one, ledger.window, market)
     ]
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(one: Recommendation) -> tuple[bool, float, float, str, str, str, str, str]:
-    owner = (one.cluster, one.namespace, one.kind, one.workload)
-    return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, *owner, one.title)
+def _rank(one: Recommendation) -> tuple[bool, float, float, LineKey, str]:
+    return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, one.owner.at(_RANKED), one.title)
 
 
-def _of_workload(
-    uses: Sequence[HeldDevice], window: Window, prices: Prices, market: Market, settings: AdviceSettings
-) -> Iterator[Recommendation]:
+def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> Iterator[Recommendation]:
     held = [use for use in uses if use.still_held]
-    if any(use.policy == "reserved" for use in uses) or not all(trusted(use, settings) for use in held):
+    if any(use.policy == "reserved" for use in uses) or not all(trusted(use) for use in held):
         return
-    unused = {use for use in held if idle(use, settings)}
+    unused = {use for use in held if idle(use)}
     # What it did on devices that it had before is known as well, or it may only be resting.
-    if len(unused) == len(held) and not all(idle(use, settings) for use in uses):
+    if len(unused) == len(held) and not all(idle(use) for use in uses):
         return
     for lot in lots(uses):
-        price = prices.paid(lot.payer)
-        of_lot = lot.part(use for use in lot.uses if use in unused)
+        price = market.prices.paid(lot.payer)
+        of_lot = replace(lot, uses=tuple(use for use in lot.uses if use in unused))
         if len(unused) == len(held):
             yield _written(lot, _give_back(lot, price), window, price)
         elif of_lot.uses:
             yield _written(of_lot, _fewer(of_lot, lot, held, price), window, price)
-        elif (found := change(lot, price, market, settings)) is not None:
+        elif (found := change(lot, price, market)) is not None:
             yield _written(lot, found, window, price)
 
 
@@ -291,7 +304,7 @@ def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
         risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
     title = f"Give back all {devices(lot)}" if len(lot.uses) > 1 else f"Give back {each(lot)}"
     fact = "Nothing that it holds did any work."
-    return Change("give-back", title, lot.gpus, _money(price, lot), fact, risk, "medium" if loaded else "low")
+    return Change("give-back", title, lot.gpus, _per_month(price, lot.gpus), fact, risk, "medium" if loaded else "low")
 
 
 def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], price: MeanPrice | None) -> Change:
@@ -305,23 +318,13 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], pr
     )
     several = len(unused.uses) < len(lot.uses)
     title = f"Give back {len(unused.uses)} of {devices(lot)}" if several else f"Give back {each(lot)}"
-    return Change("fewer-gpus", title, unused.gpus, _money(price, unused), fact, risk, "medium")
-
-
-def _money(price: MeanPrice | None, lot: HeldDevices) -> float | None:
-    return None if price is None else price.per_hour * lot.gpus * MONTH_HOURS
+    return Change("fewer-gpus", title, unused.gpus, _per_month(price, unused.gpus), fact, risk, "medium")
 
 
 def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None) -> Recommendation:
-    payer = lot.payer
     return Recommendation(
         advice=found.advice,
-        cluster=payer.cluster,
-        namespace=payer.namespace,
-        kind=payer.kind,
-        workload=payer.workload,
-        team=payer.team,
-        model=payer.model,
+        owner=lot.payer,
         title=found.title,
         gpus=found.gpus,
         currency="" if price is None or found.per_month is None else price.currency,
@@ -336,11 +339,11 @@ def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice |
         risk=found.risk,
         risk_level=found.level,
         devices=tuple(use.uuid for use in lot.uses),
-        nodes=tuple(sorted({use.node for use in lot.uses})),
+        nodes=tuple(sorted({use.owner.node for use in lot.uses})),
     )
 
 
-DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
+DIMENSIONS = PAYER
 """Of the ledger that prices are taken from."""
 WINDOW_DAYS = 7
 
@@ -356,13 +359,12 @@ class AdviceReading:
 
 
 async def read(
-    client: Asks,
+    client: PrometheusClient,
     source: LedgerSource,
     window: Window,
     *,
-    cluster_label: str = "cluster",
     filters: Filters | None = None,
-    settings: AdviceSettings | None = None,
+    judge_servers: bool = False,
 ) -> AdviceReading:
     """Recommendations over a window with what they rest on, dearest first.
 
@@ -371,17 +373,13 @@ async def read(
         StoreError: The store of closed days cannot be read.
     """
     # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
-    uses = await read_evidence(client, window, cluster_label, filters)
+    uses = await read_evidence(client, window, filters)
     ledger = await source.ledger(window, DIMENSIONS)
-    return AdviceReading(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
+    return AdviceReading(recommendations=recommend(uses, ledger, judge_servers=judge_servers), uses=uses, ledger=ledger)
 
 
 async def read_recommendations(
-    client: Asks,
-    source: LedgerSource,
-    now_seconds: float,
-    *,
-    cluster_label: str = "cluster",
+    client: PrometheusClient, source: LedgerSource, now_seconds: float
 ) -> tuple[Recommendation, ...]:
     """Recommendations over the last days up to the last recorded hour, dearest first.
 
@@ -391,4 +389,4 @@ async def read_recommendations(
     """
     end = last_recorded(now_seconds)
     window = Window(start_seconds=end - WINDOW_DAYS * DAY_SECONDS, end_seconds=end, label=f"{WINDOW_DAYS}d")
-    return (await read(client, source, window, cluster_label=cluster_label)).recommendations
+    return (await read(client, source, window)).recommendations

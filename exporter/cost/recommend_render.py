@@ -10,17 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cost.document import OwnerDocument, window_document
-from exporter.cost.holdings import HeldDevice, Recommendation, RiskLevel
-from exporter.cost.ledger import FleetLedger
+from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
+from exporter.cost.ledger import FleetLedger, LineKey
 from exporter.cost.recommend import AdviceReading
-from exporter.cost.render import LABEL_WIDTH, console_for, widen
-from exporter.cost.render_rows import clean, csv_stream, encodable, guarded
+from exporter.cost.render import console_for, write_foot
+from exporter.cost.render_rows import Remark, clean, csv_stream, encodable, guarded
 from exporter.model.formatting import decimal, iso, minute, money_with_code
 
 Form = Literal["table", "csv", "json"]
 FORMATS: tuple[Form, ...] = ("table", "csv", "json")
 _LEVELS = {"low": "green", "medium": "yellow", "high": "red"}
-_COLUMNS = ("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus")
+_COLUMNS = (
+    *("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus"),
+    *("per_month", "currency", "risk_level", "risk", "evidence", "devices"),
+)
 
 
 def write(read: AdviceReading, form: Form, stream: TextIO) -> None:
@@ -50,10 +53,9 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
             why.append(f"\n{clean(sentence)}", style="not bold")
         month = "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency))
         level = Text(one.risk_level, style=_LEVELS[one.risk_level])
-        owner = Text(clean(_owner(one)))
-        table.add_row(owner, Text(clean(one.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
-    console = console_for(stream)
-    widen(console, table)
+        owner = Text(clean(_owner(one.owner)))
+        table.add_row(owner, Text(clean(one.owner.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
+    console = console_for(stream, table)
     window = read.ledger.window
     if read.ledger.simulated:
         console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))
@@ -61,57 +63,41 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
     console.print(Text(f"Recommendations, from use in {period}", style="bold"))
     if read.recommendations:
         console.print(table)
-    for label, words in _foot(read):
-        console.print(Text(f"{label:<{LABEL_WIDTH}}", style="bold").append(words), soft_wrap=True)
+    write_foot(console, _foot(read))
 
 
-def _owner(one: Recommendation) -> str:
+def _owner(one: LineKey) -> str:
     place = f"{one.cluster}: " if one.cluster else ""
     return f"{place}{one.kind} {one.namespace}/{one.workload}"
 
 
-def _foot(read: AdviceReading) -> Iterator[tuple[str, str]]:
+def _foot(read: AdviceReading) -> Iterator[Remark]:
     held = [use for use in read.uses if use.still_held]
     found = read.recommendations
-    yield "Looked at", f"{len(held):,} devices that {len({_workload(use) for use in held}):,} workloads still hold"
+    workloads = {use.owner.at(PAYER - {"model"}) for use in held}
+    yield Remark("Looked at", f"{len(held):,} devices that {len(workloads):,} workloads still hold")
     month = " and ".join(money_with_code(money, clean(currency)) for currency, money in totals(found).items())
     unpriced = sum(one.per_month is None for one in found)
     without = f"; {unpriced} without a price" if unpriced else ""
-    yield (
-        "Savings",
-        f"{month or 'no money'} a month, of {len(found)} recommendations{without}" if found else "none found",
-    )
+    savings = f"{month or 'no money'} a month, of {len(found)} recommendations{without}" if found else "none found"
+    yield Remark("Savings", savings)
     for failure in read.ledger.failures:
-        yield "Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest"
+        yield Remark("Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest")
     for note in read.ledger.notes:
-        yield "Note", clean(note)
-
-
-def _workload(use: HeldDevice) -> tuple[str, ...]:
-    return (use.cluster, use.namespace, use.kind, use.workload, use.team)
+        yield Remark("Note", clean(note))
 
 
 def _write_csv(read: AdviceReading, stream: TextIO) -> None:
-    head = ("from", "to", *_COLUMNS, "per_month", "currency", "risk_level", "risk", "evidence", "devices")
-    writer = csv.DictWriter(csv_stream(stream), head, lineterminator="\n")
+    writer = csv.DictWriter(csv_stream(stream), ("from", "to", *_COLUMNS), lineterminator="\n")
     writer.writeheader()
     window = read.ledger.window
     for one in read.recommendations:
-        texts = {
-            **{name: getattr(one, field) for name, field in zip(_COLUMNS[:7], _FIELDS, strict=True)},
-            "title": one.title,
-            "currency": one.currency,
-            "risk_level": one.risk_level,
-            "risk": one.risk,
-            "evidence": " ".join(one.evidence),
-            "devices": " ".join(one.devices),
+        joined = {"evidence": " ".join(one.evidence), "devices": " ".join(one.devices)}
+        row = {
+            name: guarded(value) if isinstance(value, str) else "" if value is None else value
+            for name, value in {**recommendation_document(one), **joined}.items()
         }
-        row: dict[str, str | float] = {name: guarded(text) for name, text in texts.items()}
-        row |= {"from": iso(window.start_seconds), "to": iso(window.end_seconds), "gpus": one.gpus}
-        writer.writerow(row | {"per_month": "" if one.per_month is None else one.per_month})
-
-
-_FIELDS = ("advice", "cluster", "namespace", "kind", "workload", "team", "model")
+        writer.writerow({"from": iso(window.start_seconds), "to": iso(window.end_seconds), **row})
 
 
 def _write_json(read: AdviceReading, stream: TextIO) -> None:
@@ -151,12 +137,12 @@ def recommendation_document(one: Recommendation) -> RecommendationDocument:
     return {
         "advice": one.advice,
         "title": one.title,
-        "cluster": one.cluster or None,
-        "owner_namespace": one.namespace or None,
-        "owner_kind": one.kind or None,
-        "owner_name": one.workload or None,
-        "team": one.team or None,
-        "model": one.model or None,
+        "cluster": one.owner.cluster or None,
+        "owner_namespace": one.owner.namespace or None,
+        "owner_kind": one.owner.kind or None,
+        "owner_name": one.owner.workload or None,
+        "team": one.owner.team or None,
+        "model": one.owner.model or None,
         "gpus": one.gpus,
         "per_month": one.per_month,
         "currency": one.currency or None,

@@ -1,8 +1,7 @@
 """Renders a fleet's report as a table, CSV, JSON or HTML."""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TextIO
 
 from rich.cells import cell_len
@@ -12,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cost.document import write_json
-from exporter.cost.ledger import DIMENSIONS, LABEL, UNATTRIBUTED, Dimension, Figures
+from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures
 from exporter.cost.render_rows import (
     HOUR,
     JOULES_PER_KWH,
+    Remark,
     ReportRow,
     Tone,
-    active_ratio,
     charged,
     clean,
     csv_stream,
@@ -32,15 +31,17 @@ from exporter.cost.render_rows import (
     rows,
     titles,
 )
-from exporter.cost.report import FleetReport, ReportLine, filter_words, is_apart, is_part, total_of
-from exporter.model.formatting import decimal, hour_digits, iso, minute, percent_down
+from exporter.cost.report import FleetReport, filter_words, is_apart, is_part, parts
+from exporter.model import Totals
+from exporter.model.formatting import hour_digits, iso, minute, percent_down
 from exporter.web.templating import render
 
 _KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
 """Names of columns that differ from those of the dimensions."""
-_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+CSV_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
 
-_Cells = dict[str, str | float]
+CsvCells = dict[str, str | float]
+"""A row by column."""
 
 
 def write_csv(report: FleetReport, stream: TextIO) -> None:
@@ -52,15 +53,15 @@ def write_csv(report: FleetReport, stream: TextIO) -> None:
     kinds = ("cost", "idle_cost", "shared", "charged") if is_shared(report) else ("cost", "idle_cost")
     money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
     names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
-    head = ("record", "from", "to", *names, *_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
+    head = ("record", "from", "to", *names, *CSV_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
     writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
     writer.writeheader()
-    period: _Cells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
+    period: CsvCells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
     for cells in (*_lines(report), *_foot(report)):
         writer.writerow({**period, **cells})
 
 
-def _lines(report: FleetReport) -> Iterator[_Cells]:
+def _lines(report: FleetReport) -> Iterator[CsvCells]:
     for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
         key = line.key
         yield {
@@ -77,29 +78,29 @@ def _columns(report: FleetReport) -> tuple[Dimension, ...]:
     return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
 
 
-def _figures(figures: Figures) -> _Cells:
-    seconds = (
-        figures.allocated_seconds,
-        figures.active_seconds,
-        figures.idle_seconds,
-        figures.unknown_seconds,
-        figures.unpriced_seconds,
-    )
-    cells: _Cells = {title: value / HOUR for title, value in zip(_HOURS, seconds, strict=True)}
-    if figures.energy_joules is not None:
-        cells["energy_kwh"] = figures.energy_joules / JOULES_PER_KWH
-    activity = active_ratio(figures)
-    if activity is not None:
-        cells["active_ratio"] = activity
+def _figures(figures: Figures) -> CsvCells:
+    ratio = figures.active_ratio
+    activity: CsvCells = {} if ratio is None else {"active_ratio": ratio}
+    return {**csv_figures(figures, figures.energy_joules), **activity}
+
+
+def csv_figures(figures: Figures | Totals, energy_joules: float | None) -> CsvCells:
+    """Hours, energy and money by column; what is not known has no cell."""
+    seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
+    cells: CsvCells = {
+        title: value / HOUR for title, value in zip(CSV_HOURS, (*seconds, figures.unpriced_seconds), strict=True)
+    }
+    if energy_joules is not None:
+        cells["energy_kwh"] = energy_joules / JOULES_PER_KWH
     for currency, money in figures.money.items():
         cells[f"cost_{currency}"], cells[f"idle_cost_{currency}"] = money.total, money.idle
     return cells
 
 
-def _foot(report: FleetReport) -> Iterator[_Cells]:
+def _foot(report: FleetReport) -> Iterator[CsvCells]:
     trust = report.trust
     part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
-    totals: _Cells = {}
+    totals: CsvCells = {}
     for charges in charged(report):
         for currency, amount in charges.items():
             name = f"charged_{currency}"
@@ -128,7 +129,7 @@ def _foot(report: FleetReport) -> Iterator[_Cells]:
 
 
 WIDTH_OF_A_FILE = 160
-LABEL_WIDTH = 10
+_LABEL_WIDTH = 10
 _GAP = "  "
 _STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error": "bold red"}
 _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
@@ -150,21 +151,25 @@ def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> 
             console.print(Text(line, style=style))
         else:
             stream.write(f"{line}\n")  # thousands of rows: a console takes a millisecond for each
-    for remark in remarks(report):
-        line_of_foot = Text(f"{remark.label:<{LABEL_WIDTH}}", style="bold")
-        line_of_foot.append(remark.words, style=_STYLES[remark.tone])
-        console.print(line_of_foot)
+    write_foot(console, remarks(report))
 
 
-def console_for(stream: TextIO) -> Console:
-    """What writes a table of rich's to a terminal, or to a file as wide as ours are."""
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
+def write_foot(console: Console, found: Iterable[Remark]) -> None:
+    """Write remarks below a table, each on a line."""
+    for label, words, tone in found:
+        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold")
+        console.print(line.append(words, style=_STYLES[tone]), soft_wrap=True)
 
 
-def widen(console: Console, table: Table) -> None:
-    """In a terminal that is too narrow lines are broken; shortened names and figures would be of no use."""
+def console_for(stream: TextIO, table: Table) -> Console:
+    """What writes a table of rich's to a terminal, or to a file as wide as ours are.
+
+    In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
+    """
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
     wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
     console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
+    return console
 
 
 def _table(report: FleetReport, top: int | None) -> Iterator[tuple[str, str]]:
@@ -192,122 +197,32 @@ def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
     return _GAP.join(padded).rstrip()
 
 
-_WITH_BARS = ("held", "apart")
-_PARTS = (
-    ("Active", "active"),
-    ("Idle", "idle"),
-    ("Unknown", "unknown"),
-    ("Unattributed", "nobody"),
-    ("Unallocated", "free"),
-)
-"""What all GPU-seconds and all money consist of, and how each is coloured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A part of a bar."""
-
-    name: str
-    css: str
-    width_percent: float
-    value: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bar:
-    """A bar of pieces under a heading."""
-
-    title: str
-    value: str
-    pieces: tuple[_Piece, ...]
-
-
 def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
     """One document in UTF-8, light and dark as the reader's device is."""
     digits = hour_digits(report.trust.capacity_seconds)
     shown = rows(report, top)
-    dearest = max((_weight(row, report) for row in shown if row.sort in _WITH_BARS), default=0.0)
     window = report.window
+    currencies = [(f"Cost {currency}", parts(report, currency), 2, 1.0) for currency in report.currencies]
     values = {
         "simulated": report.simulated,
         "label": clean(window.label),
         "period": f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC",
-        "bars": [*_money_bars(report), _time_bar(report, digits)],
+        "bars": [*currencies, ("GPU-hours", parts(report), digits, HOUR)],
         "titles": titles(report),
         "number_titles": number_titles(report),
-        "rows": [(row, numbers(row, report, digits), _row_pieces(row, report, dearest)) for row in shown],
+        "rows": [(row, numbers(row, report, digits), _length(row, report)) for row in shown],
+        "dearest": max((_length(row, report) for row in shown if row.sort in {"held", "apart"}), default=0.0),
         "remarks": list(remarks(report)),
+        "percent_down": percent_down,
     }
     stream.write(encodable(render("exporter.cost", "report.html", values)))
 
 
-def _money_bars(report: FleetReport) -> Iterator[_Bar]:
-    for currency in report.currencies:
-        held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
-        own = held.money_in(currency)
-        apart = (unattributed.money_in(currency).total, unallocated.money_in(currency).total)
-        amounts = (own.active, own.idle, own.unknown, *apart)
-        yield _bar(f"Cost {currency}", amounts, lambda amount: decimal(amount, 2))
-
-
-def _time_bar(report: FleetReport, digits: int) -> _Bar:
-    held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
-    seconds = (
-        held.active_seconds,
-        held.idle_seconds,
-        held.unknown_seconds,
-        unattributed.allocated_seconds,
-        unallocated.allocated_seconds,
-    )
-    return _bar("GPU-hours", seconds, lambda value: decimal(value / HOUR, digits))
-
-
-def _thirds(report: FleetReport) -> tuple[Sequence[ReportLine], Sequence[ReportLine], Sequence[ReportLine]]:
-    """Lines of owners, Unattributed and Unallocated."""
-    unattributed = [line for line in report.apart if line.key.kind == UNATTRIBUTED]
-    unallocated = [line for line in report.apart if line.key.kind != UNATTRIBUTED]
-    return report.held, unattributed, unallocated
-
-
-def _bar(title: str, values: Sequence[float], shown: Callable[[float], str]) -> _Bar:
-    whole = sum(values)
-    pieces = tuple(
-        _piece(name, css, value, whole, shown(value))
-        for (name, css), value in zip(_PARTS, values, strict=True)
-        if value > 0
-    )
-    return _Bar(title=title, value=shown(whole), pieces=pieces)
-
-
-def _piece(name: str, css: str, value: float, whole: float, shown: str) -> _Piece:
-    part = value / whole if whole else 0.0
-    return _Piece(name=name, css=css, width_percent=round(100 * part, 2), value=f"{shown} ({percent_down(part, 1)})")
-
-
-def _weight(row: ReportRow, report: FleetReport) -> float:
+def _length(row: ReportRow, report: FleetReport) -> float:
     """How long a row's bar is: its money where there is one currency, else its hours."""
     if len(report.currencies) == 1:
-        money = row.figures.money.get(report.currencies[0])
-        return money.total if money else 0.0
+        return row.figures.money_in(report.currencies[0]).total
     return row.figures.allocated_seconds
-
-
-def _row_pieces(row: ReportRow, report: FleetReport, dearest: float) -> tuple[_Piece, ...]:
-    whole = row.figures.allocated_seconds
-    if row.sort not in _WITH_BARS or not dearest or not whole:
-        return ()
-    length = _weight(row, report) / dearest
-    figures = row.figures
-    parts = (
-        [("Active", "active", figures.active_seconds), ("Idle", "idle", figures.idle_seconds)]
-        if row.sort != "apart"
-        else [("", "free", figures.active_seconds + figures.idle_seconds)]
-    )
-    return tuple(
-        _Piece(name=name, css=css, width_percent=round(100 * length * seconds / whole, 2), value="")
-        for name, css, seconds in (*parts, ("Unknown", "unknown", figures.unknown_seconds))
-        if seconds > 0
-    )
 
 
 Form = Literal["table", "csv", "json", "html"]
@@ -323,11 +238,7 @@ def write_fleet(report: FleetReport, form: Form, stream: TextIO, *, top: int | N
         stream: Takes UTF-8 text.
         top: How many owners' lines ``table`` and ``html`` show before they sum up the rest; the others show all.
     """
-    if form == "table":
-        write_table(report, stream, top)
-    elif form == "html":
-        write_html(report, stream, top)
-    elif form == "csv":
-        write_csv(report, stream)
+    if form in {"table", "html"}:
+        (write_table if form == "table" else write_html)(report, stream, top)
     else:
-        write_json(report, stream)
+        (write_csv if form == "csv" else write_json)(report, stream)

@@ -1,12 +1,13 @@
 """Rows, footer and formatting that the forms of a fleet's report share."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TextIO, TypeAlias
+from typing import Literal, NamedTuple, TextIO
 
 from exporter.cost.ledger import LABEL, Dimension, Failure, Figures, LineKey
-from exporter.cost.report import FleetReport, ReportLine, close, filter_words, is_apart, is_part, total_of
+from exporter.cost.report import FleetReport, close, filter_words, is_apart, is_part, total_of
+from exporter.model import Totals
 from exporter.model.formatting import decimal, hour_digits, minute, model, moment, money_with_code, percent_down
 
 HOUR = 3600.0
@@ -31,14 +32,7 @@ def guarded(name: str) -> str:
     return f"'{name}" if name.startswith(_FORMULA_START) else name
 
 
-class Writable(Protocol):
-    """What the csv module writes to."""
-
-    def write(self, text: str, /) -> object:
-        """Write a text."""
-
-
-def csv_stream(stream: TextIO) -> Writable:
+def csv_stream(stream: TextIO) -> "TextIO | _Terminal":
     """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
     return _Terminal(stream) if stream.isatty() else stream
 
@@ -57,7 +51,6 @@ def encodable(name: str) -> str:
 
 
 Sort = Literal["held", "more", "apart", "total"]
-_Naming: TypeAlias = Callable[[LineKey], str]
 _OWNERS: tuple[Dimension, ...] = ("namespace", "kind", "workload", "team")
 TITLES: Mapping[Dimension, str] = {
     "cluster": "Cluster",
@@ -98,7 +91,7 @@ def is_shared(report: FleetReport) -> bool:
 
 def titles(report: FleetReport) -> tuple[str, ...]:
     """Of the columns that name a row."""
-    return tuple(title for title, _ in _columns(report.by))
+    return (*map(title, report.by), *(() if _of_owners(report.by) else ("Held by",)))
 
 
 def number_titles(report: FleetReport) -> tuple[str, ...]:
@@ -110,25 +103,22 @@ def number_titles(report: FleetReport) -> tuple[str, ...]:
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
     """Owners' rows, dearest first, what is nobody's, and the total; beyond ``top`` owners one row has the rest."""
-    names = [naming for _, naming in _columns(report.by)]
-    lines = (*report.held, *report.apart)
-    charges = charged(report)
     made = [
         ReportRow(
-            names=tuple(naming(line.key) for naming in names),
+            names=tuple(_names(line.key, report.by)),
             figures=line.figures,
             sort="apart" if is_apart(line.key) else "held",
             shared=line.shared,
-            charged=charges[index],
+            charged=charges,
         )
-        for index, line in enumerate(lines)
+        for line, charges in zip((*report.held, *report.apart), charged(report), strict=True)
     ]
+    rest = [""] * (len(titles(report)) - 1)
     held, apart = made[: len(report.held)], made[len(report.held) :]
     if top is not None and len(held) > top:
-        rest = f"({len(held) - top:,} more)"
-        held = [*held[:top], _summed(held[top:], (rest, *("" for _ in names[1:])), "more")]
+        held = [*held[:top], _summed(held[top:], (f"({len(held) - top:,} more)", *rest))]
     total = ReportRow(
-        names=("Total", *("" for _ in names[1:])),
+        names=("Total", *rest),
         figures=report.total,
         sort="total",
         charged=_sums([row.charged for row in made]),
@@ -147,22 +137,17 @@ def charged(report: FleetReport) -> list[dict[str, float]]:
         return found
     for currency in report.currencies:
         has = [n for n, line in enumerate(lines) if currency in line.figures.money or currency in line.shared]
-        amounts = [_own(lines[n], currency) + lines[n].shared.get(currency, 0.0) for n in has]
+        amounts = [lines[n].figures.money_in(currency).total + lines[n].shared.get(currency, 0.0) for n in has]
         for n, amount in zip(has, close(amounts), strict=True):
             found[n][currency] = amount
     return found
 
 
-def _own(line: ReportLine, currency: str) -> float:
-    money = line.figures.money.get(currency)
-    return money.total if money else 0.0
-
-
-def _summed(many: Sequence[ReportRow], names: tuple[str, ...], sort: Sort) -> ReportRow:
+def _summed(many: Sequence[ReportRow], names: tuple[str, ...]) -> ReportRow:
     return ReportRow(
         names=names,
         figures=total_of(row.figures for row in many),
-        sort=sort,
+        sort="more",
         shared=_sums([row.shared for row in many]),
         charged=_sums([row.charged for row in many]),
     )
@@ -175,55 +160,50 @@ def _sums(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
     """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
-    figures = row.figures
-    seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
-    activity = active_ratio(figures)
-    shown = [decimal(value / HOUR, digits) for value in seconds]
+    activity = row.figures.active_ratio
+    shown = hours_of(row.figures, digits)
     shown.append("" if activity is None or row.sort == "apart" else percent_down(activity, 0))
-    unpriced = not figures.money and figures.unpriced_seconds > 0
     for currency in report.currencies or ("",):
-        money = figures.money.get(currency)
-        partly = "*" if money and figures.unpriced_seconds > 0 else ""
-        shown += (
-            [decimal(money.total, 2) + partly, decimal(money.idle, 2)]
-            if money
-            else ["no price" if unpriced else "", ""]
-        )
+        shown += money_of(row.figures, currency)
         if is_shared(report):
             amounts = (row.shared.get(currency), row.charged.get(currency))
             shown += ["" if amount is None else decimal(amount, 2) for amount in amounts]
     return shown
 
 
-def active_ratio(figures: Figures) -> float | None:
-    """Part of the measured time that was active; ``None`` where nothing was measured. 8 GPUs at 90 % are at 90 %."""
-    measured = figures.active_seconds + figures.idle_seconds
-    return figures.active_seconds / measured if measured else None
+def hours_of(figures: Figures | Totals, digits: int) -> list[str]:
+    """Hours held, active, idle and unknown, as text."""
+    seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
+    return [decimal(value / HOUR, digits) for value in seconds]
 
 
-def _columns(by: Sequence[Dimension]) -> tuple[tuple[str, _Naming], ...]:
-    """Titles of the names, and what they are of a line; what is nobody's says so in the first column of owners."""
-    found: list[tuple[str, _Naming]] = []
-    of_owners = [dimension for dimension in by if dimension in _OWNERS or dimension.startswith(LABEL)]
+def money_of(figures: Figures | Totals, currency: str) -> list[str]:
+    """Cost and idle cost in a currency, as text; a star where a part of the hours has no price."""
+    unpriced, money = figures.unpriced_seconds > 0, figures.money.get(currency)
+    if money is None:
+        return ["no price" if unpriced and not figures.money else "", ""]
+    return [decimal(money.total, 2) + ("*" if unpriced else ""), decimal(money.idle, 2)]
+
+
+def _of_owners(by: Sequence[Dimension]) -> list[Dimension]:
+    return [dimension for dimension in by if dimension in _OWNERS or dimension.startswith(LABEL)]
+
+
+def _names(key: LineKey, by: Sequence[Dimension]) -> Iterator[str]:
+    """Texts of the columns that name a line; what is nobody's says so in the first column of owners."""
+    ours, of_owners = key.kind if is_apart(key) else "", _of_owners(by)
     for dimension in by:
-        naming = _name_in(dimension, whole="namespace" not in by)
-        if of_owners and dimension == of_owners[0]:
-            naming = _kind_or(naming)
-        elif dimension in of_owners:
-            naming = _unless_ours(naming)
-        found.append((title(dimension), naming))
+        if ours and dimension in of_owners:
+            yield ours if dimension == of_owners[0] else ""
+        elif dimension == "workload":
+            yield workload_name(key, whole="namespace" not in by)
+        elif dimension == "model":
+            yield clean(model(key.model))
+        else:
+            unknown = f"(no {title(dimension)})" if dimension.startswith(LABEL) else _UNKNOWN.get(dimension, "")
+            yield clean(key.value(dimension)) or unknown
     if not of_owners:
-        found.append(("Held by", lambda key: _ours(key) or "owners"))
-    return tuple(found)
-
-
-def _name_in(dimension: Dimension, *, whole: bool) -> _Naming:
-    if dimension == "workload":
-        return lambda key: workload_name(key, whole=whole)
-    if dimension == "model":
-        return lambda key: clean(model(key.model))
-    unknown = f"(no {title(dimension)})" if dimension.startswith(LABEL) else _UNKNOWN.get(dimension, "")
-    return lambda key: clean(key.value(dimension)) or unknown
+        yield ours or "owners"
 
 
 def title(dimension: Dimension) -> str:
@@ -240,18 +220,6 @@ def workload_name(key: LineKey, *, whole: bool) -> str:
     """``vision/Job/resnet``, as far as it is known; without the namespace where that stands beside it."""
     parts = (key.namespace if whole else "", key.kind, key.workload)
     return clean("/".join(part for part in parts if part)) or "(no workload)"
-
-
-def _ours(key: LineKey) -> str:
-    return key.kind if is_apart(key) else ""
-
-
-def _kind_or(naming: _Naming) -> _Naming:
-    return lambda key: _ours(key) or naming(key)
-
-
-def _unless_ours(naming: _Naming) -> _Naming:
-    return lambda key: "" if _ours(key) else naming(key)
 
 
 Tone = Literal["", "note", "warning", "error"]
@@ -277,14 +245,19 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
     if report.engine:
         yield Remark("Source", clean(report.engine))
     yield Remark("Prices", clean(report.prices) or "of the time of use")
-    if report.total.unpriced_seconds > 0:
-        mark = " (marked * where that is a part)" if report.total.money else ""
-        hours = decimal(report.total.unpriced_seconds / HOUR, hour_digits(report.trust.capacity_seconds))
-        yield Remark("Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "warning")
+    yield from unpriced(report.total, hour_digits(report.trust.capacity_seconds))
     for label, failure in zip(("Not read", *("",) * len(report.trust.failures)), report.trust.failures, strict=False):
         yield Remark(label, failure_words(failure), "error")
     for label, note in zip(("Note", *("",) * len(report.trust.notes)), report.trust.notes, strict=False):
         yield Remark(label, clean(note), "warning")
+
+
+def unpriced(total: Figures | Totals, digits: int) -> Iterator[Remark]:
+    """Say how much had no price, if anything."""
+    if total.unpriced_seconds > 0:
+        mark = " (marked * where that is a part)" if total.money else ""
+        hours = decimal(total.unpriced_seconds / HOUR, digits)
+        yield Remark("Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "warning")
 
 
 def failure_words(failure: Failure) -> str:

@@ -113,44 +113,34 @@ _NARROWER: tuple[frozenset[Dimension], ...] = (
 cluster's."""
 
 
-def spread(
-    held: Sequence[ReportLine],
-    apart: Sequence[ReportLine],
-    by: Iterable[Dimension],
-    *,
-    share_idle: ShareIdle,
-    share_unallocated: bool,
-) -> tuple[list[ReportLine], list[ReportLine]]:
-    """The lines with ``shared`` filled in; its sum over all lines is 0 in every currency.
+def spread(report: FleetReport) -> FleetReport:
+    """The report with ``shared`` of its lines filled in; its sum over all lines is 0 in every currency.
 
-    Args:
-        held: Owners' lines.
-        apart: Lines that are nobody's.
-        by: The report's dimensions. Where they tell places apart (cluster, pool, model, node), the owners of a place
-            pay for what was free there.
-        share_idle: ``even`` over lines, or ``weighted`` by their own money (where they have none in the currency by
-            their GPU-seconds). Spreads Unallocated: GPUs that nobody held, which other tools call idle. What an owner
-            held and did not use stays the owner's.
-        share_unallocated: Unattributed is spread, too, so that all that has no owner is.
+    Where the dimensions tell places apart (cluster, pool, model, node), the owners of a place pay for what was free
+    there. ``share_idle`` spreads Unallocated: GPUs that nobody held, which other tools call idle; ``even`` over lines,
+    or ``weighted`` by their own money (where they have none in the currency by their GPU-seconds). What an owner held
+    and did not use stays the owner's. With ``share_unallocated`` Unattributed is spread, too, so that all that has no
+    owner is.
 
-    Returns:
-        Owners' lines, whose ``shared`` are whole hundredths, and the others, whose ``shared`` is what was taken from
-        them: all but what is less than half a hundredth. What nobody can be charged with stays where it is.
+    ``shared`` of owners' lines are whole hundredths, that of the others is what was taken from them: all but what is
+    less than half a hundredth. What nobody can be charged with stays where it is.
     """
-    if share_idle == "none":
-        return list(held), list(apart)
-    kinds = {UNALLOCATED, UNATTRIBUTED} if share_unallocated else {UNALLOCATED}
-    places = frozenset(by) & frozenset(_PLACES)
+    if report.share_idle == "none":
+        return report
+    held = report.held
+    kinds = {UNALLOCATED, UNATTRIBUTED} if report.share_unallocated else {UNALLOCATED}
+    places = frozenset(report.by) & frozenset(_PLACES)
     given: list[dict[str, int]] = [{} for _ in held]
     crowds: dict[tuple[frozenset[Dimension], tuple[str, ...]], list[int]] = {}
     for level in dict.fromkeys(narrow & places for narrow in _NARROWER):
         for index, line in enumerate(held):
             crowds.setdefault((level, _place(line, level)), []).append(index)
     taken = [
-        _take(line, held, _payers(line, places, crowds), share_idle, given) if line.key.kind in kinds else line
-        for line in apart
+        _take(line, held, _payers(line, places, crowds), report.share_idle, given) if line.key.kind in kinds else line
+        for line in report.apart
     ]
-    return [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)], taken
+    charged = [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)]
+    return replace(report, held=tuple(charged), apart=tuple(taken))
 
 
 def _place(line: ReportLine, level: frozenset[Dimension]) -> tuple[str, ...]:
@@ -216,11 +206,7 @@ def divide(whole: int, weights: Sequence[float]) -> list[int]:
     exact = [whole * (weight / total) for weight in weights]
     parts = [floor(value) for value in exact]
     order = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
-    # Rounding of floats may leave a little more than a unit for each part, or take one too many.
-    while left := whole - sum(parts):
-        for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
-            parts[index] += 1 if left > 0 else -1
-    return parts
+    return _settled(parts, order, whole)
 
 
 def close(amounts: Sequence[float]) -> list[float]:
@@ -234,10 +220,16 @@ def close(amounts: Sequence[float]) -> list[float]:
     parts = [0 if little else floor(value) for value, little in zip(hundredths, is_little, strict=True)]
     order = sorted(range(len(parts)), key=lambda index: (is_little[index], parts[index] - hundredths[index]))
     whole = round(sum(hundredths))
+    return [part / _PER_UNIT for part in _settled(parts, order, whole)]
+
+
+def _settled(parts: list[int], order: Sequence[int], whole: int) -> list[int]:
+    """Have parts sum to a whole, a unit each, in this order."""
+    # Rounding of floats may leave a little more than a unit for each part, or take one too many.
     while left := whole - sum(parts):
         for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
             parts[index] += 1 if left > 0 else -1
-    return [part / _PER_UNIT for part in parts]
+    return parts
 
 
 APART = (UNATTRIBUTED, UNALLOCATED)
@@ -285,24 +277,23 @@ def make_report(
         ledger: At ``dimensions_of(by)`` or finer.
         by: What lines are told apart by.
         filters: What is asked for; of dimensions that the ledger does not have its source has kept them.
-        share_idle: See ``sharing.spread``.
-        share_unallocated: See ``sharing.spread``.
+        share_idle: See ``spread``.
+        share_unallocated: See ``spread``.
         with_series: Each line also has its figures of each chunk.
         prices: Which prices the money is at, where it is not at those of the time of use.
     """
     filters = filters or Filters()
     gathered = _gather(ledger, by, filters, with_series=with_series)
-    lines = sorted(_lines(gathered), key=_rank)
+    lines = sorted(_lines(gathered), key=rank)
     held = [line for line in lines if not is_apart(line.key)]
     apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
     total, of_held = total_of(line.figures for line in lines), total_of(line.figures for line in held)
-    shared_held, shared_apart = spread(held, apart, by, share_idle=share_idle, share_unallocated=share_unallocated)
-    return FleetReport(
+    report = FleetReport(
         window=ledger.window,
         by=tuple(by),
         filters=filters,
-        held=tuple(shared_held),
-        apart=tuple(shared_apart),
+        held=tuple(held),
+        apart=tuple(apart),
         total=total,
         share_idle=share_idle,
         share_unallocated=share_unallocated,
@@ -312,6 +303,7 @@ def make_report(
         simulated=ledger.simulated,
         prices=prices,
     )
+    return spread(report)
 
 
 def in_periods(report: FleetReport, periods: Sequence[Window]) -> list[FleetReport]:
@@ -338,17 +330,8 @@ def _in_period(report: FleetReport, period: Window) -> FleetReport:
         ]
 
     held, apart = part(report.held), part(report.apart)
-    shared_held, shared_apart = spread(
-        held, apart, report.by, share_idle=report.share_idle, share_unallocated=report.share_unallocated
-    )
-    return replace(
-        report,
-        window=period,
-        held=tuple(shared_held),
-        apart=tuple(shared_apart),
-        total=total_of(line.figures for line in (*held, *apart)),
-        periods=(),
-    )
+    total = total_of(line.figures for line in (*held, *apart))
+    return spread(replace(report, window=period, held=tuple(held), apart=tuple(apart), total=total, periods=()))
 
 
 class _Sum:
@@ -459,7 +442,28 @@ def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
         yield ReportLine(key=key, figures=total.figures(), series=series)
 
 
-def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
+PARTS = ("Active", "Idle", "Unknown", UNATTRIBUTED, UNALLOCATED)
+"""What all GPU-seconds, and all money, consist of."""
+
+
+def parts(report: FleetReport, currency: str = "") -> dict[str, float]:
+    """Return GPU-seconds, or money in a currency, by ``PARTS``: of owners by state, and of what is nobody's."""
+    held = total_of(line.figures for line in report.held)
+    nobodys = (
+        total_of(line.figures for line in report.apart if (line.key.kind == UNATTRIBUTED) == is_unattributed)
+        for is_unattributed in (True, False)
+    )
+    if currency:
+        own = held.money_in(currency)
+        values = (own.active, own.idle, own.unknown, *(one.money_in(currency).total for one in nobodys))
+    else:
+        seconds = (held.active_seconds, held.idle_seconds, held.unknown_seconds)
+        values = (*seconds, *(one.allocated_seconds for one in nobodys))
+    return dict(zip(PARTS, values, strict=True))
+
+
+def rank(line: ReportLine) -> tuple[float, float, LineKey]:
+    """Order lines by money, dearest first, then by time."""
     # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.
     cost = sum(money.total for money in line.figures.money.values())
     return (-cost, -line.figures.allocated_seconds, line.key)
@@ -533,7 +537,7 @@ def _conservation(
     for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
         metered = _capacity(chunk, clusters)
         lacking = _beyond_rounding(metered - of_lines, metered) if is_whole else 0.0
-        if lacking and any(_meet(failure.window, chunk.window) for failure in ledger.failures):
+        if lacking and any(failure.window.meets(chunk.window) for failure in ledger.failures):
             continue
         capacity += metered
         missing += metered - of_lines if is_whole else 0.0
@@ -542,10 +546,6 @@ def _conservation(
 
 def _capacity(chunk: Chunk, clusters: set[str]) -> float:
     return sum(seconds for cluster, seconds in chunk.capacity_seconds.items() if cluster in clusters)
-
-
-def _meet(one: Window, other: Window) -> bool:
-    return one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
 
 
 def _beyond_rounding(missing: float, capacity: float) -> float:

@@ -1,18 +1,22 @@
 """Recomputes the money of a ledger from seconds and joules with another price book."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from math import isfinite
 
 from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook
-from exporter.cost.ledger import Chunk, Dimension, Figures, FleetLedger, LineKey, Window
+from exporter.cost.ledger import HOUR_SECONDS, Chunk, Dimension, Figures, FleetLedger
+from exporter.cost.report import total_of
 from exporter.model import Account, Money, NodeFacts, Owner, Portion, Price, ShareMode
 
 REPRICE_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "model"})
 """What a ledger must be told apart by for prices to be found."""
 _NOBODY = Account(owner=Owner(), model="", mode=ShareMode.EXCLUSIVE)
+_Priced = tuple[tuple[float, Price | None], ...]
+"""Parts of a chunk's time, 0-1, with the price that holds in them."""
 
 
 def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
@@ -53,73 +57,42 @@ def _changes(book: PriceBook) -> Iterator[float]:
         yield from _changes(book.fallback)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
-    """A part of a chunk in which no price changes."""
-
-    part: float
-    """Of the chunk's time, 0-1."""
-    start_seconds: float
-
-
-def _stretches(window: Window, changes: tuple[float, ...]) -> tuple[_Stretch, ...]:
-    within = [at for at in changes if window.start_seconds < at < window.end_seconds]
-    borders = [float(window.start_seconds), *within, float(window.end_seconds)]
-    return tuple(_Stretch(part=(end - start) / window.seconds, start_seconds=start) for start, end in pairwise(borders))
-
-
-_Priced = tuple[tuple[float, Price | None], ...]
-"""Parts of a chunk's time with the price that holds in them."""
-
-
 def _repriced(
     chunk: Chunk, book: PriceBook, nodes: Mapping[tuple[str, str], NodeFacts], changes: tuple[float, ...]
 ) -> Chunk:
-    stretches = _stretches(chunk.window, changes)
-    known: dict[tuple[str, str, str], _Priced] = {}
-    lines: dict[LineKey, Figures] = {}
-    for key, figures in chunk.lines.items():
-        place = (key.cluster, key.node, key.model)
-        prices = known.get(place)
-        if prices is None:
-            facts = nodes.get((key.cluster, key.node)) or NodeFacts()
-            prices = known[place] = tuple(
-                (one.part, book.price(model=key.model, node=key.node, facts=facts, at_seconds=one.start_seconds))
-                for one in stretches
-            )
-        lines[key] = _priced(figures, prices)
+    window = chunk.window
+    within = [at for at in changes if window.start_seconds < at < window.end_seconds]
+    borders = [float(window.start_seconds), *within, float(window.end_seconds)]
+
+    @cache
+    def prices(cluster: str, node: str, model: str) -> _Priced:
+        facts = nodes.get((cluster, node)) or NodeFacts()
+        return tuple(
+            ((end - start) / window.seconds, book.price(model=model, node=node, facts=facts, at_seconds=start))
+            for start, end in pairwise(borders)
+        )
+
+    lines = {key: _priced(figures, prices(key.cluster, key.node, key.model)) for key, figures in chunk.lines.items()}
     return replace(chunk, lines=lines)
 
 
 def _priced(figures: Figures, prices: _Priced) -> Figures:
+    portion = Portion(
+        gpu_uuid="",
+        account=_NOBODY,
+        active_seconds=figures.active_seconds,
+        idle_seconds=figures.idle_seconds,
+        unknown_seconds=figures.unknown_seconds,
+        energy_joules=figures.energy_joules,
+    )
     money: dict[str, Money] = {}
     unpriced = 0.0
     for part, price in prices:
         if price is None:
             unpriced += figures.allocated_seconds * part
-            continue
-        cost = cost_of(_portion(figures, part), price)
-        money[price.currency] = money.get(price.currency, Money()) + cost
-    return Figures(
-        active_seconds=figures.active_seconds,
-        idle_seconds=figures.idle_seconds,
-        unknown_seconds=figures.unknown_seconds,
-        unpriced_seconds=unpriced,
-        energy_joules=figures.energy_joules,
-        money=money,
-    )
-
-
-def _portion(figures: Figures, part: float) -> Portion:
-    joules = figures.energy_joules
-    return Portion(
-        gpu_uuid="",
-        account=_NOBODY,
-        active_seconds=figures.active_seconds * part,
-        idle_seconds=figures.idle_seconds * part,
-        unknown_seconds=figures.unknown_seconds * part,
-        energy_joules=None if joules is None else joules * part,
-    )
+        else:
+            money[price.currency] = money.get(price.currency, Money()) + cost_of(portion.part(part), price)
+    return replace(figures, unpriced_seconds=unpriced, money=money)
 
 
 def _both_totals(ledger: FleetLedger, chunks: tuple[Chunk, ...], book: PriceBook) -> str:
@@ -128,12 +101,8 @@ def _both_totals(ledger: FleetLedger, chunks: tuple[Chunk, ...], book: PriceBook
 
 
 def _told(chunks: tuple[Chunk, ...]) -> str:
-    totals: dict[str, float] = {}
-    unpriced = 0.0
-    for chunk in chunks:
-        for figures in chunk.lines.values():
-            unpriced += figures.unpriced_seconds
-            for currency, money in figures.money.items():
-                totals[currency] = totals.get(currency, 0.0) + money.total
-    told = " and ".join(f"{amount:,.2f} {currency}" for currency, amount in sorted(totals.items())) or "nothing"
-    return f"{told} ({unpriced / 3600:,.1f} GPU-hours unpriced)" if unpriced else told
+    total = total_of(figures for chunk in chunks for figures in chunk.lines.values())
+    amounts = (f"{money.total:,.2f} {currency}" for currency, money in sorted(total.money.items()))
+    told = " and ".join(amounts) or "nothing"
+    unpriced = total.unpriced_seconds
+    return f"{told} ({unpriced / HOUR_SECONDS:,.1f} GPU-hours unpriced)" if unpriced else told

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from sqlite3 import Connection
 from threading import Lock
 from typing import Self
 from urllib.parse import quote
 
 from exporter.cost import store_schema
 from exporter.cost.ledger import DAY_SECONDS, Chunk, Filters, FleetLedger
+from exporter.cost.report import total_of
 from exporter.cost.store_schema import (
     ALL_OF_A_DAY,
     APPLICATION_ID,
@@ -20,8 +20,7 @@ from exporter.cost.store_schema import (
     STEPS,
     ClosedDay,
     DayVersion,
-    added,
-    day_name,
+    capacity_of,
     day_window,
     is_day,
     refuse_nonsense,
@@ -30,6 +29,7 @@ from exporter.cost.store_schema import (
     write_version,
 )
 from exporter.errors import StoreError
+from exporter.model.formatting import day as day_name
 
 BUSY_SECONDS = 10.0
 """How long a question waits for another process' short lock: at a checkpoint, at a migration."""
@@ -215,95 +215,6 @@ def _set_aside(path: Path, what: str) -> StoreError:
 _MOST_PROBLEMS = 20
 
 
-def closed_days(connection: Connection) -> tuple[ClosedDay, ...]:
-    """Every closed day, oldest first."""
-    rows = connection.execute(
-        "SELECT days.day, number, simulated, reopened_reason,"
-        " (SELECT min(hours) FROM capacity WHERE capacity.version = days.version)"
-        " FROM days JOIN versions ON versions.id = days.version ORDER BY days.day"
-    )
-    return tuple(
-        ClosedDay(
-            window=day_window(day * DAY_SECONDS),
-            version=number,
-            simulated=bool(simulated),
-            reopened=reopened or "",
-            recorded_hours=hours or 0,
-        )
-        for day, number, simulated, reopened, hours in rows
-    )
-
-
-def versions(connection: Connection, day: int) -> tuple[DayVersion, ...]:
-    """All versions of a day, counted since 1970, first to last."""
-    return tuple(_versions(connection, day))
-
-
-def _versions(connection: Connection, day: int) -> Iterator[DayVersion]:
-    rows = connection.execute("SELECT * FROM versions WHERE day = ? ORDER BY number", (day,))
-    for number, _, count, at, by, reason, engine, simulated, lines, _ in rows.fetchall():
-        found = sums(connection, [number], frozenset(), Filters())[number]
-        capacity = connection.execute("SELECT cluster, seconds, hours FROM capacity WHERE version = ?", (number,))
-        known = capacity.fetchall()
-        yield DayVersion(
-            window=day_window(day * DAY_SECONDS),
-            number=count,
-            closed_at_seconds=at,
-            closed_by=by,
-            reason=reason,
-            engine=engine,
-            simulated=bool(simulated),
-            lines=lines,
-            figures=added(found.values()),
-            capacity_seconds={cluster: seconds for cluster, seconds, _ in known},
-            recorded_hours={cluster: hours for cluster, _, hours in known},
-        )
-
-
-def problems(connection: Connection) -> tuple[str, ...]:
-    """What is wrong with the file, one line each."""
-    found = [
-        f"damaged: {' '.join(str(words).split())}"
-        for (words,) in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")
-        if words != "ok"
-    ]
-    if found:
-        return tuple(found)
-    found += [f"{table}: a row names what is not there" for table, *_ in connection.execute("PRAGMA foreign_key_check")]
-    rows = connection.execute(
-        "SELECT versions.day, number, lines, allocated_seconds,"
-        " (SELECT count(*) FROM (SELECT DISTINCT node, owner, sort FROM lines WHERE version = versions.id)),"
-        " (SELECT total(active) + total(idle) + total(unknown) FROM lines WHERE version = versions.id)"
-        " FROM versions ORDER BY versions.day, number"
-    )
-    for day, number, lines, seconds, has_lines, has_seconds in rows:
-        if lines != has_lines or abs(seconds - has_seconds) > 1e-9 * seconds:
-            found.append(
-                f"{day_name(day * DAY_SECONDS)}, version {number}: {has_lines} lines of {has_seconds:.0f} GPU-seconds"
-                f" are there, {lines} of {seconds:.0f} were written"
-            )
-    return tuple(found[:_MOST_PROBLEMS])
-
-
-def shrink(connection: Connection) -> None:
-    """Drop names that no line has, then write the file again without holes."""
-    # A parent's row would be looked for in all lines, one after the other, which have no index for that.
-    connection.execute("PRAGMA foreign_keys = OFF")
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        for table, column in (("owners", "owner"), ("sorts", "sort")):
-            connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM lines)")  # noqa: S608
-        connection.execute(
-            "DELETE FROM nodes WHERE id NOT IN (SELECT node FROM lines) AND id NOT IN (SELECT node FROM node_facts)"
-        )
-        connection.execute("COMMIT")
-        connection.execute("VACUUM")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        connection.execute("PRAGMA foreign_keys = ON")
-
-
 SKEW_SECONDS = 3600.0
 """How far a clock may have gone back since the newest closing before nothing is closed by it."""
 
@@ -439,12 +350,42 @@ class DayStore:
     def shrink(self) -> None:
         """Drop names that no line has any more, and give free room back to the disk; needs room for a second copy."""
         with self._one_at_a_time, told(self.path):
-            shrink(self._writer())
+            connection = self._writer()
+            # A parent's row would be looked for in all lines, one after the other, which have no index for that.
+            connection.execute("PRAGMA foreign_keys = OFF")
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                for table, column in (("owners", "owner"), ("sorts", "sort")):
+                    connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM lines)")  # noqa: S608
+                connection.execute(
+                    "DELETE FROM nodes WHERE id NOT IN (SELECT node FROM lines)"
+                    " AND id NOT IN (SELECT node FROM node_facts)"
+                )
+                connection.execute("COMMIT")
+                connection.execute("VACUUM")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                connection.execute("PRAGMA foreign_keys = ON")
 
     def closed_days(self) -> tuple[ClosedDay, ...]:
         """Every closed day, oldest first."""
         with reading(self.path) as connection:
-            return closed_days(connection)
+            rows = connection.execute(
+                "SELECT days.day, number, simulated, reopened_reason,"
+                " (SELECT min(hours) FROM capacity WHERE capacity.version = days.version)"
+                " FROM days JOIN versions ON versions.id = days.version ORDER BY days.day"
+            )
+            return tuple(
+                ClosedDay(
+                    window=day_window(day * DAY_SECONDS),
+                    version=number,
+                    simulated=bool(simulated),
+                    reopened=reopened or "",
+                    recorded_hours=hours or 0,
+                )
+                for day, number, simulated, reopened, hours in rows
+            )
 
     def clusters_before(self, day_seconds: int) -> frozenset[str]:
         """Clusters of the newest closed day before this one."""
@@ -459,12 +400,56 @@ class DayStore:
     def restatements(self, day_seconds: int) -> tuple[DayVersion, ...]:
         """All versions of a day, first to last; empty where it never was closed."""
         with reading(self.path) as connection:
-            return versions(connection, day_seconds // DAY_SECONDS)
+            rows = connection.execute(
+                "SELECT * FROM versions WHERE day = ? ORDER BY number", (day_seconds // DAY_SECONDS,)
+            )
+            found = []
+            for version, _, count, at, by, reason, engine, simulated, lines, _ in rows.fetchall():
+                capacity_seconds, recorded_hours = capacity_of(connection, version)
+                found.append(
+                    DayVersion(
+                        window=day_window(day_seconds),
+                        number=count,
+                        closed_at_seconds=at,
+                        closed_by=by,
+                        reason=reason,
+                        engine=engine,
+                        simulated=bool(simulated),
+                        lines=lines,
+                        figures=total_of(sums(connection, [version], frozenset(), Filters())[version].values()),
+                        capacity_seconds=capacity_seconds,
+                        recorded_hours=recorded_hours,
+                    )
+                )
+            return tuple(found)
 
     def check(self) -> tuple[str, ...]:
         """What is wrong with the file, one line each; reads all of it."""
         with reading(self.path) as connection:
-            return problems(connection)
+            found = [
+                f"damaged: {' '.join(str(words).split())}"
+                for (words,) in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")
+                if words != "ok"
+            ]
+            if found:
+                return tuple(found)
+            found += [
+                f"{table}: a row names what is not there"
+                for table, *_ in connection.execute("PRAGMA foreign_key_check")
+            ]
+            rows = connection.execute(
+                "SELECT versions.day, number, lines, allocated_seconds,"
+                " (SELECT count(*) FROM (SELECT DISTINCT node, owner, sort FROM lines WHERE version = versions.id)),"
+                " (SELECT total(active) + total(idle) + total(unknown) FROM lines WHERE version = versions.id)"
+                " FROM versions ORDER BY versions.day, number"
+            )
+            for day, number, lines, seconds, has_lines, has_seconds in rows:
+                if lines != has_lines or abs(seconds - has_seconds) > 1e-9 * seconds:
+                    found.append(
+                        f"{day_name(day * DAY_SECONDS)}, version {number}: {has_lines} lines of {has_seconds:.0f}"
+                        f" GPU-seconds are there, {lines} of {seconds:.0f} were written"
+                    )
+            return tuple(found[:_MOST_PROBLEMS])
 
     def _writer(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -1,8 +1,8 @@
 """Reads ledgers from the store, combines them with Prometheus, and closes days that are due."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from sqlite3 import Connection
@@ -16,18 +16,18 @@ from exporter.cost.ledger import (
     Chunk,
     Dimension,
     Failure,
-    Figures,
     Filters,
     FleetLedger,
-    LineKey,
     Window,
+    chunks,
     pairs,
 )
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.store import DayStore
-from exporter.cost.store_schema import ALL_OF_A_DAY, day_name, day_window, days_of, is_day, owners_labels, sums
+from exporter.cost.store_schema import ALL_OF_A_DAY, FACTS, capacity_of, day_window, is_day, owners_labels, sums
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import NodeFacts
+from exporter.model.formatting import day as day_name
 
 ENGINE = "store of closed days"
 _DAYS_AT_ONCE = 31
@@ -52,8 +52,8 @@ class StoreLedger:
         Raises:
             StoreError: The store cannot be read.
         """
-        pieces = days_of(window)
-        chunks: dict[Window, Chunk] = {}
+        pieces = chunks(window)
+        read: dict[Window, Chunk] = {}
         nodes: dict[tuple[str, str], NodeFacts] = {}
         simulated = False
         keys: frozenset[str] = frozenset()
@@ -63,19 +63,19 @@ class StoreLedger:
             found, facts, some, keys = await asyncio.to_thread(
                 _read, self._path, days, dimensions, filters or Filters()
             )
-            chunks.update(found)
+            read.update(found)
             nodes.update(facts)
             simulated = simulated or some
             asked += len(days)
             if progress is not None:
                 progress(Progress(done=asked, total=sum(map(is_day, pieces))))
-        closed = tuple(chunks[piece] for piece in pieces if piece in chunks)
+        closed = tuple(read[piece] for piece in pieces if piece in read)
         return FleetLedger(
             window=window,
             dimensions=dimensions,
             chunks=closed,
             nodes=nodes,
-            failures=tuple(_failure(piece) for piece in pieces if piece not in chunks),
+            failures=tuple(_failure(piece) for piece in pieces if piece not in read),
             label_keys=keys,
             engine=ENGINE,
             simulated=simulated,
@@ -93,18 +93,10 @@ class StoreLedger:
 
 def _failure(piece: Window) -> Failure:
     if is_day(piece):
-        return Failure(
-            window=piece,
-            what="closed day",
-            reason=f"{piece.label} is not closed; close it, or ask Prometheus",
-            may_pass=False,
-        )
-    return Failure(
-        window=piece,
-        what="closed day",
-        reason=f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days",
-        may_pass=False,
-    )
+        reason = f"{piece.label} is not closed; close it, or ask Prometheus"
+    else:
+        reason = f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days"
+    return Failure(window=piece, what="closed day", reason=reason, may_pass=False)
 
 
 def _closed(path: Path) -> frozenset[int]:
@@ -124,38 +116,27 @@ def _read(
         )
         held = [(version, wanted[day], simulated) for day, version, simulated in rows if day in wanted]
         lines = sums(connection, [version for version, *_ in held], dimensions, filters)
-        found = {day: _chunk(connection, version, day, lines[version]) for version, day, _ in held}
+        found = {}
+        for version, day, _ in held:
+            seconds, hours = capacity_of(connection, version)
+            found[day] = Chunk(
+                window=day, lines=lines[version], capacity_seconds=seconds, recorded_hours=hours, closed=True
+            )
         nodes = dict(_nodes(connection, [version for version, *_ in held]))
         keys = frozenset(key for labels in owners_labels(connection) for key in pairs(labels))
         return found, nodes, any(simulated for *_, simulated in held), keys
-
-
-def _chunk(connection: Connection, version: int, day: Window, lines: Mapping[LineKey, Figures]) -> Chunk:
-    rows = connection.execute("SELECT cluster, seconds, hours FROM capacity WHERE version = ?", (version,)).fetchall()
-    return Chunk(
-        window=day,
-        lines=lines,
-        capacity_seconds={cluster: seconds for cluster, seconds, _ in rows},
-        recorded_hours={cluster: hours for cluster, _, hours in rows},
-        closed=True,
-    )
 
 
 def _nodes(connection: Connection, versions: Sequence[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:
     """Facts of every node, oldest first: the last word on a node is that of its newest day."""
     for version in versions:
         rows = connection.execute(
-            "SELECT cluster, name, instance_type, capacity_type, region, gpu_product FROM node_facts"
+            f"SELECT cluster, name, {', '.join(FACTS)} FROM node_facts"  # noqa: S608 - names of columns
             " JOIN nodes ON nodes.id = node_facts.node JOIN facts ON facts.id = node_facts.facts WHERE version = ?",
             (version,),
         )
-        for cluster, name, instance_type, capacity_type, region, gpu_product in rows:
-            yield (
-                (cluster, name),
-                NodeFacts(
-                    instance_type=instance_type, capacity_type=capacity_type, region=region, gpu_product=gpu_product
-                ),
-            )
+        for cluster, name, *facts in rows:
+            yield (cluster, name), NodeFacts(**dict(zip(FACTS, facts, strict=True)))
 
 
 class CombinedLedger:
@@ -201,15 +182,11 @@ class CombinedLedger:
 
 def _runs(window: Window, closed: frozenset[int]) -> list[tuple[Window, bool]]:
     """The window in as few pieces as tell closed days from the rest, and which of them are closed."""
-    days = groupby(days_of(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
-    runs = []
-    for is_closed, pieces in days:
-        several = tuple(pieces)
-        whole = Window(
-            start_seconds=several[0].start_seconds, end_seconds=several[-1].end_seconds, label=several[0].label
-        )
-        runs.append((whole, is_closed))
-    return runs
+    days = groupby(chunks(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
+    return [
+        (replace(several[0], end_seconds=several[-1].end_seconds), is_closed)
+        for is_closed, several in ((is_closed, tuple(pieces)) for is_closed, pieces in days)
+    ]
 
 
 def _of_part(
@@ -230,7 +207,7 @@ def _of_part(
 def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusError) -> FleetLedger:
     failures = tuple(
         Failure(window=piece, what="ledger", reason=str(problem), may_pass=prometheus_access.may_pass(problem))
-        for piece in days_of(run)
+        for piece in chunks(run)
     )
     return FleetLedger(window=run, dimensions=dimensions, chunks=(), failures=failures)
 

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
@@ -23,8 +23,10 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
+from exporter.cost.report import total_of
 from exporter.errors import StoreError
 from exporter.model import Money, NodeFacts
+from exporter.model.formatting import day as day_name
 
 APPLICATION_ID = 0x47435831
 """In the file's header, so that no other program's database is taken for a store."""
@@ -192,33 +194,19 @@ def day_window(start_seconds: int) -> Window:
     return Window(start_seconds=start_seconds, end_seconds=start_seconds + DAY_SECONDS, label=day_name(start_seconds))
 
 
-def day_name(seconds: float) -> str:
-    """The date, as ``2026-11-21``."""
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
-
-
 def is_day(window: Window) -> bool:
     """Whether it is a whole UTC day, and one only."""
     return window.start_seconds % DAY_SECONDS == 0 and window.seconds == DAY_SECONDS
 
 
-def days_of(window: Window) -> tuple[Window, ...]:
-    """The window in pieces, cut at midnight UTC; those of a whole day are labelled with their date."""
-    pieces = []
-    start = window.start_seconds
-    while start < window.end_seconds:
-        end = min(window.end_seconds, (start // DAY_SECONDS + 1) * DAY_SECONDS)
-        pieces.append(Window(start_seconds=start, end_seconds=end, label=day_name(start)))
-        start = end
-    return tuple(pieces)
-
-
+FACTS = ("instance_type", "capacity_type", "region", "gpu_product")
+"""Columns of what prices go by, as ``NodeFacts`` has them."""
 _TABLES = {
     "nodes": ("cluster", "name"),
     "owners": ("namespace", "kind", "workload", "team", "labels"),
     "sorts": ("pool", "model", "mode"),
     "currencies": ("code",),
-    "facts": ("instance_type", "capacity_type", "region", "gpu_product"),
+    "facts": FACTS,
 }
 
 
@@ -284,8 +272,8 @@ def write_version(
     connection.executemany(
         "INSERT INTO node_facts VALUES (?, ?, ?)",
         sorted(
-            (version, node_of(node), facts_of((f.instance_type, f.capacity_type, f.region, f.gpu_product)))
-            for node, f in nodes.items()
+            (version, node_of(node), facts_of(tuple(getattr(facts, name) for name in FACTS)))
+            for node, facts in nodes.items()
         ),
     )
     connection.execute(
@@ -318,6 +306,12 @@ def _rows(connection: Connection, version: int, lines: Mapping[LineKey, Figures]
                 money.idle,
                 money.unknown,
             )
+
+
+def capacity_of(connection: Connection, version: int) -> tuple[dict[str, float], dict[str, int]]:
+    """Return metered seconds and recorded hours of a version of a day, both by cluster."""
+    rows = connection.execute("SELECT cluster, seconds, hours FROM capacity WHERE version = ?", (version,)).fetchall()
+    return {cluster: seconds for cluster, seconds, _ in rows}, {cluster: hours for cluster, _, hours in rows}
 
 
 def refuse_nonsense(chunk: Chunk) -> None:
@@ -384,7 +378,7 @@ def sums(
         lines = found[row[0]]
         figures = _figures(row[1 + keys], row[2 + keys :])
         earlier = lines.get(key)
-        lines[key] = figures if earlier is None else added((earlier, figures))
+        lines[key] = figures if earlier is None else total_of((earlier, figures))
     return {version: {k: f for k, f in lines.items() if not f.is_empty} for version, lines in found.items()}
 
 
@@ -438,23 +432,4 @@ def _figures(currency: str, row: Sequence[float | None]) -> Figures:
         unpriced_seconds=unpriced or 0.0,
         energy_joules=energy,
         money={currency: Money(active=active_cost, idle=idle_cost, unknown=unknown_cost)} if currency else {},
-    )
-
-
-def added(several: Iterable[Figures]) -> Figures:
-    """The sum of lines; money by currency, energy of those that have it."""
-    lines = tuple(several)
-    money: dict[str, Money] = {}
-    for figures in lines:
-        for currency, more in figures.money.items():
-            known = money.get(currency, Money())
-            money[currency] = known + more
-    measured = [figures.energy_joules for figures in lines if figures.energy_joules is not None]
-    return Figures(
-        active_seconds=sum(figures.active_seconds for figures in lines),
-        idle_seconds=sum(figures.idle_seconds for figures in lines),
-        unknown_seconds=sum(figures.unknown_seconds for figures in lines),
-        unpriced_seconds=sum(figures.unpriced_seconds for figures in lines),
-        energy_joules=sum(measured) if measured else None,
-        money=money,
     )

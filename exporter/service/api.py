@@ -3,7 +3,7 @@
 import asyncio
 import io
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,12 +21,12 @@ from exporter.cost.document import (
     window_document,
 )
 from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
 from exporter.cost.focus_write import write_focus
-from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Figures, Window
-from exporter.cost.live import LivePod
+from exporter.cost.ledger import Window
+from exporter.cost.live import PodDocument
 from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
-from exporter.cost.report import FleetReport
+from exporter.cost.report import FleetReport, parts
 from exporter.errors import ConfigError
 from exporter.service import responses
 from exporter.service.data import Book, Freshness, Funnel, Month
@@ -63,7 +63,8 @@ class ReportDocument(FleetDocument):
     paging: PagingDocument
 
 
-class FleetMoneyDocument(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetMoneyDocument:
     """What all GPUs cost in one currency: the parts sum to the total."""
 
     currency: Annotated[str, "ISO 4217."]
@@ -128,28 +129,6 @@ class BudgetsDocument(FreshnessEnvelope):
     budgets: Annotated[list[BudgetDocument], "In the order of their file."]
 
 
-class PodDocument(TypedDict):
-    """A pod on a device now, or within the last day."""
-
-    cluster: Annotated[str | None, "Null here and below: not known."]
-    node: Annotated[str, "Name of the node."]
-    gpu_uuid: Annotated[str, "Of the physical GPU or instance."]
-    gpu_index: Annotated[str, "On its node."]
-    gpu_instance: Annotated[str | None, "Of MIG."]
-    mig_profile: Annotated[str | None, "Of MIG."]
-    model: Annotated[str | None, "Of the GPU."]
-    namespace: Annotated[str, "Of the pod."]
-    pod: Annotated[str, "Its name."]
-    container: Annotated[str | None, "Its container."]
-    gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
-    activity_ratio: Annotated[float | None, "Now, 0 to 1."]
-    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
-    age_seconds: Annotated[float | None, "Since it was first seen on the device."]
-    memory_used_bytes: Annotated[float | None, "On the device."]
-    cost_per_hour: Annotated[list[Mapping[str, Any]], "currency and cost, at the price of now."]
-    live: Annotated[bool, "False: it has ended."]
-
-
 class PodsDocument(FreshnessEnvelope):
     """Pods."""
 
@@ -158,26 +137,14 @@ class PodsDocument(FreshnessEnvelope):
 
 def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
     """Return by currency what all GPUs of a report have cost, in parts that sum to ``total``."""
-    held = [line.figures for line in report.held]
-    apart = {
-        kind: [line.figures for line in report.apart if line.key.kind == kind] for kind in (UNATTRIBUTED, UNALLOCATED)
-    }
     return [
-        {
-            "currency": currency,
-            "total": _cost([report.total], currency),
-            "active": sum(figures.money_in(currency).active for figures in held),
-            "idle": sum(figures.money_in(currency).idle for figures in held),
-            "unknown": sum(figures.money_in(currency).unknown for figures in held),
-            "unattributed": _cost(apart[UNATTRIBUTED], currency),
-            "unallocated": _cost(apart[UNALLOCATED], currency),
-        }
+        FleetMoneyDocument(
+            currency=currency,
+            total=report.total.money_in(currency).total,
+            **{name.lower(): amount for name, amount in parts(report, currency).items()},
+        )
         for currency in report.currencies
     ]
-
-
-def _cost(many: Sequence[Figures], currency: str) -> float:
-    return sum(figures.money_in(currency).total for figures in many)
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
@@ -202,29 +169,6 @@ def _budget(state: BudgetState) -> BudgetDocument:
     }
 
 
-def _pod(use: LivePod) -> PodDocument:
-    return {
-        "cluster": use.cluster or None,
-        "node": use.node,
-        "gpu_uuid": use.uuid,
-        "gpu_index": use.gpu,
-        "gpu_instance": use.gpu_instance or None,
-        "mig_profile": use.mig_profile or None,
-        "model": use.model or None,
-        "namespace": use.namespace,
-        "pod": use.pod,
-        "container": use.container or None,
-        "gpu_share_ratio": use.share_ratio,
-        "activity_ratio": use.activity_ratio,
-        "idle_for_seconds": use.idle_for_seconds,
-        "age_seconds": use.age_seconds,
-        "memory_used_bytes": use.memory_used_bytes,
-        "cost_per_hour": [{"currency": currency, "cost": cost} for currency, cost in sorted(use.cost_per_hour.items())],
-        "live": use.live,
-    }
-
-
-_OF_ORIGINS = frozenset({"cluster", "node", "pool", "model"})
 CSV = "text/csv; charset=utf-8"
 
 
@@ -237,18 +181,8 @@ class Ask:
     book: Book
     bodies: Bodies
     settings: ServeSettings
-    now_seconds: float
     ignored: tuple[str, ...] = ()
     """One warning for each parameter that was ignored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiAnswer:
-    """What is sent."""
-
-    body: Body
-    filename: str = ""
-    """Under which name it is to be saved; empty where it is to be shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +191,8 @@ class Endpoint:
 
     path: str
     about: str
-    handle: Callable[[Ask], Awaitable[ApiAnswer]]
+    handle: Callable[[Ask], Awaitable[object]]
+    """Returns a document, a ``Body``, or a ``Body`` and the name of the file that it is to be saved as."""
     answer: type
     """Of its JSON."""
     parameters: tuple[Parameter, ...] = ()
@@ -267,7 +202,7 @@ class Endpoint:
     """Ignore unknown parameters with a warning, as an API of others does; else they are refused."""
 
 
-async def _report(ask: Ask) -> ApiAnswer:
+async def _report(ask: Ask) -> object:
     values, form = ask.values, ask.values["format"]
     if form == "focus":
         return await _focus(ask)
@@ -282,10 +217,9 @@ async def _report(ask: Ask) -> ApiAnswer:
     if form == "json":
         offset, limit = values["offset"], values["limit"]
         make = partial(_json_page, report, offset, limit)
-        return ApiAnswer(body=await ask.bodies.of_thread(report, (form, offset, limit), make))
+        return await ask.bodies.of_thread(report, (form, offset, limit), make)
     body = await ask.bodies.of_thread(report, form, partial(_rendered, report, form))
-    name = "" if form == "table" else _filename("gpu-cost", report.window, "-".join(report.by), form)
-    return ApiAnswer(body=body, filename=name)
+    return body if form == "table" else (body, _filename("gpu-cost", report.window, "-".join(report.by), form))
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -307,9 +241,9 @@ def _rendered(report: FleetReport, form: render.Form) -> Body:
     return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
 
-async def _focus(ask: Ask) -> ApiAnswer:
+async def _focus(ask: Ask) -> object:
     filters = filters_of(ask.values)
-    wrong = sorted(set(filters.wanted) - _OF_ORIGINS)
+    wrong = sorted(set(filters.wanted) - ORIGIN_DIMENSIONS)
     if wrong:
         raise ConfigError(
             *(
@@ -323,7 +257,7 @@ async def _focus(ask: Ask) -> ApiAnswer:
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)
     body = Body(stream.getvalue().encode("utf-8", "replace"), CSV)
-    return ApiAnswer(body=body, filename=_filename("focus", ledger.window, version, "csv"))
+    return body, _filename("focus", ledger.window, version, "csv")
 
 
 def _filename(head: str, window: Window, what: str, ending: str) -> str:
@@ -333,54 +267,49 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", name) + f".{ending}"
 
 
-async def _summary(ask: Ask) -> ApiAnswer:
+async def _summary(ask: Ask) -> object:
     report = await ask.book.report(ask.values["window"], (), filters_of(ask.values))
     at_work = await ask.book.at_work_ratio(report.window, report.filters)
-    found: SummaryDocument = {
-        "window": window_document(report.window),
-        "funnel": funnel(report, ask.now_seconds, at_work),
-        "money": money_documents(report),
-        "trust": trust_document(report),
-        "months": list(await ask.book.months()),
-        "freshness": ask.book.freshness(),
-    }
-    return ApiAnswer(body=responses.json_body(found))
+    return SummaryDocument(
+        window=window_document(report.window),
+        funnel=funnel(report, ask.book.freshness().now_seconds, at_work),
+        money=money_documents(report),
+        trust=trust_document(report),
+        months=list(await ask.book.months()),
+        freshness=ask.book.freshness(),
+    )
 
 
-async def _months(ask: Ask) -> ApiAnswer:
-    found: MonthsDocument = {"months": list(await ask.book.months()), "freshness": ask.book.freshness()}
-    return ApiAnswer(body=responses.json_body(found))
+async def _months(ask: Ask) -> object:
+    return MonthsDocument(months=list(await ask.book.months()), freshness=ask.book.freshness())
 
 
-async def _recommendations(ask: Ask) -> ApiAnswer:
+async def _recommendations(ask: Ask) -> object:
     wanted = filters_of(ask.values).wanted
-    found: RecommendationsDocument = {
-        "recommendations": [
+    return RecommendationsDocument(
+        recommendations=[
             recommendation_document(advice)
             for advice in ask.book.recommendations.value
-            if all(getattr(advice, name) in values for name, values in wanted.items())
+            if all(advice.owner.value(name) in values for name, values in wanted.items())
         ],
-        "freshness": ask.book.freshness(),
-    }
-    return ApiAnswer(body=responses.json_body(found))
+        freshness=ask.book.freshness(),
+    )
 
 
-async def _budgets(ask: Ask) -> ApiAnswer:
-    found: BudgetsDocument = {
-        "budgets": [_budget(state) for state in ask.book.budgets.value],
-        "freshness": ask.book.freshness(),
-    }
-    return ApiAnswer(body=responses.json_body(found))
+async def _budgets(ask: Ask) -> object:
+    return BudgetsDocument(
+        budgets=[_budget(state) for state in ask.book.budgets.value],
+        freshness=ask.book.freshness(),
+    )
 
 
-async def _pods(ask: Ask) -> ApiAnswer:
-    pods = await ask.book.pods(filters_of(ask.values))
-    found: PodsDocument = {"pods": [_pod(pod) for pod in pods], "freshness": ask.book.freshness()}
-    return ApiAnswer(body=responses.json_body(found))
+async def _pods(ask: Ask) -> object:
+    pods = await ask.book.sources.pods(filters_of(ask.values))
+    return PodsDocument(pods=list(pods), freshness=ask.book.freshness())
 
 
-async def _freshness(ask: Ask) -> ApiAnswer:
-    return ApiAnswer(body=responses.json_body(ask.book.freshness()))
+async def _freshness(ask: Ask) -> object:
+    return ask.book.freshness()
 
 
 _FORMAT = choice(

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from math import inf
 from typing import Annotated, Generic, TypeVar
 
-from exporter.cost.budgets import BudgetState, complete_days, forecast
+from exporter.cost.budgets import Budget, BudgetState, complete_days, forecast, standings
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DAY_SECONDS,
@@ -20,8 +20,9 @@ from exporter.cost.ledger import (
     last_recorded,
     pairs,
     parse_window,
+    period_at,
 )
-from exporter.cost.live import LivePod
+from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
@@ -70,26 +71,14 @@ KNOWN_RATIO = 0.99
 """So much of the last month must have been recorded, or its money is not called that of the month."""
 
 
-def months_window(now_seconds: float) -> Window:
-    """Last month and this one, as far as they are recorded."""
-    this = _month(now_seconds)
-    last = _month(this.start_seconds - 1)
-    return Window(start_seconds=last.start_seconds, end_seconds=last_recorded(now_seconds), label="last month and this")
-
-
-def month_start(now_seconds: float) -> int:
-    """When the month of a moment began, Unix time."""
-    return _month(now_seconds).start_seconds
-
-
-def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
-    """This month's money, a line per currency.
+def this_month(ledger: FleetLedger, now_seconds: float) -> "ThisMonth":
+    """Return this month's money, a line per currency.
 
     Args:
-        ledger: Over ``months_window``; its dimensions do not matter.
+        ledger: Over last month and this one, as far as they are recorded; its dimensions do not matter.
         now_seconds: Unix time.
     """
-    this = _month(now_seconds)
+    this = period_at("month", now_seconds)
     last = [chunk for chunk in ledger.chunks if chunk.window.start_seconds < this.start_seconds]
     now = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
     hours = sum(chunk.window.hours for chunk in last)
@@ -97,34 +86,26 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
     months = []
     for currency in sorted({currency for chunk in ledger.chunks for currency in _money(chunk)}):
         spent = sum(_money(chunk).get(currency, 0.0) for chunk in now)
+        days = complete_days(
+            ledger,
+            money=lambda chunk, currency=currency: _money(chunk).get(currency, 0.0),  # type: ignore[misc]
+            hours=_recorded_hours,
+        )
         months.append(
             Month(
                 currency=currency,
                 spent=spent,
-                forecast=forecast(spent, _days(ledger, currency), ledger.window.end_seconds, this),
+                forecast=forecast(spent, days, ledger.window.end_seconds, this),
                 last_month=sum(_money(chunk).get(currency, 0.0) for chunk in last) if known else None,
             )
         )
-    return tuple(months)
-
-
-def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
-    """Part of the hours of this month so far that were recorded, over all clusters; ``None`` of a month just begun."""
-    this = _month(now_seconds)
-    chunks = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
-    clusters = {cluster for chunk in chunks for cluster in chunk.recorded_hours}
+    clusters = {cluster for chunk in now for cluster in chunk.recorded_hours}
     hours = (ledger.window.end_seconds - this.start_seconds) // HOUR_SECONDS * max(1, len(clusters))
-    return sum(sum(chunk.recorded_hours.values()) for chunk in chunks) / hours if hours > 0 else None
-
-
-def _days(ledger: FleetLedger, currency: str) -> list[float]:
-    return complete_days(ledger, money=lambda chunk: _money(chunk).get(currency, 0.0), hours=_recorded_hours)
-
-
-def _month(seconds: float) -> Window:
-    start = datetime.fromtimestamp(seconds, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    after = (start + timedelta(days=32)).replace(day=1)
-    return Window(start_seconds=int(start.timestamp()), end_seconds=int(after.timestamp()), label=f"{start:%Y-%m}")
+    return ThisMonth(
+        start_seconds=this.start_seconds,
+        money=tuple(months),
+        coverage=sum(sum(chunk.recorded_hours.values()) for chunk in now) / hours if hours > 0 else None,
+    )
 
 
 def _recorded_hours(chunk: Chunk) -> int:
@@ -195,17 +176,13 @@ class Cached(Generic[Value]):
                 self._due_at = now + self.every_seconds
 
 
-Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
-"""Counts all budgets at a Unix time. Raises PrometheusError or StoreError."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookSources:
     """What is asked; each raises PrometheusError where Prometheus does not answer."""
 
     ledger: LedgerSource
-    pods: Callable[[Filters], Awaitable[Sequence[LivePod]]]
-    """Pods that match, from the live series."""
+    pods: Callable[[Filters], Awaitable[Sequence[PodDocument]]]
+    """Pods that match and hold devices now, or did within a day, from the live series."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
     """Part of the held GPUs that were at work."""
     newest_hour: Callable[[float], Awaitable[float | None]]
@@ -220,6 +197,7 @@ class ThisMonth:
     start_seconds: int
     money: tuple[Month, ...]
     coverage: float | None
+    """Part of its hours so far that were recorded, over all clusters; ``None`` of a month just begun."""
 
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 60.0, 3600.0
@@ -261,7 +239,7 @@ class Book:
             longest_retry_seconds=MOST_PAUSE_SECONDS,
         )
         self.recommendations = Cached[Sequence[Recommendation]](name="advice", read=sources.recommendations, value=())
-        self._count: Count | None = None
+        self._wanted: Sequence[Budget] = ()
         self.readings = Readings(clock)
 
     async def report(
@@ -350,40 +328,38 @@ class Book:
         return known.money if known else ()
 
     async def _read_month(self, now: float) -> ThisMonth | None:
-        ledger = await self.sources.ledger.ledger(months_window(now), frozenset())
+        start = period_at("month", now).start_seconds
+        months = Window(
+            start_seconds=period_at("month", start - 1).start_seconds,
+            end_seconds=last_recorded(now),
+            label="last month and this",
+        )
+        ledger = await self.sources.ledger.ledger(months, frozenset())
         self._note(simulated=ledger.simulated)
-        start, known = month_start(now), _is_of(self.month.value, now)
+        known = _is_of(self.month.value, now)
         if ledger.failures:
             self.month.expire()
             if known or any(failure.window.end_seconds > start for failure in ledger.failures):
                 return known
-        return ThisMonth(start_seconds=start, money=month_money(ledger, now), coverage=month_coverage(ledger, now))
+        return this_month(ledger, now)
 
     def known_month(self) -> ThisMonth | None:
         """Return this month's money as it was last read."""
         return _is_of(self.month.value, self._clock())
 
-    def count_budgets_by(self, count: Count) -> None:
+    def set_budgets(self, budgets: Sequence[Budget]) -> None:
         """Count other budgets from now on."""
-        self._count = count
+        self._wanted = budgets
         self.budgets.expire()
 
     async def _count_budgets(self, now: float) -> Sequence[BudgetState]:
-        states = await self._count(now) if self._count else ()
+        states = await standings(self._wanted, self.sources.ledger, now)
         # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
         if unread := [state for state in states if state.unread]:
             self.budgets.value = states
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
             raise PrometheusError("budgets_unread", what, retriable=True)
         return states
-
-    async def pods(self, filters: Filters) -> Sequence[LivePod]:
-        """Return the matching pods that hold devices now or did within a day, from the live series.
-
-        Raises:
-            PrometheusError: Prometheus cannot be asked.
-        """
-        return await self.sources.pods(filters)
 
     async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
         """Return the mean part of held GPUs at work; ``None`` if not recorded or Prometheus cannot be asked."""
@@ -412,7 +388,7 @@ class Book:
 
 def _is_of(month: ThisMonth | None, now: float) -> ThisMonth | None:
     """Return a month's money if it is that of now: another month's is not passed off as this one's."""
-    return month if month and month.start_seconds == month_start(now) else None
+    return month if month and month.start_seconds == period_at("month", now).start_seconds else None
 
 
 LOOK_BACK_HOURS = 26

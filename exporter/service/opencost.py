@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, UNATTRIBUTED, Figures, Filters, LineKey, Window
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart, total_of
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
-from exporter.service import responses
-from exporter.service.api import ApiAnswer, Ask, Endpoint
+from exporter.service.api import Ask, Endpoint
 from exporter.service.opencost_query import (
     ASSET_PARAMETERS,
     FILTERABLE,
@@ -137,22 +135,7 @@ class SettingsDocument(TypedDict):
     currencyCode: Annotated[str, "ISO 4217; empty while nothing has a price."]
 
 
-@dataclass(slots=True)
-class _Row:
-    """What goes into one row."""
-
-    keys: list[LineKey] = field(default_factory=list)
-    figures: list[Figures] = field(default_factory=list)
-    shared: dict[str, float] = field(default_factory=dict)
-
-    def add(self, line: ReportLine) -> None:
-        self.keys.append(line.key)
-        self.figures.append(line.figures)
-        for currency, amount in line.shared.items():
-            self.shared[currency] = self.shared.get(currency, 0.0) + amount
-
-
-async def _allocation(ask: Ask) -> ApiAnswer:
+async def _allocation(ask: Ask) -> object:
     values = ask.values
     reports = await _reports(ask, sets_of(values["window"], values, ask.settings.timezone))
     currency, warnings = _money(ask, reports)
@@ -162,17 +145,17 @@ async def _allocation(ask: Ask) -> ApiAnswer:
         for name in values["aggregate"]
         if is_lacking(name)
     ]
-    return await _answer(ask, sets, currency, reports, warnings)
+    return _answer(ask, sets, currency, reports, warnings)
 
 
-async def _answer(
+def _answer(
     ask: Ask, data: object, currency: str, reports: Sequence[FleetReport], warnings: Sequence[str]
-) -> ApiAnswer:
+) -> dict[str, Any]:
     document: dict[str, Any] = {"code": 200, "status": "success", "data": data, "currency": currency or None}
     of_reports = (warning for report in reports for warning in _warnings(report))
     if found := list(dict.fromkeys((*ask.ignored, *warnings, *of_reports))):
         document["warning"] = "; ".join(found)
-    return ApiAnswer(body=await asyncio.to_thread(responses.json_body, document))
+    return document
 
 
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
@@ -218,17 +201,16 @@ def _money(ask: Ask, reports: Iterable[FleetReport]) -> tuple[str, list[str]]:
 
 
 def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[str, AllocationDocument]:
-    wanted, rows = wanted_of(values), dict[str, _Row]()
+    wanted, rows = wanted_of(values), dict[str, list[ReportLine]]()
     for line in (*report.held, *report.apart):
         if keeps(wanted, line.key):
-            rows.setdefault(_name(line.key, values["aggregate"]), _Row()).add(line)
-    found = {}
-    for name, row in rows.items():
-        if name == IDLE and not _shows_idle(row, values, currency):
-            continue
-        document = _row(name, row, report.window, values["aggregate"], currency)
-        if document is not None:
-            found[name] = document
+            rows.setdefault(_name(line.key, values["aggregate"]), []).append(line)
+    found = {
+        name: document
+        for name, lines in rows.items()
+        if name != IDLE or _shows_idle(lines, values, currency)
+        if (document := _row(name, lines, report.window, values["aggregate"], currency)) is not None
+    }
     names = sorted(found, key=lambda name: (-(found[name]["totalCost"] or 0.0), -found[name]["gpuHours"], name))
     end = None if values["limit"] is None else values["offset"] + values["limit"]
     return {name: found[name] for name in names[values["offset"] : end]}
@@ -241,28 +223,33 @@ def _name(key: LineKey, aggregate: Sequence[str]) -> str:
     return "/".join(UNATTRIBUTED_NAME for _ in aggregate) if key.kind == UNATTRIBUTED else IDLE
 
 
-def _shows_idle(row: _Row, values: Mapping[str, Any], currency: str) -> bool:
+def _shared(lines: Sequence[ReportLine], currency: str) -> float:
+    return sum(line.shared.get(currency, 0.0) for line in lines)
+
+
+def _shows_idle(lines: Sequence[ReportLine], values: Mapping[str, Any], currency: str) -> bool:
     """Return whether idle is asked for; where it was spread, whether something of it could not be."""
     if values["shareIdle"] == "none":
         return bool(values["includeIdle"] or values["idle"])
-    money = total_of(row.figures).money.get(currency)
-    return money is not None and money.total + row.shared.get(currency, 0.0) >= _UNCHARGED
+    money = total_of(line.figures for line in lines).money.get(currency)
+    return money is not None and money.total + _shared(lines, currency) >= _UNCHARGED
 
 
-def _row(name: str, row: _Row, window: Window, aggregate: Sequence[str], currency: str) -> AllocationDocument | None:
+def _row(
+    name: str, lines: Sequence[ReportLine], window: Window, aggregate: Sequence[str], currency: str
+) -> AllocationDocument | None:
     """Return one row in OpenCost's shape; ``None`` where its money is in other currencies only."""
-    figures = total_of(row.figures)
-    money, shared = figures.money.get(currency), row.shared.get(currency, 0.0)
+    keys, figures = [line.key for line in lines], total_of(line.figures for line in lines)
+    money, shared = figures.money.get(currency), _shared(lines, currency)
     if money is None and figures.money and not shared:
         return None
     cost = (
         None if money is None and figures.unpriced_seconds and not shared else (money.total if money else 0.0) + shared
     )
-    measured = figures.active_seconds + figures.idle_seconds
-    efficiency = None if name == IDLE or not measured else figures.active_seconds / measured
+    efficiency = None if name == IDLE else figures.active_ratio
     return {
         "name": name,
-        "properties": _properties(row.keys, aggregate),
+        "properties": _properties(keys, aggregate),
         **_period(window),
         "gpuCount": figures.allocated_seconds / window.seconds,
         "gpuHours": figures.allocated_seconds / HOUR_SECONDS,
@@ -273,9 +260,9 @@ def _row(name: str, row: _Row, window: Window, aggregate: Sequence[str], currenc
         # Usage and request are both in GPUs, so that their quotient is a ratio: 8 GPUs at 90 % are 7.2 of 8.
         "gpuAllocation": {
             "gpuDevice": "",
-            "gpuModel": ", ".join(sorted({key.model for key in row.keys} - {""})),
+            "gpuModel": ", ".join(sorted({key.model for key in keys} - {""})),
             "gpuUUID": "",
-            "gpuUsageAverage": figures.active_seconds / window.seconds if measured else None,
+            "gpuUsageAverage": None if figures.active_ratio is None else figures.active_seconds / window.seconds,
             "gpuRequestAverage": figures.allocated_seconds / window.seconds,
         },
         # Clients add these up; what this ledger charges for them is nothing. Amounts of CPU and memory are not known.
@@ -328,7 +315,7 @@ def _warnings(report: FleetReport) -> list[str]:
     return [*found, *trust.notes]
 
 
-async def _assets(ask: Ask) -> ApiAnswer:
+async def _assets(ask: Ask) -> object:
     """Answer with the GPUs' money of every node, held or not."""
     wanted = ask.values["filter"] or {}
     wrong = sorted(set(wanted) - {"cluster", "node"})
@@ -347,7 +334,7 @@ async def _assets(ask: Ask) -> ApiAnswer:
         and (asset := _asset(cluster, node, total_of(figures), report.window, currency))
     }
     # OpenCost has one set of assets where Kubecost, whose parameter this is, has a list of sets.
-    return await _answer(ask, nodes if types is None else [nodes], currency, [report], warnings)
+    return _answer(ask, nodes if types is None else [nodes], currency, [report], warnings)
 
 
 def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: str) -> AssetDocument | None:
@@ -371,7 +358,7 @@ def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: 
     }
 
 
-async def _suggestions(ask: Ask) -> ApiAnswer:
+async def _suggestions(ask: Ask) -> object:
     """Answer with the values of a field that occur in the window."""
     field_name, search = ask.values["field"] or "", (ask.values["search"] or "").lower()
     found: set[str] = set()
@@ -381,17 +368,17 @@ async def _suggestions(ask: Ask) -> ApiAnswer:
         value = FILTERABLE[field_name].value
         found = {value(line.key) for line in report.held if keeps(wanted, line.key)} - {""}
     names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
-    return ApiAnswer(body=responses.json_body({"code": 200, "status": "success", "data": names}))
+    return SuggestionsDocument(code=200, status="success", data=names)
 
 
-async def _configs(ask: Ask) -> ApiAnswer:
+async def _configs(ask: Ask) -> object:
     """Answer with the currency, which clients show beside amounts."""
     known = sorted({month.currency for month in await ask.book.months()})
     usual = ask.settings.currency
     if not usual and len(known) > 1:
         raise ConfigError(f"currency: money is in {', '.join(known)}; start the service with --currency")
-    document = {"code": 200, "status": "success", "data": {"currencyCode": usual or (known[0] if known else "")}}
-    return ApiAnswer(body=responses.json_body(document))
+    currency = usual or (known[0] if known else "")
+    return ConfigsDocument(code=200, status="success", data={"currencyCode": currency})
 
 
 ENDPOINTS: tuple[Endpoint, ...] = tuple(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, tzinfo
 from typing import Any, NamedTuple
 
 from exporter.cost.ledger import (
@@ -14,14 +14,16 @@ from exporter.cost.ledger import (
     Filters,
     LineKey,
     Now,
+    Period,
     Window,
     label_problem,
     last_days,
     parse_window,
+    period_at,
     too_many_labels,
 )
 from exporter.errors import ConfigError
-from exporter.service.parameters import Parameter, shown, switch
+from exporter.service.parameters import Parameter, shown, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
 """OpenCost's names: an owner that lacks what is asked for; what nobody held. The third is ours."""
@@ -137,18 +139,8 @@ _LENGTHS = {"hour": HOUR_SECONDS, "day": DAY_SECONDS, "week": 7 * DAY_SECONDS}
 _SECONDS = {"m": 60, "h": HOUR_SECONDS, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
-def _first_after(day: date, months: int) -> date:
-    """Return the first day of the next period of so many months that divides the year."""
-    count = day.year * 12 + (day.month - 1) // months * months + months
-    return date(count // 12, count % 12 + 1, 1)
-
-
-_CALENDAR: Mapping[str, Callable[[date], date]] = {
-    "weeknow": lambda day: day + timedelta(days=7 - day.weekday()),
-    "month": lambda day: _first_after(day, 1),
-    "quarter": lambda day: _first_after(day, 3),
-}
-"""From a day to the first day of the next set."""
+_CALENDAR: Mapping[str, Period] = {"weeknow": "week", "month": "month", "quarter": "quarter"}
+"""Sets that end with the calendar's periods."""
 
 
 def window_of(text: str, now: Now) -> Window:
@@ -203,18 +195,6 @@ def _aggregate(text: str, _now: Now) -> tuple[str, ...]:
     if problems := too_many_labels("aggregate", names):
         raise ConfigError(*problems)
     return tuple(names)
-
-
-def _word(text: str, meanings: Mapping[str, str]) -> str:
-    """Return what a word in any case means.
-
-    Raises:
-        ValueError: It is none of them.
-    """
-    word = text.strip().lower()
-    if word not in meanings:
-        raise ValueError(text)
-    return meanings[word]
 
 
 _SHARES = {
@@ -288,7 +268,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         about="true or all: one set for the whole window, whatever the step; hour, day, week: sets of this length;"
         " weeknow, month, quarter: sets that end with the calendar's week (Monday), month, quarter, in the service's"
         " time zone.",
-        parse=lambda text, _: _word(text, _ACCUMULATIONS),
+        parse=words(_ACCUMULATIONS),
         allowed="true, all, false, hour, day, week, weeknow, month, quarter",
         default="false",
     ),
@@ -297,7 +277,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="shareIdle",
         about="Spread what nobody held over owners: true or weighted (by their cost), even.",
-        parse=lambda text, _: _word(text, _SHARES),
+        parse=words(_SHARES),
         allowed="true, false, weighted, even",
         default="false",
     ),
@@ -383,16 +363,12 @@ def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tu
     )
 
 
-def _calendar_sets(window: Window, after: Callable[[date], date], zone: tzinfo) -> tuple[Window, ...]:
+def _calendar_sets(window: Window, period: Period, zone: tzinfo) -> tuple[Window, ...]:
     starts = [window.start_seconds]
-    while (end := _midnight(after(datetime.fromtimestamp(starts[-1], zone).date()), zone)) < window.end_seconds:
+    while (end := period_at(period, starts[-1], zone).end_seconds) < window.end_seconds:
         starts.append(end)
     ends = [*starts[1:], window.end_seconds]
     return tuple(Window(start_seconds=start, end_seconds=end) for start, end in zip(starts, ends, strict=True))
-
-
-def _midnight(day: date, zone: tzinfo) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
 
 
 def dimensions_of(names: Iterable[str]) -> tuple[Dimension, ...]:

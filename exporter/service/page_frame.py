@@ -1,13 +1,12 @@
 """What every page shows: the menu, the filters, whether what it shows is real, new, whole and priced."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
-from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DIMENSIONS,
     HOUR_SECONDS,
@@ -22,12 +21,11 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.cost.render_rows import TITLES, title
-from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, total_of
+from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank, total_of
 from exporter.errors import ConfigError
 from exporter.model.formatting import brief_minutes, coverage, day, hours, minute, plural
 from exporter.service.data import Book, Freshness
 from exporter.service.parameters import filter_text
-from exporter.service.settings import ServeSettings
 from exporter.web import templating
 
 NONE = "(none)"
@@ -99,8 +97,8 @@ class View:
         """The address of the page on an owner, within what is asked for."""
         return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
 
-    def workload(self, of: LineKey | Recommendation) -> str:
-        """The address of the page on a line's or a recommendation's workload."""
+    def workload(self, of: LineKey) -> str:
+        """The address of the page on a line's workload."""
         where = {"cluster": of.cluster} if of.cluster else {}
         return self.owner(**where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 
@@ -260,12 +258,7 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
     summed_lines = [sum_line(key, many) for key, many in found.items()]
     if lines and is_apart(next(iter(found))):
         return tuple(summed_lines)
-    return tuple(sorted(summed_lines, key=_rank))
-
-
-def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
-    cost = sum(money.total for money in line.figures.money.values())
-    return (-cost, -line.figures.allocated_seconds, line.key)
+    return tuple(sorted(summed_lines, key=rank))
 
 
 def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
@@ -288,7 +281,6 @@ def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
 _STALE_SECONDS = 3 * HOUR_SECONDS
 _WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
 """Pages whose money, if any, is in a currency of its own."""
-_FORM: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 SHARING: Mapping[str, str] = {"none": "no", "even": "evenly", "weighted": "by own cost"}
 _MENU = (
     ("/", "Overview"),
@@ -307,61 +299,10 @@ _AFTER_OWNERS = 4
 
 
 class Link(NamedTuple):
-    """A link, and whether it leads to what is shown now."""
+    """A link."""
 
     words: str
     href: str
-    current: bool = False
-
-
-class FilterField(NamedTuple):
-    """A field of the filter form."""
-
-    name: str
-    words: str
-    value: str
-    offered: tuple[str, ...]
-
-
-class Notice(NamedTuple):
-    """What a reader must know first. The tone is ``warn`` or ``bad``."""
-
-    tone: str
-    words: str
-
-
-class Fact(NamedTuple):
-    """One line of how far to trust the page. The tone is ``ok``, ``warn`` or ``bad``."""
-
-    words: str
-    value: str
-    tone: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """All of it."""
-
-    site: str
-    menu: tuple[Link, ...]
-    windows: tuple[Link, ...]
-    window_text: str
-    window_words: str
-    fields: tuple[FilterField, ...]
-    kept: tuple[tuple[str, str], ...]
-    """Parameters that the form carries along unseen."""
-    chips: tuple[Link, ...]
-    """Filters that are set; each link takes one away."""
-    currencies: tuple[Link, ...]
-    currency: str
-    """What money is shown in; empty where nothing has a price."""
-    facts: tuple[Fact, ...]
-    notices: tuple[Notice, ...]
-    notes: tuple[str, ...]
-    simulated: bool
-    sharing: Mapping[str, str]
-    """Ways to share what nobody held, in words."""
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:
@@ -375,43 +316,29 @@ def make_frame(
     freshness: Freshness,
     report: FleetReport | None,
     offered: Mapping[Dimension, tuple[str, ...]],
-    settings: ServeSettings,
-) -> Frame:
-    """The frame of a page; ``report`` is of what it shows, ``None`` where nothing could be read."""
-    currency = chosen_currency(report, view)
+) -> dict[str, object]:
+    """What ``base.html`` shows around a page; ``report`` is of what it shows, ``None`` where nothing could be read."""
     subject = view.path == "/owner"
-    labels = [name for name in (*offered, *view.asked) if name.startswith(LABEL)]
-    form = tuple(dict.fromkeys((*_FORM, *labels)))
-    values = {name: view.asked.get(name, ("",))[0] for name in form}
+    labels = [name for name in dict.fromkeys((*offered, *view.asked)) if name.startswith(LABEL)]
+    form = (*GROUPS, *labels)
     carried = [name for name in dimensions_in(view.asked) if subject or name not in form]
-    return Frame(
-        site=settings.title or "GPU cost",
-        menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _menu(labels)),
-        windows=_windows(view),
-        window_text=view.window_text,
-        window_words=window_words(view.window),
-        fields=()
-        if subject
-        else tuple(FilterField(name, title(name), values[name], offered.get(name, ())) for name in form),
-        kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
-        chips=() if subject else _chips(view),
-        currencies=tuple(
-            Link(one, view.link(None, currency=one), one == currency)
-            for one in (report.currencies if report and view.path not in _WITHOUT_MONEY else ())
-        ),
-        currency=currency,
-        facts=(*(_trust(report) if report else ()), *_age(freshness)),
-        notices=(*_notices(view, freshness, report), *_not_known(view, offered)),
-        notes=report.trust.notes if report else (),
-        simulated=freshness.simulated or bool(report and report.simulated),
-        sharing=SHARING,
-    )
-
-
-def _menu(labels: Sequence[Dimension]) -> list[tuple[str, str]]:
-    """The pages, those of labels after those of other properties of an owner."""
-    of_labels = [(f"/by/{name}", title(name)) for name in dict.fromkeys(labels)]
-    return [*_MENU[:_AFTER_OWNERS], *of_labels, *_MENU[_AFTER_OWNERS:]]
+    return {
+        # The pages of labels are after those of other properties of an owner.
+        "menu": (*_MENU[:_AFTER_OWNERS], *((f"/by/{name}", title(name)) for name in labels), *_MENU[_AFTER_OWNERS:]),
+        "windows": _windows(view.now_seconds),
+        "window_words": window_words(view.window),
+        "fields": {} if subject else {name: title(name) for name in form},
+        # Parameters that the form carries along unseen.
+        "kept": (*carried, "currency", "sort"),
+        "chips": () if subject else _chips(view),
+        "currencies": report.currencies if report and view.path not in _WITHOUT_MONEY else (),
+        "currency": chosen_currency(report, view),
+        "facts": (*(_trust(report) if report else ()), *_age(freshness)),
+        "notices": (*_notices(view, freshness, report), *_not_known(view, offered)),
+        "notes": report.trust.notes if report else (),
+        "simulated": freshness.simulated or bool(report and report.simulated),
+        "sharing": SHARING,
+    }
 
 
 def window_words(window: Window) -> str:
@@ -422,14 +349,15 @@ def window_words(window: Window) -> str:
     return f"{minute(window.start_seconds)} to {minute(window.end_seconds)}"
 
 
-def _windows(view: View) -> tuple[Link, ...]:
-    today = datetime.fromtimestamp(view.now_seconds, tz=UTC)
+def _windows(now_seconds: float) -> list[tuple[str, str]]:
+    """Names and texts of usual periods."""
+    today = datetime.fromtimestamp(now_seconds, tz=UTC)
     last = f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
     offered = [("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("Last month", last)]
     if today.day > 1 or today.hour:
         # In its first hour a month has no hour yet.
         offered.insert(3, ("This month", f"{today:%Y-%m}"))
-    return tuple(Link(words, view.link(None, window=text), text == view.window_text) for words, text in offered)
+    return offered
 
 
 def _chips(view: View) -> tuple[Link, ...]:
@@ -444,86 +372,79 @@ def _chips(view: View) -> tuple[Link, ...]:
     return tuple(chips)
 
 
-def _trust(report: FleetReport) -> tuple[Fact, ...]:
-    trust = report.trust
-    return (
-        _ratio(
-            "Coverage",
-            trust.activity_coverage_ratio,
-            "Part of the held GPU-hours whose activity was measured; the rest is unknown, not idle.",
-        ),
-        _ratio(
-            "Priced", trust.price_coverage_ratio, "Part of all GPU-hours that had a price; the rest is in no money."
-        ),
-        Fact(
-            "Hours recorded",
-            f"{trust.recorded_hours:,} of {trust.expected_hours:,}",
-            "ok" if trust.recorded_hours >= trust.expected_hours else "warn",
-            "Hours of the window that are over, times clusters (a new one from its first day on), and those recorded.",
-        ),
-        _sum_fact(report),
+Fact = tuple[str, str, str, str]
+"""One line of how far to trust the page: name, value, tone (``ok``, ``warn`` or ``bad``) and meaning."""
+
+
+def _trust(report: FleetReport) -> Iterator[Fact]:
+    trust, missing = report.trust, report.trust.missing_seconds
+    yield _ratio(
+        "Coverage",
+        trust.activity_coverage_ratio,
+        "nothing held",
+        "Part of the held GPU-hours whose activity was measured; the rest is unknown, not idle.",
+    )
+    yield _ratio(
+        "Priced",
+        trust.price_coverage_ratio,
+        "nothing metered",
+        "Part of all GPU-hours that had a price; the rest is in no money.",
+    )
+    yield (
+        "Hours recorded",
+        f"{trust.recorded_hours:,} of {trust.expected_hours:,}",
+        "ok" if trust.recorded_hours >= trust.expected_hours else "warn",
+        "Hours of the window that are over, times clusters (a new one from its first day on), and those recorded.",
+    )
+    whole = "a part of the fleet" if report.filters.wanted else "all of the capacity"
+    yield (
+        "Sum",
+        f"{missing / HOUR_SECONDS:+,.2f} GPU-hours missing" if missing else whole,
+        "bad" if missing else "ok",
+        "Active, idle, unknown, unattributed and unallocated GPU-hours must sum to the GPU-hours that were metered.",
     )
 
 
-def _sum_fact(report: FleetReport) -> Fact:
-    meaning = (
-        "Active, idle, unknown, unattributed and unallocated GPU-hours must sum to the GPU-hours that were metered."
-    )
-    if report.trust.missing_seconds:
-        missing = report.trust.missing_seconds / HOUR_SECONDS
-        return Fact("Sum", f"{missing:+,.2f} GPU-hours missing", "bad", meaning)
-    if report.filters.wanted:
-        return Fact("Sum", "a part of the fleet", "ok", meaning)
-    return Fact("Sum", "all of the capacity", "ok", meaning)
-
-
-def _ratio(words: str, ratio: float | None, meaning: str) -> Fact:
+def _ratio(words: str, ratio: float | None, nothing: str, meaning: str) -> Fact:
     if ratio is None:
-        return Fact(words, "nothing held" if words == "Coverage" else "nothing metered", "warn", meaning)
+        return words, nothing, "warn", meaning
     tone = "ok" if ratio >= 0.95 else "warn" if ratio >= 0.5 else "bad"  # noqa: PLR2004 - where a reader must take care
-    return Fact(words, coverage(ratio), tone, meaning)
+    return words, coverage(ratio), tone, meaning
 
 
-def _age(freshness: Freshness) -> tuple[Fact, ...]:
-    facts = []
+def _age(freshness: Freshness) -> Iterator[Fact]:
     until = freshness.read_until_seconds or freshness.closed_until_seconds
     if until is None:
-        facts.append(Fact("Newest hour", "none yet", "warn", "No hour of the ledger has been read."))
+        yield "Newest hour", "none yet", "warn", "No hour of the ledger has been read."
     else:
         age = freshness.now_seconds - until
         tone = "warn" if age > _STALE_SECONDS else "ok"
-        facts.append(
-            Fact("Newest hour", f"{minute(until)} UTC, {brief_minutes(age)} ago", tone, "Newer hours are not in here.")
-        )
+        yield "Newest hour", f"{minute(until)} UTC, {brief_minutes(age)} ago", tone, "Newer hours are not in here."
     if freshness.closed_until_seconds is not None:
         last = day(freshness.closed_until_seconds - 1)
-        facts.append(Fact("Closed until", last, "ok", "Days that are in the store, and change no more."))
-    return tuple(facts)
+        yield "Closed until", last, "ok", "Days that are in the store, and change no more."
 
 
-def _notices(view: View, freshness: Freshness, report: FleetReport | None) -> tuple[Notice, ...]:
-    notices = [Notice("bad", freshness.problem)] if freshness.problem else []
+def _notices(view: View, freshness: Freshness, report: FleetReport | None) -> Iterator[tuple[str, str]]:
+    """What a reader must know first: tones (``warn`` or ``bad``) and words."""
+    if freshness.problem:
+        yield "bad", freshness.problem
     if report is None:
-        return tuple(notices)
-    notices += [Notice("bad", words) for words in _grouped(report)]
+        return
+    for words in _grouped(report):
+        yield "bad", words
     if report.trust.missing_seconds:
         lost = report.trust.missing_seconds / HOUR_SECONDS
-        notices.append(
-            Notice("bad", f"The lines and the capacity differ by {lost:+,.2f} GPU-hours: please report this as a bug.")
-        )
+        yield "bad", f"The lines and the capacity differ by {lost:+,.2f} GPU-hours: please report this as a bug."
     if view.currency and report.currencies and view.currency not in report.currencies:
-        there = ", ".join(report.currencies)
-        notices.append(Notice("warn", f"Nothing here was priced in {view.currency}; there is: {there}."))
-    unpriced = report.total.unpriced_seconds
-    if unpriced > 0:
+        yield "warn", f"Nothing here was priced in {view.currency}; there is: {', '.join(report.currencies)}."
+    if (unpriced := report.total.unpriced_seconds) > 0:
         lacking = "no row of the price book matches their model, node and time"
-        notices.append(Notice("warn", f"{hours(unpriced)} GPU-hours are in no money here: {lacking}."))
-    return tuple(notices)
+        yield "warn", f"{hours(unpriced)} GPU-hours are in no money here: {lacking}."
 
 
-def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> list[Notice]:
+def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
     """Filters with a value that nothing in the period has, and those that come near."""
-    notices = []
     for name, known in offered.items():
         if name.startswith(LABEL):
             continue  # offered are those of the last day, not of this period
@@ -532,8 +453,7 @@ def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> list
                 continue
             near = get_close_matches(value, known, n=3, cutoff=0.5) or known[:5]
             there = f"; there is: {', '.join(near)}" if near else ""
-            notices.append(Notice("warn", f"{TITLES[name]} {value} had no GPU in this period{there}."))
-    return notices
+            yield "warn", f"{TITLES[name]} {value} had no GPU in this period{there}."
 
 
 def _grouped(report: FleetReport) -> list[str]:

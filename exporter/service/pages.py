@@ -5,18 +5,27 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any
 
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, Figures, label_problem
-from exporter.cost.live import LivePod
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    LABEL,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Dimension,
+    Figures,
+    label_problem,
+)
+from exporter.cost.live import PodDocument
 from exporter.cost.render_rows import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
 from exporter.errors import ConfigError, PrometheusError, StoreError
+from exporter.model.formatting import day
 from exporter.service import page_tables, responses
-from exporter.service.charts import largest, uses
 from exporter.service.data import Book, Funnel
 from exporter.service.page_frame import (
     DEFAULT_WINDOW,
@@ -47,7 +56,6 @@ from exporter.service.page_tables import (
     make_row,
     make_table,
     name_of,
-    standing,
     subject_of,
 )
 from exporter.service.report_cache import Question
@@ -57,45 +65,9 @@ from exporter.web.responses import Body, accepts_gzip
 
 _LARGEST, _WASTE, _ADVICE = 5, 8, 5
 _AT_WORK_RATIO = 0.05
-_TOLD_GPUS = 0.05
 """A day with less activity than this was one of waste."""
 _WASTE_LEAST_SECONDS = HOUR_SECONDS
 _RANKED = ("team", "namespace", "model")
-
-
-class Step(NamedTuple):
-    """A step of the funnel."""
-
-    words: str
-    meaning: str
-    gpus: float
-    ratio: float
-    """Of the first step."""
-    look: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waste:
-    """An owner whose GPUs were idle."""
-
-    row: TableRow
-    idle_ratio: float
-    """Of what it held and was measured."""
-    since_seconds: float | None
-    """Start of the first day of the window on which it held GPUs; ``None``: longer than the window."""
-    until_seconds: float | None
-    """Start of the last such day; ``None``: it held GPUs on the window's last day, too."""
-    at_work_seconds: float | None
-    """Start of the last day on which its GPUs were at work; ``None``: on none."""
-
-
-class Ranking(NamedTuple):
-    """The dearest of a sort."""
-
-    title: str
-    href: str
-    rows: tuple[TableRow, ...]
-    more: int
 
 
 def questions() -> tuple[Question, ...]:
@@ -118,12 +90,13 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     advice = advised(book.recommendations.value, view)
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
-        "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets.value)],
+        "budgets": [] if view.filters.wanted else sorted(book.budgets.value, key=_used, reverse=True)[:_LARGEST],
         "cost": total.total.money.get(currency),
         "figures": total.total,
         "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
-        "funnel": _steps(funnel(total, view.now_seconds, at_work), whole=not is_part(view.filters)),
-        "chart": uses(total, currency, with_apart=True),
+        "funnel": funnel(total, view.now_seconds, at_work),
+        "is_part": is_part(view.filters),
+        "chart": _uses(total, currency),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
         "advice": advice[:_ADVICE],
         "advice_more": max(0, len(advice) - _ADVICE),
@@ -131,14 +104,8 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     }
 
 
-def _budgets(states: Sequence[BudgetState]) -> list[BudgetState]:
-    """Those nearest to their end first."""
-    return sorted(states, key=lambda state: -_used(state))[:_LARGEST]
-
-
 def _used(state: BudgetState) -> float:
-    largest = max(state.spent, state.projected or 0.0)
-    return largest / state.budget.amount if state.budget.amount > 0 else 0.0
+    return max(state.spent, state.projected or 0.0) / state.budget.amount
 
 
 def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None) -> Funnel | None:
@@ -162,24 +129,6 @@ def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None)
     )
 
 
-def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
-    """From all GPUs to those at work; without the first step where only a part of the fleet is shown."""
-    if of is None:
-        return []
-    unknown = f"; what {of.unknown:.1f} of them did is not known" if of.unknown >= _TOLD_GPUS else ""
-    steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
-    if of.active is not None:
-        steps.append(("Active", "at work for 5 % of the time or more", of.active, "measured"))
-    steps.append(("Effective", "active in the tables: half busy counts half", of.effective, "active"))
-    if whole:
-        steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))
-    first = steps[0][2]
-    return [
-        Step(words, meaning, count, min(1.0, count / first) if first > 0 else 0.0, look)
-        for words, meaning, count, look in steps
-    ]
-
-
 def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
     """Owners with the most idle money, or idle hours where nothing has a price."""
 
@@ -191,34 +140,31 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
     return sorted(lines, key=size, reverse=True)[:_WASTE]
 
 
-def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View, currency: str) -> Waste:
-    figures = line.figures
-    held = [start for start, of_day in zip(starts, line.series, strict=False) if of_day.allocated_seconds > 0]
-    at_work = [start for start, of_day in zip(starts, line.series, strict=False) if _was_at_work(of_day)]
-    first = held[0] if held else None
-    last = held[-1] if held and starts and held[-1] < starts[-1] else None
-    return Waste(
-        row=make_row(line, report, view, currency, WORKLOADS),
-        idle_ratio=figures.idle_seconds / (figures.active_seconds + figures.idle_seconds),
-        since_seconds=None if first is None or first < report.window.start_seconds + DAY_SECONDS else first,
-        until_seconds=last,
-        at_work_seconds=at_work[-1] if at_work else None,
+_Waste = tuple[TableRow, float | None, float | None, float | None]
+"""An owner whose GPUs were idle, and starts of days of the window: the first and the last on which it held GPUs, and
+the last on which these were at work. ``None``: it held some before the window, on its last day, and on none."""
+
+
+def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View, currency: str) -> _Waste:
+    days = list(zip(starts, line.series, strict=False))
+    held = [start for start, figures in days if figures.allocated_seconds > 0]
+    at_work = [start for start, figures in days if (figures.active_ratio or 0.0) >= _AT_WORK_RATIO]
+    return (
+        make_row(line, report, view, currency, WORKLOADS),
+        held[0] if held and held[0] >= report.window.start_seconds + DAY_SECONDS else None,
+        held[-1] if held and held[-1] < starts[-1] else None,
+        at_work[-1] if at_work else None,
     )
 
 
-def _was_at_work(figures: Figures) -> bool:
-    measured = figures.active_seconds + figures.idle_seconds
-    return measured > 0 and figures.active_seconds / measured >= _AT_WORK_RATIO
-
-
-def _ranking(report: FleetReport, view: View, currency: str, name: str) -> Ranking:
+def _ranking(report: FleetReport, view: View, currency: str, name: str) -> tuple[str, str, Sequence[TableRow], int]:
+    """Return title, address and rows of the dearest of a sort, and how many more there are."""
     subject = SUBJECTS[name]
-    priced = [line for line in report.held if not currency or currency in line.figures.money]
-    rows = [make_row(line, report, view, currency, subject) for line in priced]
+    lines = [line for line in report.held if not currency or currency in line.figures.money]
     if currency:
-        rows.sort(key=lambda row: -(row.cost or 0.0))
-    shown = tuple(rows[:_LARGEST])
-    return Ranking(subject.title, view.link(f"/by/{name}"), shown, max(0, len(report.held) - len(shown)))
+        lines.sort(key=lambda line: -line.figures.money_in(currency).total)
+    rows = [make_row(line, report, view, currency, subject) for line in lines[:_LARGEST]]
+    return subject.title, view.link(f"/by/{name}"), rows, max(0, len(report.held) - len(rows))
 
 
 _DRAWN, _FEW, _PODS = 8, 25, 200
@@ -245,7 +191,7 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
         "subject": subject,
         # Thousands of lines are not to keep other visitors waiting.
         "table": await asyncio.to_thread(make_table, report, view, currency, subject),
-        "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
+        "chart": _largest(whole, currency, names, more=len(report.held) > len(names)),
     }
 
 
@@ -283,7 +229,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "apart": total_of(line.figures for line in report.apart),
         "idle_cost": sum(line.figures.money_in(currency).idle for line in report.held),
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
-        "chart": uses(days, currency, with_apart=True),
+        "chart": _uses(days, currency),
         "table": None
         if "workload" in view.asked
         else await asyncio.to_thread(make_table, report, view, currency, WORKLOADS, lines=_FEW),
@@ -299,11 +245,11 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
     }
 
 
-async def _pods(book: Book, view: View) -> tuple[Sequence[LivePod], str]:
+async def _pods(book: Book, view: View) -> tuple[Sequence[PodDocument], str]:
     if not _asks_pods(view):
         return (), ""
     try:
-        return await book.pods(view.filters), ""
+        return await book.sources.pods(view.filters), ""
     except PrometheusError as error:
         return (), str(error)
 
@@ -344,6 +290,85 @@ def _crumbs(view: View) -> list[Link]:
 def _team(report: FleetReport) -> str:
     teams = {line.key.team for line in report.held}
     return teams.pop() if len(teams) == 1 else ""
+
+
+Value = Callable[[Figures], float]
+Chart = dict[str, Any]
+"""Stacked bars, one per period: what the script draws from, and ``name``, that of its element in the page.
+
+A stack has a name, values, and a look: ``active``, ``idle``, ``unknown``, ``unattributed``, ``unallocated``,
+``others`` or a number; the style has colours for these. The unit is a currency, or GPU-hours.
+"""
+
+
+def _uses(report: FleetReport, currency: str) -> Chart | None:
+    """What active, idle and unknown GPUs cost day by day, and what nobody held; hours where nothing has a price.
+
+    ``None`` where the report has no days.
+    """
+    if not report.periods:
+        return None
+    parts = [
+        (name, name.lower(), _summed(report.held, report, _value(currency, f"{name.lower()}_seconds", name.lower())))
+        for name in ("Active", "Idle", "Unknown")
+    ]
+    for kind in (UNATTRIBUTED, UNALLOCATED):
+        apart = [line for line in report.apart if line.key.kind == kind]
+        parts.append((kind, kind.lower(), _summed(apart, report, _whole(currency))))
+    # A colour that is nowhere would only lengthen the legend.
+    return _chart("uses", currency, report, [part for part in parts if any(part[2])])
+
+
+def _largest(whole: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool) -> Chart | None:
+    """What each of the named lines costs day by day, and where there are ``more`` all others together.
+
+    Args:
+        whole: What all lines together are, with its days.
+        currency: Of the money; empty for hours.
+        named: Names and lines with their days.
+        more: Whether there are others.
+    """
+    drawn = [(name, line) for name, line in named if len(line.series) == len(whole.periods)]
+    if not whole.periods or not drawn:
+        return None
+    value = _whole(currency)
+    stacks = [(name, str(number), _summed([line], whole, value)) for number, (name, line) in enumerate(drawn, start=1)]
+    if more:
+        of_named = [sum(values) for values in zip(*(values for _, _, values in stacks), strict=True)]
+        of_all = zip(_summed(whole.held, whole, value), of_named, strict=True)
+        stacks.append(("All others", "others", tuple(max(0.0, every - these) for every, these in of_all)))
+    return _chart("largest", currency, whole, stacks)
+
+
+def _chart(
+    name: str, currency: str, report: FleetReport, stacks: Sequence[tuple[str, str, tuple[float, ...]]]
+) -> Chart | None:
+    if not stacks:
+        return None
+    return {
+        "name": name,
+        "unit": currency or "GPU-hours",
+        "money": bool(currency),
+        "periods": [day(period.start_seconds) for period in report.periods],
+        "stacks": [{"name": name, "look": look, "values": values} for name, look, values in stacks],
+    }
+
+
+def _summed(lines: Sequence[ReportLine], report: FleetReport, value: Value) -> tuple[float, ...]:
+    """Return the sum of some lines by period."""
+    with_days = [line.series for line in lines if line.series]
+    return tuple(sum(value(series[index]) for series in with_days) for index in range(len(report.periods)))
+
+
+def _value(currency: str, hours: str, money: str) -> Value:
+    """Return what takes a part of figures: hours where there is no currency, else its money."""
+    if not currency:
+        return lambda figures: float(getattr(figures, hours)) / HOUR_SECONDS
+    return lambda figures: float(getattr(figures.money_in(currency), money))
+
+
+def _whole(currency: str) -> Value:
+    return _value(currency, "allocated_seconds", "total")
 
 
 # Plotly makes two style elements: one without content, to which it adds its rules, and one for maps, which nothing here
@@ -456,10 +481,12 @@ class _Pages:
         offered: Mapping[Dimension, tuple[str, ...]] | None = None,
         status: int = 200,
     ) -> web.Response:
-        frame = make_frame(view, self.book.freshness(), report, offered or {}, self.settings)
         shown = {
             "view": view,
-            "frame": frame,
+            "frame": make_frame(view, self.book.freshness(), report, offered or {}),
+            "offered": offered or {},
+            "noun": noun,
+            "site": self.settings.title or "GPU cost",
             "report": report,
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
             **values,

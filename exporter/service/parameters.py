@@ -9,9 +9,11 @@ from exporter.cost.ledger import (
     DIMENSIONS,
     LABEL,
     MOST_LABELS,
+    POOL_NAMES,
     Dimension,
     Filters,
     Now,
+    dimension_problem,
     label_problem,
     parse_window,
     too_many_labels,
@@ -25,7 +27,7 @@ _LONGEST = 2000
 _MOST_PROBLEMS = 20
 _CHANGES_SUMS = ("filter", "shareCost", "shareLabels", "shareNamespaces", "shareSplit")
 """How parameters begin that no endpoint may ignore: the answer would have other sums than the client asked for."""
-_POOLS = {"node pool", "node-pool", "nodepool"}
+_YES, _NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +138,10 @@ def shown(text: str) -> str:
 def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
     found: list[Dimension] = []
     for part in (part.strip() for part in text.split(",") if part.strip()):
-        name = "pool" if part.lower() in _POOLS else part
-        if name.startswith(LABEL):
-            if problem := label_problem(name):
-                raise ConfigError(f"by: '{shown(part)}' {problem}")
-            found.append(name)
-            continue
-        match = [dimension for dimension in DIMENSIONS if dimension == name]
-        if not match:
-            close = get_close_matches(name, DIMENSIONS, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ConfigError(f"by: '{shown(part)}' is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}")
-        found += match
+        name = "pool" if part.lower() in POOL_NAMES else part
+        if problem := dimension_problem(name):
+            raise ConfigError(f"by: '{shown(part)}' {problem}")
+        found.append(name)
     if problems := too_many_labels("by", found):
         raise ConfigError(*problems)
     return tuple(dict.fromkeys(found))
@@ -182,10 +176,16 @@ def _one_of(*words: str) -> Callable[[str, Now], str]:
     return parse
 
 
-def _switch(text: str, now: Now) -> bool:
-    return {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}[
-        _one_of("true", "1", "on", "yes", "false", "0", "off", "no")(text.strip().lower(), now)
-    ]
+def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
+    """Return what turns a word in any case into its meaning."""
+
+    def parse(text: str, _now: Now) -> object:
+        word = text.strip().lower()
+        if word not in meanings:
+            raise ValueError(text)
+        return meanings[word]
+
+    return parse
 
 
 def _count(most: int) -> Callable[[str, Now], int]:
@@ -198,14 +198,14 @@ def _count(most: int) -> Callable[[str, Now], int]:
     return parse
 
 
-def switch(name: str, about: str, *, default: bool = False) -> Parameter:
-    """True or false."""
+def switch(name: str, about: str) -> Parameter:
+    """True or false, by default false."""
     return Parameter(
         name=name,
         about=about,
-        parse=_switch,
+        parse=words({**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}),
         allowed="true, false",
-        default="true" if default else "false",
+        default="false",
         schema={"type": "boolean"},
     )
 

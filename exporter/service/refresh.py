@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exporter.cost.budgets import Budget
 from exporter.cost.ledger import DAY_SECONDS
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.store import DayStore
@@ -16,7 +17,7 @@ from exporter.cost.store_ledger import close_due_days, oldest_day
 from exporter.cost.store_schema import ClosedDay
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
 from exporter.model.formatting import day
-from exporter.service.data import Book, Cached, Count, Freshness, lateness
+from exporter.service.data import Book, Cached, Freshness, lateness
 from exporter.service.report_cache import Question
 
 LOG = logging.getLogger("exporter.service")
@@ -151,7 +152,7 @@ class Refreshing:
     """The rounds, one at a time."""
 
     book: Book
-    load: Callable[[], Count]
+    load: Callable[[], Sequence[Budget]]
     """Reads the file of budgets. Raises ConfigError where it has mistakes."""
     keeping: Keeping
     first: Sequence[Question] = ()
@@ -187,7 +188,7 @@ class Refreshing:
             ConfigError: It has mistakes, and there are none.
         """
         try:
-            self.book.count_budgets_by(self.load())
+            self.book.set_budgets(self.load())
             self._loaded = True
         except ConfigError as error:
             if not self._loaded:

@@ -1,5 +1,6 @@
 """The service's HTTP face: pages, API, metrics and health under one application that only reads."""
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
@@ -36,8 +37,6 @@ _API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/
 class Face:
     """What the application shows besides the book. Every default is for a service that has nothing of it."""
 
-    clock: Callable[[], float]
-    """Unix seconds."""
     metrics: Callable[[str], Body] = field(default=lambda _: Body(b"", responses.TEXT))
     """From an Accept header to the body of ``/metrics``."""
     ready: Callable[[], bool] = field(default=lambda: True)
@@ -81,32 +80,30 @@ def _one_app(book: Book, settings: ServeSettings, face: Face, middlewares: list[
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
-    _add_endpoints(app, book, settings, face.clock)
+    bodies = Bodies()
+    for endpoint in ENDPOINTS:
+        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings))
     add_pages(app, book, settings)
     return app
 
 
-def _add_endpoints(app: web.Application, book: Book, settings: ServeSettings, clock: Callable[[], float]) -> None:
-    """Answer every path of the API; ``clock`` gives Unix seconds."""
-    bodies = Bodies()
-    for endpoint in ENDPOINTS:
-        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings, clock))
-
-
 def _handler(
-    endpoint: Endpoint, book: Book, bodies: Bodies, settings: ServeSettings, clock: Callable[[], float]
+    endpoint: Endpoint, book: Book, bodies: Bodies, settings: ServeSettings
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        now = clock()
+        now = book.freshness().now_seconds
         ignored: list[str] = []
         lenient = ignored if endpoint.ignores_unknown else None
         values = read(endpoint.parameters, request.query.items(), Now(now, settings.timezone), lenient)
-        ask = Ask(values=values, book=book, bodies=bodies, settings=settings, now_seconds=now, ignored=tuple(ignored))
+        ask = Ask(values=values, book=book, bodies=bodies, settings=settings, ignored=tuple(ignored))
         answer = await endpoint.handle(ask)
+        body, filename = answer if isinstance(answer, tuple) else (answer, "")
+        if not isinstance(body, Body):
+            body = await asyncio.to_thread(responses.json_body, body)
         headers: dict[str, str] = {}
-        if answer.filename:
-            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'
-        return await responses.respond(request, answer.body, headers=headers)
+        if filename:
+            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{filename}"'
+        return await responses.respond(request, body, headers=headers)
 
     return handle
 

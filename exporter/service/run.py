@@ -4,14 +4,14 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
 
 from exporter.config import web_config
-from exporter.cost.budgets import BudgetState, load, standings
+from exporter.cost.budgets import load
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.live import at_work_ratio, live_pods
 from exporter.cost.prometheus import PrometheusClient
@@ -21,7 +21,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.metrics.process import ProcessMetrics
 from exporter.service import pages
-from exporter.service.data import Book, BookSources, Count, label_values, newest_hour
+from exporter.service.data import Book, BookSources, label_values, newest_hour
 from exporter.service.metrics import ServiceFigures, render
 from exporter.service.refresh import Keeping, Refreshing, keep, rounds
 from exporter.service.routes import Face, create_app
@@ -92,23 +92,22 @@ class Service:
         self._clock = clock
         self._process = ProcessMetrics()
         self._wake = asyncio.Event()
-        label = settings.prometheus.cluster_label
         ledger = _ledger(settings, PrometheusLedger(client))
         self.book = Book(
             BookSources(
                 ledger=ledger,
-                pods=partial(live_pods, client, cluster_label=label),
-                at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
+                pods=partial(live_pods, client),
+                at_work_ratio=partial(at_work_ratio, client),
                 newest_hour=partial(newest_hour, client),
                 labels=partial(label_values, client),
-                recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
+                recommendations=partial(read_recommendations, client, ledger),
             ),
             clock,
             settings.timezone,
         )
         self.refreshing = Refreshing(
             book=self.book,
-            load=partial(_budgets, settings, ledger),
+            load=lambda: load(settings.budgets) if settings.budgets else (),
             keeping=Keeping(
                 prometheus=PrometheusLedger(closing),
                 path=settings.store,
@@ -120,7 +119,7 @@ class Service:
 
     def app(self) -> web.Application:
         """Its HTTP face."""
-        face = Face(clock=self._clock, metrics=self._metrics, ready=lambda: self.refreshing.looked)
+        face = Face(metrics=self._metrics, ready=lambda: self.refreshing.looked)
         return create_app(self.book, self._settings, face)
 
     async def run(self, listener: socket.socket) -> int:
@@ -176,17 +175,3 @@ def _ledger(settings: ServeSettings, prometheus: LedgerSource) -> LedgerSource:
     if settings.store is None:
         return prometheus
     return CombinedLedger(StoreLedger(DayStore(settings.store.absolute())), prometheus)
-
-
-def _budgets(settings: ServeSettings, ledger: LedgerSource) -> Count:
-    """What counts the budgets of the file as it is now.
-
-    Raises:
-        ConfigError: It has mistakes.
-    """
-    budgets = load(settings.budgets) if settings.budgets else ()
-
-    async def count(now: float) -> Sequence[BudgetState]:
-        return await standings(budgets, ledger, now)
-
-    return count

@@ -79,7 +79,24 @@ def load_settings(
     problems += _web_problems(values)
     if problems or prometheus is None:
         raise ConfigError(*problems)
-    return _build(values, prometheus, tuple(unknown_variables(OPTIONS, environ)))
+    listen: Listen = values["listen"]
+    return ServeSettings(
+        prometheus=prometheus,
+        listen_host=listen.host,
+        listen_port=listen.port,
+        web_config=Path(values["web-config"]) if values["web-config"] else None,
+        external_url=values["external-url"] or "",
+        title=values["title"],
+        store=Path(values["store"]) if values["store"] else None,
+        budgets=Path(values["budgets"]) if values["budgets"] else None,
+        currency=values["currency"] or "",
+        timezone=values["timezone"],
+        refresh_seconds=values["refresh-interval"],
+        history_days=values["history"],
+        log_format=values["log-format"],
+        log_level=values["log-level"],
+        warnings=tuple(unknown_variables(OPTIONS, environ)),
+    )
 
 
 def _web_problems(values: dict[str, Any]) -> tuple[str, ...]:
@@ -103,24 +120,3 @@ def _path_problems(values: dict[str, Any]) -> list[str]:
     if not store.absolute().parent.is_dir():
         return [f"store: {store.absolute().parent} is no directory; make it, or choose another place"]
     return []
-
-
-def _build(values: dict[str, Any], prometheus: PrometheusSettings, warnings: tuple[str, ...]) -> ServeSettings:
-    listen: Listen = values["listen"]
-    return ServeSettings(
-        prometheus=prometheus,
-        listen_host=listen.host,
-        listen_port=listen.port,
-        web_config=Path(values["web-config"]) if values["web-config"] else None,
-        external_url=values["external-url"] or "",
-        title=values["title"],
-        store=Path(values["store"]) if values["store"] else None,
-        budgets=Path(values["budgets"]) if values["budgets"] else None,
-        currency=values["currency"] or "",
-        timezone=values["timezone"],
-        refresh_seconds=values["refresh-interval"],
-        history_days=values["history"],
-        log_format=values["log-format"],
-        log_level=values["log-level"],
-        warnings=warnings,
-    )
