@@ -10,6 +10,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES = 600
 FUNCTION_LINES = 50
@@ -153,6 +155,27 @@ def wordy(pages: list[Path]) -> Iterator[str]:
         yield f"docs/: {total} words; at most {DOCS_WORDS}: remove repetition, or move results to benchmarks/results"
 
 
+def unproven(root: Path) -> Iterator[str]:
+    """Report the alerts without a heading in the runbook, or without a test in which they fire or stay silent."""
+    rules = yaml.safe_load((root / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
+    runbook = (root / "docs" / "runbook.md").read_text(encoding="utf-8")
+    fires, silent = set(), set()
+    for path in sorted((root / "tests" / "rules").glob("*.yaml")):
+        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+            for one in test.get("alert_rule_test", ()):
+                (fires if one.get("exp_alerts") else silent).add(one["alertname"])
+    headings = set(re.findall(r"^#+ (\w+)$", runbook, re.MULTILINE))
+    for alert in sorted(alerts):
+        for there, what in (
+            (headings, "docs/runbook.md has no heading of its name"),
+            (fires, "no test of tests/rules/ in which it fires"),
+            (silent, "no test of tests/rules/ in which it is silent"),
+        ):
+            if alert not in there:
+                yield f"rules/prometheus-rules.yaml: {alert}: {what}"
+
+
 def main() -> int:
     """Print every finding; the exit code is 1 when there is one."""
     files = tracked()
@@ -165,6 +188,7 @@ def main() -> int:
     pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
     findings += [line for path in pages for line in language(path)]
     findings += wordy(pages)
+    findings += unproven(ROOT)
     for line in findings:
         print(line)
     return 1 if findings else 0

@@ -55,3 +55,22 @@ def test_documentation_beyond_its_ceiling_is_reported(tmp_path: Path, monkeypatc
     monkeypatch.setattr(check_repository, "DOCS_WORDS", 3)
     (finding,) = check_repository.wordy(pages)
     assert finding.startswith("docs/: 4 words; at most 3")
+
+
+def test_an_alert_has_a_heading_in_the_runbook_and_a_test_in_which_it_fires_and_one_in_which_it_is_silent(
+    tmp_path: Path,
+) -> None:
+    for directory in ("rules", "docs", "tests/rules"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "rules" / "prometheus-rules.yaml").write_text(
+        "groups: [{name: g, rules: [{record: r, expr: 1}, {alert: GPUFine, expr: 1}, {alert: GPUOther, expr: 1}]}]"
+    )
+    (tmp_path / "docs" / "runbook.md").write_text("# Runbook\n\n### GPUFine\n")
+    (tmp_path / "tests" / "rules" / "one.yaml").write_text(
+        "tests: [{alert_rule_test: [{alertname: GPUFine, exp_alerts: [{}]}, {alertname: GPUFine, exp_alerts: []},"
+        " {alertname: GPUOther, exp_alerts: []}]}]"
+    )
+    assert list(check_repository.unproven(tmp_path)) == [
+        "rules/prometheus-rules.yaml: GPUOther: docs/runbook.md has no heading of its name",
+        "rules/prometheus-rules.yaml: GPUOther: no test of tests/rules/ in which it fires",
+    ]
