@@ -5,8 +5,8 @@
 
 import argparse
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from exporter.cli.common import Commands, Parser, command, refuse
@@ -57,18 +57,15 @@ def _one(kinds: Commands, name: str, about: str, function: str) -> Parser:
     parser = command(kinds, name, about)
     parser.epilog = _EPILOG
     parser.add_argument("--store", required=True, type=Path, metavar="FILE", help="the store")
-    parser.set_defaults(run=_run(function))
+    parser.set_defaults(run=partial(_run, function))
     return parser
 
 
-def _run(function: str) -> Callable[[argparse.Namespace, tuple[str, ...]], int]:
-    def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-        refuse(problems)
-        from exporter.cli import store_work
+def _run(function: str, namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    refuse(problems)
+    from exporter.cli import store_work
 
-        return int(getattr(store_work, function)(namespace))
-
-    return run
+    return int(getattr(store_work, function)(namespace))
 
 
 def day(text: str) -> int:

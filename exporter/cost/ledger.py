@@ -284,20 +284,20 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
     except (ValueError, OverflowError):
         bounds = None
     if bounds is None:
-        raise ConfigError(f"window: value '{_shown(text)}' is not a period; {ALLOWED}")
+        raise ConfigError(f"window: value '{shown(text)}' is not a period; {ALLOWED}")
     start, end = bounds
     last = last_recorded(now_seconds)
     if end <= start:
-        raise ConfigError(f"window: '{_shown(text)}' ends before it begins, or has less than an hour; {ALLOWED}")
+        raise ConfigError(f"window: '{shown(text)}' ends before it begins, or has less than an hour; {ALLOWED}")
     if start >= last:
         told = "has no recorded hour yet" if start <= now_seconds else "lies in the future"
         raise ConfigError(
-            f"window: '{_shown(text)}' {told}; it is {minute(now_seconds)} UTC; allowed: a period that has begun"
+            f"window: '{shown(text)}' {told}; it is {minute(now_seconds)} UTC; allowed: a period that has begun"
         )
     if start % HOUR_SECONDS or end % HOUR_SECONDS:
         raise ConfigError(_within_hours(text, start, end, zone))
     if end - start > _LONGEST_DAYS * DAY_SECONDS:
-        raise ConfigError(f"window: '{_shown(text)}' is longer than ten years; allowed: at most {_LONGEST_DAYS} days")
+        raise ConfigError(f"window: '{shown(text)}' is longer than ten years; allowed: at most {_LONGEST_DAYS} days")
     return Window(start_seconds=start, end_seconds=min(end, last), label=written)
 
 
@@ -417,7 +417,7 @@ def _within_hours(text: str, start: int, end: int, zone: tzinfo) -> str:
     at = datetime.fromtimestamp(start if start % HOUR_SECONDS else end, UTC)
     of_zone = "" if zone is UTC else f" ({zone})"
     return (
-        f"window: '{_shown(text)}'{of_zone} {what} at {at:%Y-%m-%d %H:%M:%S} UTC, within an hour, and the ledger is"
+        f"window: '{shown(text)}'{of_zone} {what} at {at:%Y-%m-%d %H:%M:%S} UTC, within an hour, and the ledger is"
         f" recorded by the hour UTC; allowed: whole hours, such as {_rfc3339(first)}..{_rfc3339(after)}, or days of a"
         " time zone that differs from UTC by whole hours"
     )
@@ -427,7 +427,8 @@ def _rfc3339(seconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%MZ}"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """Somebody's text as it may stand in a message."""
     return "".join(character if character.isprintable() else "?" for character in text[:80])
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, UNATTRIBUTED, Figures, Filters, LineKey, Window
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, UNATTRIBUTED, Figures, Filters, LineKey, Window, shown
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart, total_of
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
@@ -26,7 +26,6 @@ from exporter.service.opencost_query import (
     sets_of,
     wanted_of,
 )
-from exporter.service.parameters import shown
 
 MOST_PARTS_OF_DAYS = 48
 """Sets of one answer that are read one by one."""

@@ -20,10 +20,11 @@ from exporter.cost.ledger import (
     last_days,
     parse_window,
     period_at,
+    shown,
     too_many_labels,
 )
 from exporter.errors import ConfigError
-from exporter.service.parameters import Parameter, shown, switch, words
+from exporter.service.parameters import Parameter, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
 """OpenCost's names: an owner that lacks what is asked for; what nobody held. The third is ours."""

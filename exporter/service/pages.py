@@ -196,17 +196,15 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
 
 
 def _drawn_names(lines: Sequence[ReportLine], subject: Subject) -> list[tuple[str, ReportLine]]:
-    """Names in a legend, with the cluster where two would be the same."""
-    names = [_drawn_name(line, name_of(line.key, subject.name)) for line in lines]
+    """Names in a legend, where nothing stands next to them; with the cluster where two would be the same."""
+    names = []
+    for line in lines:
+        place = f"{line.key.namespace}/" if line.key.workload and line.key.namespace else ""
+        names.append(f"{place}{name_of(line.key, subject.name)}")
     return [
         (f"{name} ({line.key.cluster})" if names.count(name) > 1 and line.key.cluster else name, line)
         for name, line in zip(names, lines, strict=True)
     ]
-
-
-def _drawn_name(line: ReportLine, name: str) -> str:
-    """A name in a legend, where nothing stands beside it."""
-    return f"{line.key.namespace}/{name}" if line.key.workload and line.key.namespace else name
 
 
 async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:

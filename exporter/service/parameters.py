@@ -16,6 +16,7 @@ from exporter.cost.ledger import (
     dimension_problem,
     label_problem,
     parse_window,
+    shown,
     too_many_labels,
 )
 from exporter.cost.report import ShareIdle
@@ -128,11 +129,6 @@ def _unknown(name: str, known: Mapping[str, Parameter], *, refused: bool) -> str
         hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(known) or 'none'}"
         return f"{shown(name)}: unknown parameter; {hint}"
     return f"{shown(name)}: unknown parameter, ignored" + (f"; did you mean {close[0]}?" if close else "")
-
-
-def shown(text: str) -> str:
-    """Somebody's text as it may stand in a message."""
-    return "".join(character if character.isprintable() else "?" for character in text[:80])
 
 
 def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
