@@ -13,7 +13,7 @@ from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annota
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.attribution.policy import label_text
 from exporter.kube import objects
-from exporter.kube.api_client import ApiClient
+from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, ListWatch, Lookups
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
@@ -138,16 +138,17 @@ class Metadata:
         self._pods = _followed_pods(self._client, settings, wanted, clock, random)
         self._phases: Lookups[PodName, bool] = Lookups(
             self._client,
-            path=lambda name: f"/api/v1/namespaces/{name[0]}/pods",
-            query=lambda name: {"fieldSelector": f"metadata.name={name[1]},spec.nodeName={settings.node}"},
+            request=lambda name: Request(
+                f"/api/v1/namespaces/{name[0]}/pods",
+                {"fieldSelector": f"metadata.name={name[1]},spec.nodeName={settings.node}"},
+            ),
             parse=_has_finished,
             steady=self._steady_now,
             random=random,
-            whole=True,
         )
         self._node: Lookups[str, NodeFacts] = Lookups(
             self._client,
-            path="/api/v1/nodes/{}".format,
+            request=lambda name: Request(f"/api/v1/nodes/{name}", accept=METADATA_WATCH),
             parse=lambda _name, item: node_facts(objects.labels_of(item)),
             steady=self._steady_now,
             random=random,
@@ -156,7 +157,7 @@ class Metadata:
         self._node.want(settings.node)
         self._namespaces: Lookups[str, Namespace] = Lookups(
             self._client,
-            path="/api/v1/namespaces/{}".format,
+            request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
             parse=lambda _name, item: Namespace(
                 labels=objects.labels_of(item), annotations=objects.annotations_of(item, wanted)
             ),
