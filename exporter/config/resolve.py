@@ -198,11 +198,13 @@ class AgentConfig:
             node=self.node_name,
             kubeconfig=self.kubeconfig,
             start_jitter_seconds=self.kube_start_jitter_seconds,
-            team_keys=self.team_keys,
-            cost_labels=self.cost_labels,
+            rules=owner_rules.OwnerRules(
+                team_keys=self.team_keys,
+                cost_labels=self.cost_labels,
+                exported_labels=self.pod_labels,
+                exported_annotations=self.pod_annotations,
+            ),
             namespace_teams=self.namespace_teams,
-            pod_labels=self.pod_labels,
-            pod_annotations=self.pod_annotations,
             reservation_namespaces=self.reservation_namespaces,
             own_pod=own_pod(),
         )

@@ -105,12 +105,9 @@ class MetadataSettings:
     """``None``: the pod's service account, else the user's own file."""
     start_jitter_seconds: float = 0.0
     """The first question comes after a random part of it."""
-    team_keys: tuple[str, ...] = ()
-    cost_labels: tuple[str, ...] = ()
+    rules: OwnerRules = field(default_factory=OwnerRules)
     namespace_teams: bool = True
     """Whether namespaces are read, for teams, cost labels and policies said there."""
-    pod_labels: tuple[str, ...] = ()
-    pod_annotations: tuple[str, ...] = ()
     reservation_namespaces: tuple[str, ...] = ()
     own_pod: tuple[str, str] | None = None
 
@@ -127,13 +124,7 @@ class Metadata:
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._settings = settings
         self._random = random
-        self._rules = OwnerRules(
-            team_keys=settings.team_keys,
-            cost_labels=settings.cost_labels,
-            exported_labels=settings.pod_labels,
-            exported_annotations=settings.pod_annotations,
-        )
-        wanted = wanted_annotations(self._rules)
+        wanted = wanted_annotations(settings.rules)
         self._client = ApiClient(settings.kubeconfig, random=random)
         self._pods = _followed_pods(self._client, settings, wanted, clock, random)
         self._phases: Lookups[PodName, bool] = Lookups(
@@ -322,7 +313,7 @@ class Metadata:
             return cached[2]
         if len(self._facts) >= _FACTS_LIMIT:
             self._facts.clear()
-        facts = facts_of(found, space.labels, space.annotations, self._rules)
+        facts = facts_of(found, space.labels, space.annotations, self._settings.rules)
         self._facts[name] = (found, space, facts)
         return facts
 
