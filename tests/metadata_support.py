@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporter.attribution.owner_rules import OwnerRules
 from exporter.kube.metadata import Metadata, MetadataSettings
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 from gpu_simulator.api_objects import ApiObjects
@@ -109,7 +110,12 @@ async def reading(
         waits = before(server)
         if waits is not None:
             await waits
-    wanted: Mapping[str, Any] = {"node": NODE, "kubeconfig": folder / "kubeconfig", "team_keys": ("team",), **settings}
+    wanted: Mapping[str, Any] = {
+        "node": NODE,
+        "kubeconfig": folder / "kubeconfig",
+        "rules": OwnerRules(team_keys=("team",)),
+        **settings,
+    }
     metadata = Metadata(MetadataSettings(**wanted), clock=cluster.clock, random=random)
     task = asyncio.create_task(metadata.run())
     try:

@@ -21,6 +21,7 @@ from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
 from exporter.agent.run import sees_host_processes
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
+from exporter.attribution.owner_rules import OwnerRules
 from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
@@ -229,7 +230,10 @@ async def api_of(directory: Path, truth: Callable[[], NodeTruth], clock: Clock) 
     )
     await server.start()
     settings = MetadataSettings(
-        node=truth().node, kubeconfig=directory / "kubeconfig", team_keys=("team",), reservation_namespaces=RESERVATIONS
+        node=truth().node,
+        kubeconfig=directory / "kubeconfig",
+        rules=OwnerRules(team_keys=("team",)),
+        reservation_namespaces=RESERVATIONS,
     )
     metadata = Metadata(settings, clock=lambda: EPOCH_SECONDS + clock.seconds, random=lambda: 0.0)
     following = asyncio.create_task(metadata.run())

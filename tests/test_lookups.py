@@ -8,7 +8,7 @@ from pathlib import Path
 
 from metadata_support import Cluster
 
-from exporter.kube.api_client import ApiClient
+from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.list_watch import PATIENCE_SECONDS, Lookups
 from gpu_simulator.api_server import ApiServer
 from gpu_simulator.truth import Fault
@@ -43,7 +43,7 @@ async def looking_up(
     client = ApiClient(folder / "kubeconfig", random=lambda: 0.1)
     lookups: Lookups[str, str] = Lookups(
         client,
-        path="/api/v1/namespaces/{}".format,
+        request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
         parse=lambda _name, item: item["metadata"]["labels"].get("team"),
         steady=cluster.clock,
         random=lambda: 0.5,

@@ -9,6 +9,7 @@ import pytest
 from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_gpu
 
 from exporter.attribution import join
+from exporter.attribution.owner_rules import OwnerRules
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.model import NodeFacts, Owner, PodMetadata
 from gpu_simulator.api_server import ApiServer
@@ -68,7 +69,8 @@ async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(clus
 async def test_cost_labels_are_read_of_the_pod_and_its_namespace(cluster: Cluster, tmp_path: Path) -> None:
     cluster.add_pod("llm-0", labels={"project": "llm", "user": "anna"})
     cluster.add_namespace("ml", labels={"project": "default", "example.com/cost-center": "42"})
-    async with reading(cluster, tmp_path, cost_labels=("project", "example.com/cost-center")) as reader:
+    rules = OwnerRules(team_keys=("team",), cost_labels=("project", "example.com/cost-center"))
+    async with reading(cluster, tmp_path, rules=rules) as reader:
         reader.note(whole_gpu("llm-0"))
         await reader.until(lambda: reader.metadata.facts("ml", "llm-0"))
         assert reader.metadata.facts("ml", "llm-0").owner.cost_labels == "example.com/cost-center=42,project=llm"

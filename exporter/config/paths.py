@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporter.config import yaml_file
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,15 +64,8 @@ def read_collectors(path: Path | None) -> "Collectors":
     if str(path) in COLLECTOR_PRESETS:
         text = files("exporter.metrics").joinpath(f"collectors-{path}.csv").read_text(encoding="utf-8")
         return collectors_file.parse(text, f"preset {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        presets = ", ".join(COLLECTOR_PRESETS)
-        raise ConfigError(
-            f"collectors: cannot read {path}: {error.strerror}; allowed: a readable CSV file, or a preset: {presets}"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"collectors: {path} is not UTF-8 text; allowed: a CSV file") from None
+    fix = f"allowed: a readable CSV file, or a preset: {', '.join(COLLECTOR_PRESETS)}"
+    text = yaml_file.read_text(path, "collectors", "a collectors file", fix)
     return collectors_file.parse(text, str(path))
 
 

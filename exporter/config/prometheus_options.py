@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from exporter.config import types
 from exporter.config.options import Option, group
@@ -173,20 +173,13 @@ def address_problems(url: str) -> list[str]:
         return [problem]
     if parts.query or parts.fragment:
         return ["prometheus: the address has a ? or # in it; allowed: a host, a port and a path"]
-    return _form_problems(url, parts, port)
-
-
-def _form_problems(url: str, parts: SplitResult, port: int | None) -> list[str]:
     good_port = port is None or 0 < port <= _MOST_PORT
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not good_port or not _is_plain(url):
+    is_plain = url.isascii() and url.isprintable() and not any(character in url for character in ' "<>\\^`{|}')
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not good_port or not is_plain:
         return [f"prometheus: value '{url}' is not an address; allowed: {_ADDRESS}"]
     if parts.path.rstrip("/").endswith(("/api/v1", "/query", "/graph", "/targets")):
         return [f"prometheus: value '{url}' has the path of a page or of the API; leave it away: /api/v1 is added"]
     return []
-
-
-def _is_plain(url: str) -> bool:
-    return url.isascii() and url.isprintable() and not any(character in url for character in ' "<>\\^`{|}')
 
 
 def _together(values: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ import logging
 import re
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -17,13 +17,13 @@ from exporter.config import paths, types, yaml_file
 from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
 from exporter.config.types import OptionType
+from exporter.config.yaml_file import FileValue, Raw
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
     from exporter.kube.metadata import MetadataSettings
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
-Raw = str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,10 @@ def settle(
         foreign: By key: name and text of another program's flag or variable that means the same.
     """
     given = {key.replace("_", "-"): str(value) for key, value in flags.items() if value is not None}
-    from_file, file_path = _read_file(
-        given.get("config") or environ.get(CONFIG_ENV), [option.key for option in options], problems
-    )
+    from_file: dict[str, FileValue] = {}
+    if file := given.get("config") or environ.get(CONFIG_ENV):
+        from_file, found = yaml_file.read(Path(file), [option.key for option in options])
+        problems += found
     settled = Settled({})
     for option in options:
         candidates: list[tuple[str, Raw]] = []
@@ -65,21 +66,10 @@ def settle(
         if foreign and option.key in foreign and not candidates:
             candidates.append(foreign[option.key])
         if option.key in from_file:
-            entry = from_file[option.key]
-            candidates.append((f"{file_path}:{entry.line}", entry.raw))
+            candidates.append(from_file[option.key])
         settled.values[option.key] = _settle_one(option, candidates, problems)
         settled.stated.update(option.key for _ in candidates)
     return settled
-
-
-def _read_file(
-    name: str | None, keys: Collection[str], problems: list[str]
-) -> tuple[dict[str, yaml_file.FileValue], str]:
-    if not name:
-        return {}, ""
-    values, found = yaml_file.read(Path(name), keys)
-    problems += found
-    return values, name
 
 
 def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: list[str]) -> object:
@@ -208,11 +198,13 @@ class AgentConfig:
             node=self.node_name,
             kubeconfig=self.kubeconfig,
             start_jitter_seconds=self.kube_start_jitter_seconds,
-            team_keys=self.team_keys,
-            cost_labels=self.cost_labels,
+            rules=owner_rules.OwnerRules(
+                team_keys=self.team_keys,
+                cost_labels=self.cost_labels,
+                exported_labels=self.pod_labels,
+                exported_annotations=self.pod_annotations,
+            ),
             namespace_teams=self.namespace_teams,
-            pod_labels=self.pod_labels,
-            pod_annotations=self.pod_annotations,
             reservation_namespaces=self.reservation_namespaces,
             own_pod=own_pod(),
         )

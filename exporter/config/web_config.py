@@ -6,25 +6,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import yaml
 
 from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.errors import ConfigError
 
+Value = TypeVar("Value")
 ClientAuth = Literal["none", "if-given", "required"]
 _MOST_USERS, _MOST_NAMES = 1000, 1000
 _LEAST_COST, _MOST_COST = 4, 16
 _HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-_TOO_OLD = ("TLS10", "TLS11")
+_TOO_OLD = dict.fromkeys(("TLS10", "TLS11"), "is broken, and not served")
 _CLIENT_AUTH: Mapping[str, ClientAuth] = {
     "NoClientCert": "none",
     "VerifyClientCertIfGiven": "if-given",
     "RequireAndVerifyClientCert": "required",
 }
-_UNVERIFIED = ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert")
+_UNVERIFIED = dict.fromkeys(
+    ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert"),
+    "takes certificates that nobody vouches for; use RequireAndVerifyClientCert",
+)
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 _ALWAYS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 """Of TLS 1.3: on wherever that is, in Go and here."""
@@ -188,9 +192,9 @@ def _tls(top: Fields, folder: Path) -> TlsSettings | None:
     for inline in ("cert", "key", "client_ca"):
         if fields.take(inline) is not None:
             fields.problem(inline, f"is not read from here; put it into a file and give {inline}_file")
-    auth = _client_auth(fields)
+    auth = _mapped(fields, "client_auth_type", _CLIENT_AUTH, _UNVERIFIED, wrong="required") or "none"
     sans = frozenset(_texts(fields, "client_allowed_sans", "names of client certificates"))
-    least, most = (_version(fields, name) for name in ("min_version", "max_version"))
+    least, most = (_mapped(fields, name, _VERSIONS, _TOO_OLD) for name in ("min_version", "max_version"))
     if least and most and least > most:
         fields.problem("min_version", "is newer than max_version; allowed: the other way round")
     ciphers, curve = _ciphers(fields), _curve(fields)
@@ -229,26 +233,17 @@ def _file(fields: Fields, key: str, folder: Path, *, needed: bool = False) -> Pa
     return None if text is None else folder / text
 
 
-def _client_auth(fields: Fields) -> ClientAuth:
-    text = fields.take_text("client_auth_type", ", ".join(_CLIENT_AUTH))
+def _mapped(
+    fields: Fields, key: str, values: Mapping[str, Value], refused: Mapping[str, str], wrong: Value | None = None
+) -> Value | None:
+    """Return what a word means, ``wrong`` for another one; ``refused`` says why some words mean nothing here."""
+    allowed = ", ".join(values)
+    text = fields.take_text(key, allowed)
     if text is None:
-        return "none"
-    if text in _UNVERIFIED:
-        fields.problem(
-            "client_auth_type", f"'{text}' takes certificates that nobody vouches for; use RequireAndVerifyClientCert"
-        )
-    elif text not in _CLIENT_AUTH:
-        fields.problem("client_auth_type", f"'{text}' is not known; allowed: {', '.join(_CLIENT_AUTH)}")
-    return _CLIENT_AUTH.get(text, "required")
-
-
-def _version(fields: Fields, key: str) -> ssl.TLSVersion | None:
-    text = fields.take_text(key, "TLS12, TLS13")
-    if text is None or text in _VERSIONS:
-        return _VERSIONS.get(text or "")
-    why = "is broken, and not served" if text in _TOO_OLD else "is not known"
-    fields.problem(key, f"'{text}' {why}; allowed: TLS12, TLS13")
-    return None
+        return None
+    if text not in values:
+        fields.problem(key, f"'{text}' {refused.get(text, 'is not known')}; allowed: {allowed}")
+    return values.get(text, wrong)
 
 
 def _ciphers(fields: Fields) -> tuple[str, ...]:

@@ -181,12 +181,10 @@ class Fields:
             self.problem(key, f"unknown key; {hint}")
 
 
-@dataclass(frozen=True, slots=True)
-class FileValue:
-    """One value of the file as text, or as texts where it is a list, and where it stands."""
-
-    raw: str | tuple[str, ...]
-    line: int
+Raw = str | tuple[str, ...]
+"""A value as text, or as texts where it is a list."""
+FileValue = tuple[str, Raw]
+"""Where a value stands, as ``file:line``, and the value."""
 
 
 def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
@@ -218,9 +216,10 @@ def _entries(root: yaml.MappingNode, path: Path, keys: Collection[str]) -> tuple
         if raw is None:
             problems.append(f"{path}:{line}: {key}: empty or nested; allowed: one value, or a list of values")
         elif key in values:
-            problems.append(f"{path}:{line}: {key}: given twice, first in line {values[key].line}; keep one")
+            first = values[key][0].rpartition(":")[2]
+            problems.append(f"{path}:{line}: {key}: given twice, first in line {first}; keep one")
         else:
-            values[key] = FileValue(raw, line)
+            values[key] = f"{path}:{line}", raw
     return values, problems
 
 
@@ -229,7 +228,7 @@ def _suggestion(key: str, keys: Collection[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; allowed: {', '.join(sorted(keys))}"
 
 
-def _raw(node: yaml.Node) -> str | tuple[str, ...] | None:
+def _raw(node: yaml.Node) -> Raw | None:
     if isinstance(node, yaml.ScalarNode):
         return str(node.value) or None
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):

@@ -10,7 +10,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.errors import ApiError
 from exporter.kube import objects
-from exporter.kube.api_client import ApiClient
+from exporter.kube.api_client import ApiClient, Request
 from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups
 from exporter.model import Allocations
 
@@ -73,12 +73,11 @@ class DraReader:
         self._listed: frozenset[_Claim] = frozenset()
         self._claims: Lookups[_Claim, _Read] = Lookups(
             client,
-            path=self._claim_path,
+            request=self._claim_request,
             parse=_claim,
             steady=steady,
             random=random,
             renew_seconds=None,
-            whole=True,
         )
         self._items: Mapping[_Claim, _Read] = {}
         self._by_uid: Mapping[str, tuple[AllocatedDevice, ...]] = {}
@@ -212,8 +211,8 @@ class DraReader:
                     return version
             await asyncio.sleep(wait_seconds)
 
-    def _claim_path(self, claim: _Claim) -> str:
-        return f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+    def _claim_request(self, claim: _Claim) -> Request:
+        return Request(f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}")
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from exporter.errors import ApiError
 from exporter.kube import api_client
-from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient, Request
 
 LOG = logging.getLogger("exporter.kube.list_watch")
 
@@ -317,10 +317,6 @@ _OWN_REASONS = frozenset({"forbidden", "not_found", "garbage", "too_large"})
 Key = TypeVar("Key", bound=Hashable)
 
 
-def _no_query(_key: Hashable) -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(slots=True)
 class _State:
     """What is known of one key beside its item."""
@@ -340,39 +336,33 @@ class Lookups(Generic[Key, Item]):
 
     Args:
         client: Of the API.
-        path: Of a key's object.
+        request: For a key's object, or for the list that has it.
         parse: Reads it; ``None`` for an object that is not yet what it will be.
         steady: Seconds of a monotonic clock.
         random: 0..1.
-        query: Of a key's object, for one that is found by a list.
         renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
-        whole: Whether the object is needed, and not its metadata alone; a node's is a hundred times that.
         absent_is_problem: Whether it has to be told that an object does not exist.
         refused_seconds: After which what was refused is asked for again.
     """
 
-    def __init__(  # noqa: PLR0913 - how to ask, how to read, how often
+    def __init__(
         self,
         client: ApiClient,
         *,
-        path: Callable[[Key], str],
+        request: Callable[[Key], Request],
         parse: Callable[[Key, dict[str, Any]], Item | None],
         steady: Callable[[], float],
         random: Callable[[], float],
-        query: Callable[[Key], Mapping[str, str]] = _no_query,
         renew_seconds: float | None = 600.0,
-        whole: bool = False,
         absent_is_problem: bool = False,
         refused_seconds: float = REFUSED_SECONDS,
     ) -> None:
         self._client = client
-        self._path = path
+        self._request = request
         self._parse = parse
-        self._query = query
         self._steady = steady
         self._random = random
         self._renew_seconds = renew_seconds
-        self._accept = PLAIN if whole else METADATA_WATCH
         self._absent_is_problem = absent_is_problem
         self._refused_seconds = refused_seconds
         self._states: dict[Key, _State] = {}
@@ -444,9 +434,10 @@ class Lookups(Generic[Key, Item]):
             if state.due_seconds > loop_time() or self._states.get(key) is not state:
                 continue
             self._asked(state)
+            asked = self._request(key)
             try:
                 answer = await self._client.get(
-                    self._path(key), self._query(key), accept=self._accept, timeout_seconds=TIMEOUT_SECONDS
+                    asked.path, asked.query, accept=asked.accept, timeout_seconds=TIMEOUT_SECONDS
                 )
             except ApiError as error:
                 self.errors[error.reason] += 1

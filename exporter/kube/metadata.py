@@ -13,7 +13,7 @@ from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annota
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.attribution.policy import label_text
 from exporter.kube import objects
-from exporter.kube.api_client import ApiClient
+from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, ListWatch, Lookups
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
@@ -105,12 +105,9 @@ class MetadataSettings:
     """``None``: the pod's service account, else the user's own file."""
     start_jitter_seconds: float = 0.0
     """The first question comes after a random part of it."""
-    team_keys: tuple[str, ...] = ()
-    cost_labels: tuple[str, ...] = ()
+    rules: OwnerRules = field(default_factory=OwnerRules)
     namespace_teams: bool = True
     """Whether namespaces are read, for teams, cost labels and policies said there."""
-    pod_labels: tuple[str, ...] = ()
-    pod_annotations: tuple[str, ...] = ()
     reservation_namespaces: tuple[str, ...] = ()
     own_pod: tuple[str, str] | None = None
 
@@ -127,22 +124,22 @@ class Metadata:
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._settings = settings
         self._random = random
-        self._rules = _owner_rules(settings)
-        wanted = wanted_annotations(self._rules)
+        wanted = wanted_annotations(settings.rules)
         self._client = ApiClient(settings.kubeconfig, random=random)
         self._pods = _followed_pods(self._client, settings, wanted, clock, random)
         self._phases: Lookups[PodName, bool] = Lookups(
             self._client,
-            path=lambda name: f"/api/v1/namespaces/{name[0]}/pods",
-            query=lambda name: {"fieldSelector": f"metadata.name={name[1]},spec.nodeName={settings.node}"},
+            request=lambda name: Request(
+                f"/api/v1/namespaces/{name[0]}/pods",
+                {"fieldSelector": f"metadata.name={name[1]},spec.nodeName={settings.node}"},
+            ),
             parse=_has_finished,
             steady=self._steady_now,
             random=random,
-            whole=True,
         )
         self._node: Lookups[str, NodeFacts] = Lookups(
             self._client,
-            path="/api/v1/nodes/{}".format,
+            request=lambda name: Request(f"/api/v1/nodes/{name}", accept=METADATA_WATCH),
             parse=lambda _name, item: node_facts(objects.labels_of(item)),
             steady=self._steady_now,
             random=random,
@@ -151,7 +148,7 @@ class Metadata:
         self._node.want(settings.node)
         self._namespaces: Lookups[str, Namespace] = Lookups(
             self._client,
-            path="/api/v1/namespaces/{}".format,
+            request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
             parse=lambda _name, item: Namespace(
                 labels=objects.labels_of(item), annotations=objects.annotations_of(item, wanted)
             ),
@@ -316,7 +313,7 @@ class Metadata:
             return cached[2]
         if len(self._facts) >= _FACTS_LIMIT:
             self._facts.clear()
-        facts = facts_of(found, space.labels, space.annotations, self._rules)
+        facts = facts_of(found, space.labels, space.annotations, self._settings.rules)
         self._facts[name] = (found, space, facts)
         return facts
 
@@ -343,15 +340,6 @@ class Metadata:
 
     def _steady_now(self) -> float:
         return self._steady
-
-
-def _owner_rules(settings: MetadataSettings) -> OwnerRules:
-    return OwnerRules(
-        team_keys=settings.team_keys,
-        cost_labels=settings.cost_labels,
-        exported_labels=settings.pod_labels,
-        exported_annotations=settings.pod_annotations,
-    )
 
 
 def _followed_pods(

@@ -97,14 +97,9 @@ def _identity(view: DeviceView, node: str) -> Labels:
 
 
 def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
-    minor = view.gpu.minor
-    info = _DEVICE_INFO.behind(
-        identity,
-        view.instance.parent_uuid if view.instance else None,
-        view.gpu.pci_bus_id,
-        None if minor is None else str(minor),
-        snapshot.driver_version,
-    )
+    parent = view.instance.parent_uuid if view.instance else None
+    minor = None if view.gpu.minor is None else str(view.gpu.minor)
+    info = _DEVICE_INFO.behind(identity, parent, view.gpu.pci_bus_id, minor, snapshot.driver_version)
     yield catalog.GPU_INFO, info, 1
     if view.instance is None:
         if view.state is not DeviceState.UNKNOWN:

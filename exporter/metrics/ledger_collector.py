@@ -118,18 +118,8 @@ def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], li
 
 
 def _pod_labels(pod: PodAccount, node: str) -> Labels:
-    return _POD.of(
-        node,
-        str(pod.gpu_index),
-        pod.device_uuid,
-        pod.gpu_instance,
-        pod.mig_profile,
-        pod.model,
-        pod.namespace,
-        pod.pod,
-        pod.container,
-        pod.pod_uid,
-    )
+    device = (str(pod.gpu_index), pod.device_uuid, pod.gpu_instance, pod.mig_profile, pod.model)
+    return _POD.of(node, *device, pod.namespace, pod.pod, pod.container, pod.pod_uid)
 
 
 def _owner_labels(account: Account, ledger: str, node: str) -> Labels:
