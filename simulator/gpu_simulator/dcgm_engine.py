@@ -12,7 +12,7 @@ from exporter.model import Field
 from gpu_simulator.driver_mig import joined
 from gpu_simulator.driver_session import HANG_POLL_SECONDS, CArgument, InjectedErrors, Refused, fill_slots, plain
 from gpu_simulator.gpu_values import cuda_major, instance_bar1_bytes, is_before, read
-from gpu_simulator.models import MIB, facts_of
+from gpu_simulator.models import MIB
 from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, NodeTruth
 
 _STRINGS = frozenset({1, 2, 3, 50, 51, 53, 54, 56, 57, 68, 80, 81, 82, 85, 172, 1502})
@@ -67,17 +67,17 @@ _FIXED: Mapping[int, Callable[[GpuTruth], Value | None]] = {
     53: lambda gpu: gpu.serial,
     54: lambda gpu: gpu.uuid,
     55: lambda gpu: gpu.minor,
-    56: lambda gpu: facts_of(gpu).inforom[1],
+    56: lambda gpu: gpu.model.inforom[1],
     57: lambda gpu: gpu.pci_bus_id,
-    63: lambda gpu: facts_of(gpu).compute_capability[0] << 16 | facts_of(gpu).compute_capability[1],
+    63: lambda gpu: gpu.model.compute_capability[0] << 16 | gpu.model.compute_capability[1],
     65: lambda _: 0,
     66: lambda _: 1,
     67: lambda gpu: int(gpu.mig_enabled) if gpu.model.mig_profiles else None,
     69: lambda gpu: gpu.model.compute_slices if gpu.model.mig_profiles else None,
-    80: lambda gpu: facts_of(gpu).inforom[2],
-    81: lambda gpu: facts_of(gpu).inforom[3],
-    82: lambda gpu: facts_of(gpu).inforom[0],
-    85: lambda gpu: facts_of(gpu).vbios,
+    80: lambda gpu: gpu.model.inforom[2],
+    81: lambda gpu: gpu.model.inforom[3],
+    82: lambda gpu: gpu.model.inforom[0],
+    85: lambda gpu: gpu.model.vbios,
     94: lambda gpu: int(gpu.model.gpm),
 }
 """What the engine reads once and still answers of a GPU that does not."""

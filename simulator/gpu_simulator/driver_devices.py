@@ -26,8 +26,8 @@ from gpu_simulator.driver_session import (
     system,
 )
 from gpu_simulator.gpu_values import instance_bar1_bytes, is_before, read
-from gpu_simulator.models import MIB, ModelFacts, facts_of
-from gpu_simulator.truth import Fault, GpuTruth, MigTruth
+from gpu_simulator.models import MIB
+from gpu_simulator.truth import Fault, GpuTruth, MigTruth, ModelSpec
 
 _BRAND_NVIDIA = 14
 _MEMORY_V2 = 0x02000028
@@ -88,7 +88,7 @@ def _bus_id(text: str) -> tuple[int, str]:
 
 @device("nvmlDeviceGetInforomVersion", static=True)
 def _inforom(target: Target, kind: CArgument, buffer: CArgument, size: CArgument) -> None:
-    versions = facts_of(target.gpu).inforom[1:]
+    versions = target.gpu.model.inforom[1:]
     if not 0 <= plain(kind) < len(versions):
         raise Refused(INVALID_ARGUMENT)
     _put(buffer, size, versions[plain(kind)])
@@ -108,7 +108,7 @@ def _pci(target: Target, info: CArgument) -> None:
     struct.busId = f"{domain:08X}:{rest}".encode()
     struct.busIdLegacy = f"{domain:04X}:{rest}".encode()
     struct.domain, struct.bus, struct.device = domain, int(bus, 16), int(number.split(".")[0], 16)
-    struct.pciDeviceId = facts_of(target.gpu).pci_device_id
+    struct.pciDeviceId = target.gpu.model.pci_device_id
 
 
 def _name(target: Target) -> str:
@@ -119,8 +119,8 @@ _TEXTS: Mapping[str, Callable[[Target], str | None]] = {
     "nvmlDeviceGetName": _name,
     "nvmlDeviceGetUUID": lambda target: (target.instance or target.gpu).uuid,
     "nvmlDeviceGetSerial": lambda target: target.gpu.serial,
-    "nvmlDeviceGetVbiosVersion": lambda target: facts_of(target.gpu).vbios,
-    "nvmlDeviceGetInforomImageVersion": lambda target: facts_of(target.gpu).inforom[0],
+    "nvmlDeviceGetVbiosVersion": lambda target: target.gpu.model.vbios,
+    "nvmlDeviceGetInforomImageVersion": lambda target: target.gpu.model.inforom[0],
 }
 _OF_INSTANCES_TOO = frozenset(
     {"nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
@@ -361,7 +361,7 @@ _ITEMS: Mapping[int, _Item] = {
 }
 _RECOVERY_ACTION = 230
 _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
-_MARGINS: Mapping[int, Callable[[ModelFacts], int]] = {
+_MARGINS: Mapping[int, Callable[[ModelSpec], int]] = {
     193: lambda board: -board.celsius[2],
     194: lambda board: -board.celsius[1],
     196: lambda _: 0,
@@ -379,7 +379,7 @@ def _answer(target: Target, number: int, scope: int) -> tuple[int, int]:
     if target.gpu.fault is Fault.RESET_REQUIRED and number != _RECOVERY_ACTION:
         raise Refused(RESET_REQUIRED)
     if number in _MARGINS and Field.GPU_TEMP_LIMIT not in target.gpu.model.not_supported:
-        return (_MARGINS[number](facts_of(target.gpu)), _INT)
+        return (_MARGINS[number](target.gpu.model), _INT)
     if item is None or (scope and number in _BOARD_POWER_IDS) or (item.all_links and scope != _ALL_LINKS):
         raise Refused(NOT_SUPPORTED)
     value = supported(read(target.gpu, item.field)) * item.scale

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from exporter.model import Field
-from gpu_simulator.models import MIB, UTILISATION, facts_of
+from gpu_simulator.models import MIB, UTILISATION
 from gpu_simulator.truth import Fault, GpuTruth, MigTruth, NodeTruth
 
 FIRST_DRIVER: Mapping[Field, int] = {
@@ -49,9 +49,9 @@ def _used_ratio(gpu: GpuTruth) -> float | None:
 
 
 _READERS: Mapping[Field, _Reader] = {
-    Field.BAR1_TOTAL: lambda g: facts_of(g).bar1_mib,
+    Field.BAR1_TOTAL: lambda g: g.model.bar1_mib,
     Field.BAR1_USED: lambda _: 1,
-    Field.BAR1_FREE: lambda g: facts_of(g).bar1_mib - 1,
+    Field.BAR1_FREE: lambda g: g.model.bar1_mib - 1,
     Field.SM_CLOCK: lambda g: g.sm_clock_mhz,
     Field.MEM_CLOCK: lambda g: g.mem_clock_mhz,
     Field.VIDEO_CLOCK: _video_clock_mhz,
@@ -60,16 +60,16 @@ _READERS: Mapping[Field, _Reader] = {
     Field.MAX_MEM_CLOCK: lambda g: g.model.max_mem_clock_mhz,
     Field.MEMORY_TEMP: lambda g: g.memory_temp_celsius,
     Field.GPU_TEMP: lambda g: g.gpu_temp_celsius,
-    Field.GPU_MAX_OP_TEMP: lambda g: facts_of(g).celsius[0],
+    Field.GPU_MAX_OP_TEMP: lambda g: g.model.celsius[0],
     Field.MEM_MAX_OP_TEMP: lambda g: None if g.memory_temp_celsius is None else 95,
-    Field.GPU_TEMP_LIMIT: lambda g: facts_of(g).celsius[0] - g.gpu_temp_celsius,
-    Field.SLOWDOWN_TEMP: lambda g: sum(facts_of(g).celsius[:2]),
-    Field.SHUTDOWN_TEMP: lambda g: facts_of(g).celsius[0] + facts_of(g).celsius[2],
+    Field.GPU_TEMP_LIMIT: lambda g: g.model.celsius[0] - g.gpu_temp_celsius,
+    Field.SLOWDOWN_TEMP: lambda g: sum(g.model.celsius[:2]),
+    Field.SHUTDOWN_TEMP: lambda g: g.model.celsius[0] + g.model.celsius[2],
     Field.POWER_USAGE: lambda g: g.power_watts,
     Field.POWER_USAGE_INSTANT: lambda g: g.power_watts,
     Field.TOTAL_ENERGY_CONSUMPTION: lambda g: g.energy_joules * 1000.0,
     Field.POWER_MGMT_LIMIT: lambda g: g.model.power_limit_watts,
-    Field.POWER_MGMT_LIMIT_MIN: lambda g: facts_of(g).min_power_watts,
+    Field.POWER_MGMT_LIMIT_MIN: lambda g: g.model.min_power_watts,
     Field.POWER_MGMT_LIMIT_MAX: lambda g: g.model.power_limit_watts,
     Field.POWER_MGMT_LIMIT_DEF: lambda g: g.model.power_limit_watts,
     Field.ENFORCED_POWER_LIMIT: lambda g: g.model.power_limit_watts,
@@ -80,8 +80,8 @@ _READERS: Mapping[Field, _Reader] = {
     Field.DEC_UTIL: lambda g: _percent(g.load.decode),
     Field.JPG_UTIL: lambda g: _percent(g.load.jpeg),
     Field.OFA_UTIL: lambda g: _percent(g.load.optical_flow),
-    Field.PCIE_MAX_LINK_GEN: lambda g: facts_of(g).pcie_generation,
-    Field.PCIE_LINK_GEN: lambda g: facts_of(g).pcie_generation,
+    Field.PCIE_MAX_LINK_GEN: lambda g: g.model.pcie_generation,
+    Field.PCIE_LINK_GEN: lambda g: g.model.pcie_generation,
     Field.PCIE_MAX_LINK_WIDTH: lambda _: 16,
     Field.PCIE_LINK_WIDTH: lambda _: 16,
     Field.FB_TOTAL: lambda g: g.model.memory_bytes / MIB,

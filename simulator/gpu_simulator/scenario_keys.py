@@ -29,6 +29,8 @@ class Problems:
     source: str
     """File or scenario name, as the user knows it."""
     lines: list[str] = field(default_factory=list)
+    sections: "list[Section]" = field(default_factory=list)
+    """Every mapping that was read."""
 
     def add(self, line: int, message: str) -> None:
         """Note one mistake."""
@@ -42,14 +44,16 @@ def close_match(word: str, allowed: Iterable[str]) -> str:
 
 
 class Section:
-    """One mapping of the file, read key by key; ``finish`` tells which keys nobody asked for."""
+    """One mapping of the file, read key by key; ``finish`` reports the keys that have no meaning."""
 
     def __init__(self, item: Item, path: str, problems: Problems) -> None:
         """Take a mapping; anything else is a mistake and reads as an empty one."""
         self.path = path
         self.line = item.line
         self._problems = problems
-        self._asked: list[str] = []
+        self._asked: dict[str, None] = {}
+        self._parts: dict[str, Section] = {}
+        problems.sections.append(self)
         self._values: Mapping[str, Item] = {}
         if isinstance(item.value, Mapping):
             self._values = item.value
@@ -66,16 +70,17 @@ class Section:
 
     def has(self, key: str) -> bool:
         """Whether the key is there with a value."""
-        self._asked.append(key)
+        self._asked[key] = None
         item = self._values.get(key)
         return item is not None and item.value is not None
 
     def item(self, key: str) -> Item | None:
-        """The raw value."""
+        """Return the raw value."""
         return self._values[key] if self.has(key) else None
 
-    def keys(self) -> tuple[str, ...]:
-        """Keys that are there, asked for or not."""
+    def names(self) -> tuple[str, ...]:
+        """Return all keys, each of which has a meaning here."""
+        self._asked |= dict.fromkeys(self._values)
         return tuple(self._values)
 
     def number(
@@ -145,13 +150,12 @@ class Section:
         self.problem(key, f"is {word!r}{close_match(word, names)}; allowed: {', '.join(names)}")
         return default
 
-    def section(self, key: str) -> "Section | None":
-        """The mapping under a key."""
-        item = self.item(key)
-        return Section(item, self._name(key), self._problems) if item else None
+    def section(self, key: str) -> "Section":
+        """Return the mapping under a key; an empty one where there is none."""
+        return self._part(key, self.item(key) or Item({}, self.line))
 
     def items(self, key: str) -> tuple[Item, ...]:
-        """The list under a key; empty where there is none."""
+        """Return the list under a key; empty where there is none."""
         item = self.item(key)
         if item is None:
             return ()
@@ -161,24 +165,25 @@ class Section:
         return item.value
 
     def sections(self, key: str) -> "tuple[Section, ...]":
-        """The list of mappings under a key."""
-        return tuple(self.sub(item, f"{key}[{number}]") for number, item in enumerate(self.items(key)))
+        """Return the list of mappings under a key."""
+        return tuple(self._part(f"{key}[{number}]", item) for number, item in enumerate(self.items(key)))
 
-    def sub(self, item: Item, name: str) -> "Section":
-        """A mapping found by the caller, named as part of this one."""
-        return Section(item, self._name(name), self._problems)
+    def _part(self, name: str, item: Item) -> "Section":
+        if name not in self._parts:
+            self._parts[name] = Section(item, self._name(name), self._problems)
+        return self._parts[name]
 
     def texts(self, key: str) -> dict[str, str]:
         """Return a mapping of names to texts: labels or annotations; empty ones are allowed, as in Kubernetes."""
         part = self.section(key)
         found: dict[str, str] = {}
-        for name in part.keys() if part else ():
-            item = part.item(name) if part else None
-            if part and (item is None or not isinstance(item.value, str)):
+        for name in part.names():
+            item = part.item(name)
+            if item is not None and isinstance(item.value, str):
+                found[name] = item.value
+            else:
                 told = "empty" if item is None else repr(item.value)
                 part.problem(name, f"is {told}; allowed: a text (in quotes if it looks like something else)")
-            elif item is not None:
-                found[name] = str(item.value)
         return found
 
     def gpu_index(self, gpus: int) -> int | None:
@@ -213,12 +218,10 @@ class Section:
         return Window(start_seconds=start, end_seconds=end, every_seconds=every)
 
     def finish(self) -> None:
-        """Tell the keys that mean nothing here."""
-        for key in self._values:
-            if key not in self._asked:
-                allowed = dict.fromkeys(self._asked)
-                hint = close_match(key, allowed)
-                self.problem(key, f"is no key here{hint}; allowed: {', '.join(allowed)}")
+        """Report the keys that mean nothing here."""
+        for key in self._values.keys() - self._asked.keys():
+            hint = close_match(key, self._asked)
+            self.problem(key, f"is no key here{hint}; allowed: {', '.join(self._asked)}")
 
 
 def _told(item: Item) -> str:
