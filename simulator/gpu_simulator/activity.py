@@ -5,12 +5,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import resources
 from itertools import accumulate
 from typing import Protocol
 
-import yaml
-
+from gpu_simulator.models import table
 from gpu_simulator.truth import Load
 
 NOISE_SLOTS = 256
@@ -203,9 +201,7 @@ def peak(factors: Vector) -> float:
     return max(factors[:_RATIO_COUNT])
 
 
-MIXES: Mapping[str, Mapping[str, float]] = yaml.safe_load(
-    resources.files("gpu_simulator").joinpath("workloads.yaml").read_text(encoding="utf-8")
-)
+MIXES: Mapping[str, Mapping[str, float]] = table("workloads")
 """Factors by kind of workload."""
 
 

@@ -28,9 +28,14 @@ NOT_SUPPORTED_IN_MIG_MODE = UTILISATION | _fields("REMAP", "^(?!NVLINK_COUNT).*N
 """What a board stops reporting once it is partitioned (recorded on H100, driver 590.48.01)."""
 
 
+def table(name: str) -> dict[Any, Any]:
+    """Return a table that comes with the package."""
+    text = resources.files("gpu_simulator").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
 def _models() -> dict[str, ModelSpec]:
-    text = resources.files("gpu_simulator").joinpath("models.yaml").read_text(encoding="utf-8")
-    rows: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    rows = table("models")
     return {key: _spec(_with_defaults(rows, key)) for key in rows}
 
 
