@@ -1,9 +1,9 @@
 """Values of the fields of a simulated GPU, and the NVML functions of a device that return them."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pynvml
@@ -21,26 +21,12 @@ from gpu_simulator.driver_session import (
     supported,
     system,
 )
-from gpu_simulator.models import MIB, UTILISATION
+from gpu_simulator.models import MIB, UTILISATION, table
 from gpu_simulator.truth import Fault, GpuTruth, MigTruth, ModelSpec, NodeTruth
 
-_FIRST_DRIVER: Mapping[Field, int] = {
-    Field.NVLINK_COUNT_RX_ERRORS: 570,
-    Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS: 570,
-    Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS: 570,
-    Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: 570,
-    Field.GPU_RECOVERY_ACTION: 565,
-    Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS: 590,
-    Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS: 590,
-    Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS: 590,
-}
-"""First driver branch of the newer fields."""
+_NVML = table("nvml")
 _BAR1_PER_MEMORY_SLICE = 0.047186
 """Part of the board's BAR1 that an instance shows per memory slice, recorded on H100 with driver 590.48.01."""
-
-
-def _percent(ratio: float) -> int:
-    return round(min(max(ratio, 0.0), 1.0) * 100)
 
 
 def _video_clock_mhz(gpu: GpuTruth) -> int:
@@ -63,56 +49,27 @@ def _used_ratio(gpu: GpuTruth) -> float | None:
     return None if not usable or used is None else used / usable
 
 
+_PATHS = {Field[name]: attrgetter(path) for name, path in _NVML["read"].items()}
+_PERCENTS = {Field[name]: attrgetter(path) for name, path in _NVML["percent"].items()}
+_COUNTERS = {Field[name]: attrgetter(path) for name, path in _NVML["counters"].items()}
+_CONSTANTS = {Field[name]: value for name, value in _NVML["constants"].items()}
 _READERS: Mapping[Field, Callable[[GpuTruth], int | float | None]] = {
-    Field.BAR1_TOTAL: lambda g: g.model.bar1_mib,
-    Field.BAR1_USED: lambda _: 1,
     Field.BAR1_FREE: lambda g: g.model.bar1_mib - 1,
-    Field.SM_CLOCK: lambda g: g.sm_clock_mhz,
-    Field.MEM_CLOCK: lambda g: g.mem_clock_mhz,
     Field.VIDEO_CLOCK: _video_clock_mhz,
-    Field.CLOCK_THROTTLE_REASONS: lambda g: g.clock_event_reasons,
-    Field.MAX_SM_CLOCK: lambda g: g.model.max_sm_clock_mhz,
-    Field.MAX_MEM_CLOCK: lambda g: g.model.max_mem_clock_mhz,
-    Field.MEMORY_TEMP: lambda g: g.memory_temp_celsius,
-    Field.GPU_TEMP: lambda g: g.gpu_temp_celsius,
     Field.GPU_MAX_OP_TEMP: lambda g: g.model.celsius[0],
     Field.MEM_MAX_OP_TEMP: lambda g: None if g.memory_temp_celsius is None else 95,
     Field.GPU_TEMP_LIMIT: lambda g: g.model.celsius[0] - g.gpu_temp_celsius,
     Field.SLOWDOWN_TEMP: lambda g: sum(g.model.celsius[:2]),
     Field.SHUTDOWN_TEMP: lambda g: g.model.celsius[0] + g.model.celsius[2],
-    Field.POWER_USAGE: lambda g: g.power_watts,
-    Field.POWER_USAGE_INSTANT: lambda g: g.power_watts,
     Field.TOTAL_ENERGY_CONSUMPTION: lambda g: g.energy_joules * 1000.0,
-    Field.POWER_MGMT_LIMIT: lambda g: g.model.power_limit_watts,
-    Field.POWER_MGMT_LIMIT_MIN: lambda g: g.model.min_power_watts,
-    Field.POWER_MGMT_LIMIT_MAX: lambda g: g.model.power_limit_watts,
-    Field.POWER_MGMT_LIMIT_DEF: lambda g: g.model.power_limit_watts,
-    Field.ENFORCED_POWER_LIMIT: lambda g: g.model.power_limit_watts,
-    Field.PSTATE: lambda g: g.performance_state,
-    Field.GPU_UTIL: lambda g: _percent(g.load.utilisation),
-    Field.MEM_COPY_UTIL: lambda g: _percent(g.load.memory_copy),
-    Field.ENC_UTIL: lambda g: _percent(g.load.encode),
-    Field.DEC_UTIL: lambda g: _percent(g.load.decode),
-    Field.JPG_UTIL: lambda g: _percent(g.load.jpeg),
-    Field.OFA_UTIL: lambda g: _percent(g.load.optical_flow),
-    Field.PCIE_MAX_LINK_GEN: lambda g: g.model.pcie_generation,
-    Field.PCIE_LINK_GEN: lambda g: g.model.pcie_generation,
-    Field.PCIE_MAX_LINK_WIDTH: lambda _: 16,
-    Field.PCIE_LINK_WIDTH: lambda _: 16,
     Field.FB_TOTAL: lambda g: g.model.memory_bytes / MIB,
     Field.FB_RESERVED: lambda g: g.model.memory_reserved_bytes / MIB,
     Field.FB_USED: lambda g: g.load.memory_used_bytes / MIB,
     Field.FB_FREE: _free_mib,
     Field.FB_USED_PERCENT: _used_ratio,
-    Field.VIRTUAL_MODE: lambda _: 0,
-    Field.VGPU_LICENSE_STATUS: lambda _: 0,
     Field.GPU_RECOVERY_ACTION: lambda g: int(g.fault is Fault.RESET_REQUIRED),
-    Field.PCIE_TX_BYTES_TOTAL: lambda g: int(g.load_integral.pcie_tx_bytes_per_second),
-    Field.PCIE_RX_BYTES_TOTAL: lambda g: int(g.load_integral.pcie_rx_bytes_per_second),
-    Field.NVLINK_TX_BYTES_TOTAL: lambda g: int(g.load_integral.nvlink_tx_bytes_per_second),
-    Field.NVLINK_RX_BYTES_TOTAL: lambda g: int(g.load_integral.nvlink_rx_bytes_per_second),
+    **_PATHS,
 }
-
 _HEALTHY_ZERO = frozenset(
     field
     for field in Field
@@ -135,10 +92,15 @@ def read(gpu: GpuTruth, field: Field) -> int | float | None:
         return gpu.overrides[field]
     if field in gpu.model.not_supported or (gpu.mig_enabled and field in UTILISATION):
         return None
-    if field in _HEALTHY_ZERO:
-        return 0
+    if field in _PERCENTS:
+        return round(min(max(_PERCENTS[field](gpu), 0.0), 1.0) * 100)
+    if field in _COUNTERS:
+        return int(_COUNTERS[field](gpu))
+    if field in _HEALTHY_ZERO or field in _CONSTANTS:
+        return int(_CONSTANTS.get(field, 0))
     reader = _READERS.get(field)
-    return reader(gpu) if reader else None
+    value: int | float | None = reader(gpu) if reader else None
+    return value
 
 
 def driver_major(node: NodeTruth) -> int:
@@ -153,7 +115,7 @@ def cuda_major(node: NodeTruth) -> int:
 
 def is_before(node: NodeTruth, field: Field) -> bool:
     """Return whether the node's driver is older than a field."""
-    return driver_major(node) < _FIRST_DRIVER.get(field, 0)
+    return driver_major(node) < int(_NVML["since"].get(field.name, 0))
 
 
 def instance_bar1_bytes(gpu: GpuTruth, instance: MigTruth) -> int:
@@ -250,46 +212,6 @@ _NUMBERS: Mapping[str, Callable[[Target], int]] = {
     "nvmlDeviceGetComputeInstanceId": lambda target: supported(target.instance).compute_instance_id,
 }
 """Static numbers with one out-argument."""
-_STRUCTS: Mapping[str, tuple[int, str, Field]] = {
-    "nvmlDeviceGetTemperatureV": (0x0100000C, "temperature", Field.GPU_TEMP),
-    "nvmlDeviceGetMarginTemperature": (0x01000008, "marginTemperature", Field.GPU_TEMP_LIMIT),
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1": (0x01000008, "unrepairableMemory", Field.MEMORY_UNREPAIRABLE_FLAG),
-}
-"""C functions with a versioned struct: its version word, its member and the member's field."""
-_SCALARS: Mapping[str, tuple[Field, float]] = {
-    "nvmlDeviceGetPowerUsage": (Field.POWER_USAGE, 1000.0),
-    "nvmlDeviceGetPowerManagementLimit": (Field.POWER_MGMT_LIMIT, 1000.0),
-    "nvmlDeviceGetPowerManagementDefaultLimit": (Field.POWER_MGMT_LIMIT_DEF, 1000.0),
-    "nvmlDeviceGetEnforcedPowerLimit": (Field.ENFORCED_POWER_LIMIT, 1000.0),
-    "nvmlDeviceGetPerformanceState": (Field.PSTATE, 1.0),
-    "nvmlDeviceGetFanSpeed": (Field.FAN_SPEED, 1.0),
-    "nvmlDeviceGetCurrentClocksEventReasons": (Field.CLOCK_THROTTLE_REASONS, 1.0),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": (Field.CLOCK_THROTTLE_REASONS, 1.0),
-    "nvmlDeviceGetMaxPcieLinkGeneration": (Field.PCIE_MAX_LINK_GEN, 1.0),
-    "nvmlDeviceGetMaxPcieLinkWidth": (Field.PCIE_MAX_LINK_WIDTH, 1.0),
-    "nvmlDeviceGetCurrPcieLinkGeneration": (Field.PCIE_LINK_GEN, 1.0),
-    "nvmlDeviceGetCurrPcieLinkWidth": (Field.PCIE_LINK_WIDTH, 1.0),
-    "nvmlDeviceGetVirtualizationMode": (Field.VIRTUAL_MODE, 1.0),
-}
-"""C functions with one out-argument: the field, and what one of its units is in NVML's."""
-_ENGINES: Mapping[str, Field] = {
-    "nvmlDeviceGetEncoderUtilization": Field.ENC_UTIL,
-    "nvmlDeviceGetDecoderUtilization": Field.DEC_UTIL,
-    "nvmlDeviceGetJpgUtilization": Field.JPG_UTIL,
-    "nvmlDeviceGetOfaUtilization": Field.OFA_UTIL,
-}
-_CHOICES: Mapping[str, Mapping[int, Field]] = {
-    "nvmlDeviceGetClockInfo": {0: Field.SM_CLOCK, 1: Field.SM_CLOCK, 2: Field.MEM_CLOCK, 3: Field.VIDEO_CLOCK},
-    "nvmlDeviceGetMaxClockInfo": {0: Field.MAX_SM_CLOCK, 1: Field.MAX_SM_CLOCK, 2: Field.MAX_MEM_CLOCK},
-    "nvmlDeviceGetTemperature": {0: Field.GPU_TEMP},
-    "nvmlDeviceGetTemperatureThreshold": {
-        0: Field.SHUTDOWN_TEMP,
-        1: Field.SLOWDOWN_TEMP,
-        2: Field.MEM_MAX_OP_TEMP,
-        3: Field.GPU_MAX_OP_TEMP,
-    },
-}
-"""C functions with a choice and one out-argument: the field of each choice."""
 
 
 def _put_text_of(text_of: Callable[[Target], str | None], target: Target, buffer: CArgument, size: int) -> None:
@@ -300,25 +222,24 @@ def _put_number(number_of: Callable[[Target], int], target: Target, value: CArgu
     value.value = number_of(target)
 
 
-def _put_member(layout: tuple[int, str, Field], target: Target, struct: CArgument) -> None:
+def _put_member(layout: tuple[int, str, str], target: Target, struct: CArgument) -> None:
     version, attribute, field = layout
     check_version(struct, version)
-    setattr(struct, attribute, whole(target.gpu, field))
+    setattr(struct, attribute, whole(target.gpu, Field[field]))
 
 
-def _put_scalar(item: tuple[Field, float], target: Target, value: CArgument) -> None:
-    value.value = whole(target.gpu, *item)
+def _put_scalar(item: tuple[str, float], target: Target, value: CArgument) -> None:
+    value.value = whole(target.gpu, Field[item[0]], item[1])
 
 
-def _put_engine(field: Field, target: Target, value: CArgument, period: CArgument) -> None:
-    value.value = whole(target.gpu, field)
-    period.value = _SAMPLING_PERIOD_US
+def _put_engine(field: str, target: Target, value: CArgument, period: CArgument) -> None:
+    value.value, period.value = whole(target.gpu, Field[field]), _SAMPLING_PERIOD_US
 
 
-def _put_chosen(fields: Mapping[int, Field], target: Target, choice: int, value: CArgument) -> None:
-    if choice not in fields:
+def _put_chosen(fields: Sequence[str], target: Target, choice: int, value: CArgument) -> None:
+    if not 0 <= choice < len(fields):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    value.value = whole(target.gpu, fields[choice])
+    value.value = whole(target.gpu, Field[fields[choice]])
 
 
 def _declare(
@@ -330,10 +251,10 @@ def _declare(
 
 _declare(_TEXTS, _put_text_of, static=True, mig=_OF_INSTANCES_TOO)
 _declare(_NUMBERS, _put_number, static=True, mig=_OF_INSTANCES_TOO)
-_declare(_STRUCTS, _put_member)
-_declare(_SCALARS, _put_scalar)
-_declare(_ENGINES, _put_engine)
-_declare(_CHOICES, _put_chosen)
+_declare(_NVML["structs"], _put_member)
+_declare(_NVML["scalars"], _put_scalar)
+_declare(_NVML["engines"], _put_engine)
+_declare(_NVML["choices"], _put_chosen)
 
 
 @device("nvmlDeviceGetPowerManagementLimitConstraints")
@@ -400,78 +321,11 @@ def _licences(target: Target, struct: CArgument) -> None:
         struct.gridLicensableFeatures[0].featureState = 1
 
 
-_DOUBLE, _UINT, _ULONGLONG, _INT = 0, 1, 3, 5
-_MEMBER = {_DOUBLE: "ullVal", _UINT: "uiVal", _ULONGLONG: "ullVal", _INT: "siVal"}
-"""Union member per value type. The driver stores some ECC counts as integers and calls them doubles (a known bug)."""
+_KINDS = {"double": (0, "ullVal"), "uint": (1, "uiVal"), "ulonglong": (3, "ullVal"), "int": (5, "siVal")}
+"""Number and union member per value type."""
 _ALL_LINKS = 0xFFFFFFFF
 _LATENCY_US = 12
 _LAST_ECC_ID = 6
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """Where one NVML field id gets its value: the field, what one of its units is in NVML's, and the type said."""
-
-    field: Field
-    scale: float = 1.0
-    value_type: int = _ULONGLONG
-    all_links: bool = False
-
-
-_ITEMS: Mapping[int, _Item] = {
-    3: _Item(Field.ECC_SBE_VOL_TOTAL),
-    4: _Item(Field.ECC_DBE_VOL_TOTAL),
-    5: _Item(Field.ECC_SBE_AGG_TOTAL, value_type=_DOUBLE),
-    6: _Item(Field.ECC_DBE_AGG_TOTAL, value_type=_DOUBLE),
-    29: _Item(Field.RETIRED_SBE, value_type=_UINT),
-    30: _Item(Field.RETIRED_DBE, value_type=_UINT),
-    31: _Item(Field.RETIRED_PENDING, value_type=_UINT),
-    38: _Item(Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL),
-    45: _Item(Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
-    52: _Item(Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL),
-    59: _Item(Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
-    74: _Item(Field.POWER_VIOLATION),
-    75: _Item(Field.THERMAL_VIOLATION),
-    76: _Item(Field.SYNC_BOOST_VIOLATION),
-    77: _Item(Field.BOARD_LIMIT_VIOLATION),
-    78: _Item(Field.LOW_UTIL_VIOLATION),
-    79: _Item(Field.RELIABILITY_VIOLATION),
-    80: _Item(Field.TOTAL_APP_CLOCKS_VIOLATION),
-    81: _Item(Field.TOTAL_BASE_CLOCKS_VIOLATION),
-    82: _Item(Field.MEMORY_TEMP, value_type=_UINT),
-    83: _Item(Field.TOTAL_ENERGY_CONSUMPTION),
-    92: _Item(Field.RETIRED_SBE, value_type=_UINT),
-    93: _Item(Field.RETIRED_DBE, value_type=_UINT),
-    94: _Item(Field.PCIE_REPLAY_COUNTER, value_type=_UINT),
-    138: _Item(Field.NVLINK_TX_BYTES_TOTAL, 1 / 1024, all_links=True),
-    139: _Item(Field.NVLINK_RX_BYTES_TOTAL, 1 / 1024, all_links=True),
-    142: _Item(Field.CORRECTABLE_REMAPPED_ROWS, value_type=_UINT),
-    143: _Item(Field.UNCORRECTABLE_REMAPPED_ROWS, value_type=_UINT),
-    144: _Item(Field.ROW_REMAP_PENDING, value_type=_UINT),
-    145: _Item(Field.ROW_REMAP_FAILURE, value_type=_UINT),
-    161: _Item(Field.NVLINK_ERROR_DL_REPLAY),
-    162: _Item(Field.NVLINK_ERROR_DL_RECOVERY),
-    163: _Item(Field.NVLINK_ERROR_DL_CRC),
-    173: _Item(Field.PCIE_COUNT_CORRECTABLE_ERRORS, value_type=_UINT),
-    185: _Item(Field.POWER_USAGE, 1000.0, _UINT),
-    186: _Item(Field.POWER_USAGE_INSTANT, 1000.0, _UINT),
-    187: _Item(Field.POWER_MGMT_LIMIT_MIN, 1000.0, _UINT),
-    188: _Item(Field.POWER_MGMT_LIMIT_MAX, 1000.0, _UINT),
-    189: _Item(Field.POWER_MGMT_LIMIT_DEF, 1000.0, _UINT),
-    190: _Item(Field.ENFORCED_POWER_LIMIT, 1000.0, _UINT),
-    191: _Item(Field.TOTAL_ENERGY_CONSUMPTION),
-    192: _Item(Field.POWER_MGMT_LIMIT, 1000.0, _UINT),
-    197: _Item(Field.PCIE_TX_BYTES_TOTAL),
-    198: _Item(Field.PCIE_RX_BYTES_TOTAL),
-    208: _Item(Field.NVLINK_COUNT_RX_ERRORS, all_links=True),
-    211: _Item(Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, all_links=True),
-    213: _Item(Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, all_links=True),
-    214: _Item(Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, all_links=True),
-    230: _Item(Field.GPU_RECOVERY_ACTION, value_type=_UINT),
-    269: _Item(Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS),
-    270: _Item(Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS),
-    271: _Item(Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS),
-}
 _RECOVERY_ACTION = 230
 _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
 _MARGINS: Mapping[int, Callable[[ModelSpec], int]] = {
@@ -482,22 +336,22 @@ _MARGINS: Mapping[int, Callable[[ModelSpec], int]] = {
 """Thresholds as distances below the highest operating temperature, as newer drivers answer them."""
 
 
-def _answer(target: Target, number: int, scope: int) -> tuple[int, int]:
-    """(NVML value, value type) of one field id; ``Refused`` carries its return code."""
-    item = _ITEMS.get(number)
-    if item is not None and is_before(target.node, item.field):
+def _answer(target: Target, number: int, scope: int) -> tuple[int, str]:
+    """Return (NVML value, value type) of one field id; ``Refused`` carries its return code."""
+    item = _NVML["items"].get(number)
+    if item is not None and is_before(target.node, Field[item["field"]]):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     if target.instance is not None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if target.gpu.fault is Fault.RESET_REQUIRED and number != _RECOVERY_ACTION:
         raise Refused(pynvml.NVML_ERROR_RESET_REQUIRED)
     if number in _MARGINS and Field.GPU_TEMP_LIMIT not in target.gpu.model.not_supported:
-        return (_MARGINS[number](target.gpu.model), _INT)
-    if item is None or (scope and number in _BOARD_POWER_IDS) or (item.all_links and scope != _ALL_LINKS):
+        return (_MARGINS[number](target.gpu.model), "int")
+    if item is None or (scope and number in _BOARD_POWER_IDS) or ("links" in item and scope != _ALL_LINKS):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    value = supported(read(target.gpu, item.field)) * item.scale
+    value = supported(read(target.gpu, Field[item["field"]])) * item.get("scale", 1.0)
     # Counters are cut off, measured values rounded, as the units' resolution wants it.
-    return (int(value) if item.all_links else round(value), item.value_type)
+    return (int(value) if "links" in item else round(value), item.get("kind", "ulonglong"))
 
 
 @device("nvmlDeviceGetFieldValues", static=True, mig=True)
@@ -507,13 +361,13 @@ def _field_values(target: Target, count: int, values: CArgument) -> None:
     timestamp_us = round((target.session.epoch_seconds + target.node.at_seconds) * 1e6)
     for value in values[:count]:
         try:
-            number, value_type = _answer(target, value.fieldId, value.scopeId)
+            number, kind = _answer(target, value.fieldId, value.scopeId)
         except Refused as refusal:
             if value.fieldId <= _LAST_ECC_ID and refusal.code == pynvml.NVML_ERROR_NOT_SUPPORTED:
                 continue  # a known driver bug: ECC items stay untouched where ECC is off
             value.timestamp, value.latencyUsec, value.nvmlReturn = timestamp_us, _LATENCY_US, refusal.code
             continue
         value.timestamp, value.latencyUsec = timestamp_us, _LATENCY_US
-        value.nvmlReturn, value.valueType = 0, value_type
+        (value.valueType, member), value.nvmlReturn = _KINDS[kind], 0
         value.value.ullVal = 0
-        setattr(value.value, _MEMBER[value_type], number)
+        setattr(value.value, member, number)
