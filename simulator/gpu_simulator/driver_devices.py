@@ -93,7 +93,7 @@ def read(gpu: GpuTruth, field: Field) -> int | float | None:
     if field in gpu.model.not_supported or (gpu.mig_enabled and field in UTILISATION):
         return None
     if field in _PERCENTS:
-        return round(min(max(_PERCENTS[field](gpu), 0.0), 1.0) * 100)
+        return round(min(max(float(_PERCENTS[field](gpu)), 0.0), 1.0) * 100)
     if field in _COUNTERS:
         return int(_COUNTERS[field](gpu))
     if field in _HEALTHY_ZERO or field in _CONSTANTS:

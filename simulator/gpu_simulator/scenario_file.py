@@ -144,7 +144,7 @@ def _plugin(section: Section) -> Plugin:
     plugin = Plugin(
         ids=section.choice("ids", IdForm.UUID),
         mig_strategy=section.choice("mig_strategy", MigStrategy.MIXED),
-        rename_shared=section.flag("rename_shared", default=False),
+        rename_shared=section.flag("rename_shared"),
         dra_mig=section.choice("dra_mig", DraMig.STATIC),
     )
     if section.has("dra_mig") and plugin.ids is not IdForm.DRA:
@@ -156,7 +156,9 @@ def _dcgm(section: Section) -> DcgmTruth:
     version = section.text("version", DcgmTruth().version)
     if not _DCGM_VERSION.fullmatch(version):
         section.problem("version", f"is {version!r}; allowed: three numbers, from 3.3.0 to 4.99.99")
-    return DcgmTruth(version=version, profiling_module=section.flag("profiling_module", default=True))
+    return DcgmTruth(
+        version=version, profiling_module=not section.has("profiling_module") or section.flag("profiling_module")
+    )
 
 
 def _namespaces(section: Section) -> dict[str, Mapping[str, str]]:
@@ -379,7 +381,7 @@ def _container(section: Section, gpus: Sequence[GpuPlan], ids: IdForm, owner: st
         mix=_mix(section),
         memory_bytes=max(memory, sum(process.memory_bytes for process in processes)),
         processes=processes,
-        init=section.flag("init", default=False),
+        init=section.flag("init"),
     )
 
 
@@ -525,7 +527,7 @@ def _part(section: Section, gpu: GpuPlan | None, ids: IdForm) -> tuple[int | Non
         fraction = section.number("fraction", low=_LEAST_FRACTION, high=1.0)
     if ids is IdForm.KAI and (memory is None) == (fraction is None):
         section.problem("fraction", f"or memory_mib must be given; allowed: {told}")
-    if ids is IdForm.DRA and memory is None and not section.flag("admin", default=False):
+    if ids is IdForm.DRA and memory is None and not section.flag("admin"):
         section.problem("memory_mib", f"is missing; allowed: {told}")
     return memory, cores, fraction
 
@@ -536,7 +538,7 @@ def _dra(section: Section, ids: IdForm) -> tuple[str, bool, bool]:
         if section.has(key) and ids is not IdForm.DRA:
             section.problem(key, f"means nothing with plugin ids {ids.value}; allowed: only with dra")
     claim = section.text("claim") if section.has("claim") else ""
-    admin, extended = section.flag("admin", default=False), section.flag("extended", default=False)
+    admin, extended = section.flag("admin"), section.flag("extended")
     if extended and (claim or admin):
         section.problem("extended", "is a claim of its own; allowed: without claim and admin")
     return claim, admin, extended
