@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 
 import pynvml
 
-from exporter.model import DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
+from exporter.model import Field
 from gpu_simulator.driver_session import (
     CArgument,
     GpmSample,
@@ -22,43 +22,29 @@ from gpu_simulator.driver_session import (
     supported,
     system,
 )
-from gpu_simulator.models import MIB
+from gpu_simulator.models import MIB, table
 from gpu_simulator.truth import Load, MigTruth
 
 _PROFILE_INFO_V2 = 0x02000098
 _PROFILE_COUNT = 18
 _PROFILE = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<slices>\d+)g\.\d+gb(?P<suffix>[+-].*)?$")
-_PLAIN_INDEX = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
-_SUFFIX_INDEX = {
-    ("+me", 1): 7,
-    ("+me", 2): 8,
-    ("+gfx", 1): 10,
-    ("+gfx", 2): 11,
-    ("+gfx", 4): 12,
-    ("-me", 1): 13,
-    ("-me", 2): 14,
-    ("+me.all", 1): 15,
-    ("+me.all", 2): 16,
-    ("+gfx", 3): 17,
-}
-_ONE_SLICE_TWICE_MEMORY_INDEX = 9
+_NVML = table("nvml")
 
 
 def profile_index(name: str, memory_slices: int) -> int | None:
-    """NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` where NVML has none."""
+    """Return NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` where NVML has none."""
     match = _PROFILE.match(name)
     if match is None:
         return None
-    slices, suffix = int(match["slices"]), match["suffix"]
-    if suffix:
-        return _SUFFIX_INDEX.get((suffix, slices))
-    if slices == 1 and memory_slices > 1:
-        return _ONE_SLICE_TWICE_MEMORY_INDEX
-    return _PLAIN_INDEX.get(slices)
+    slices, suffix = int(match["slices"]), match["suffix"] or ""
+    if slices == 1 and memory_slices > 1 and not suffix:
+        suffix = "twice"
+    index: int | None = _NVML["profiles"].get(suffix, {}).get(slices)
+    return index
 
 
 def slices_of(instance: MigTruth) -> tuple[int, int]:
-    """(slices of the GPU instance, slices of the compute instance) by the profile's name."""
+    """Return the slices of the GPU instance and of the compute instance, by the profile's name."""
     match = _PROFILE.match(instance.profile)
     if match is None:
         return (instance.compute_slices, instance.compute_slices)
@@ -149,36 +135,6 @@ _PERCENT = 100.0
 _PER_MIB = 1 / (1 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    """What a GPM metric is the mean of; ``scale`` turns a ratio or bytes per second into NVML's unit."""
-
-    of: str
-    """Part of the load."""
-    field: Field
-    scale: float = _PERCENT
-    whole_gpu_only: bool = False
-
-
-_METRICS: Mapping[int, _Metric] = {
-    1: _Metric("engine", Field.PROF_GR_ENGINE_ACTIVE),
-    2: _Metric("sm", Field.PROF_SM_ACTIVE),
-    3: _Metric("occupancy", Field.PROF_SM_OCCUPANCY),
-    5: _Metric("tensor", Field.PROF_PIPE_TENSOR_ACTIVE),
-    10: _Metric("dram", Field.PROF_DRAM_ACTIVE),
-    11: _Metric("fp64", Field.PROF_PIPE_FP64_ACTIVE),
-    12: _Metric("fp32", Field.PROF_PIPE_FP32_ACTIVE),
-    13: _Metric("fp16", Field.PROF_PIPE_FP16_ACTIVE),
-    20: _Metric("pcie_tx_bytes_per_second", Field.PROF_PCIE_TX_BYTES, _PER_MIB, whole_gpu_only=True),
-    21: _Metric("pcie_rx_bytes_per_second", Field.PROF_PCIE_RX_BYTES, _PER_MIB, whole_gpu_only=True),
-    30: _Metric("decode", DECODERS[0]),
-    40: _Metric("jpeg", JPEG_DECODERS[0]),
-    50: _Metric("optical_flow", FLOW_ENGINES[0]),
-    60: _Metric("nvlink_rx_bytes_per_second", Field.PROF_NVLINK_RX_BYTES, _PER_MIB, whole_gpu_only=True),
-    61: _Metric("nvlink_tx_bytes_per_second", Field.PROF_NVLINK_TX_BYTES, _PER_MIB, whole_gpu_only=True),
-}
-
-
 @device("nvmlGpmQueryDeviceSupport", static=True, mig=True)
 def _support(target: Target, support: CArgument) -> None:
     check_version(support, _GPM_VERSION)
@@ -221,15 +177,8 @@ def joined(members: Sequence[MigTruth]) -> Load:
     """Load of a GPU instance: its compute instances by their part of the slices in use."""
     weights = [slices_of(member)[1] for member in members]
     total = max(sum(weights), 1)
-    return Load(
-        **{
-            f.name: sum(
-                getattr(member.load_integral, f.name) * weight for member, weight in zip(members, weights, strict=True)
-            )
-            / total
-            for f in fields(Load)
-        }
-    )
+    pairs = [(member.load_integral, weight / total) for member, weight in zip(members, weights, strict=True)]
+    return Load(**{f.name: sum(getattr(one, f.name) * part for one, part in pairs) for f in fields(Load)})
 
 
 def _store(target: Target, sample: int, uuid: str, integral: Load, *, whole: bool) -> None:
@@ -258,17 +207,16 @@ def _metrics(session: Session, struct: CArgument) -> None:
 
 
 def _mean(old: GpmSample, new: GpmSample, number: int) -> float:
-    """Mean of a metric between two samples; NaN where they are too close or in the wrong order."""
-    metric = _METRICS.get(number)
-    if metric is None or metric.field in new.gpu.model.not_supported or (metric.whole_gpu_only and not new.whole):
+    """Return the mean of a metric between two samples; NaN where they are too close or in the wrong order."""
+    of, field_id = _NVML["metrics"].get(number, ("", None))
+    field, is_rate = Field(field_id) if field_id else None, of.endswith("_per_second")
+    if field is None or field in new.gpu.model.not_supported or (is_rate and not new.whole):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    scale = _PER_MIB if is_rate else _PERCENT
     seconds = new.at_seconds - old.at_seconds
     if seconds < _SHORTEST_SECONDS:
         return math.nan
-    if new.whole and metric.field in new.gpu.overrides:
-        fixed = new.gpu.overrides[metric.field]
-        if fixed is None:
-            raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return fixed * metric.scale
-    moved: float = getattr(new.integral, metric.of) - getattr(old.integral, metric.of)
-    return moved / seconds * metric.scale
+    if new.whole and field in new.gpu.overrides:
+        return supported(new.gpu.overrides[field]) * scale
+    moved: float = getattr(new.integral, of) - getattr(old.integral, of)
+    return moved / seconds * scale

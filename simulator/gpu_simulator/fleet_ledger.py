@@ -12,6 +12,7 @@ from exporter.model import Money, Totals
 from gpu_simulator.fleet_plan import (
     DAY_HOURS,
     DAY_SECONDS,
+    FLEET,
     HOUR_SECONDS,
     NOBODY,
     FleetNode,
@@ -45,22 +46,10 @@ class Holding(NamedTuple):
 _WEEK_DAYS, _OPEN_HOUR, _CLOSE_HOUR = 5, 9, 18
 _SESSION_RATIO, _BURST_RATIO = 0.3, 0.6
 _JITTER_RATIO = 0.05
-_DAY_RATIOS = (
-    (0.3, 0.25, 0.2, 0.2, 0.2, 0.3, 0.4, 0.55),
-    (0.7, 0.85, 0.95, 1.0, 1.0, 1.0, 0.95, 0.95),
-    (0.9, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4),
-)
-"""Of what is asked for at its busiest: each hour from midnight, eight in a row."""
 _HUNG_RATIO, _HALF_RATIO = 0.12, 0.2
 _MOST_WAIT_SECONDS = 900.0
-_SERVICE_LOADS: tuple[LoadShape, ...] = (
-    ("diurnal", 0.95),
-    ("diurnal", 0.8),
-    ("busy", 0.95),
-    ("low", 0.12),
-    ("idle", 0.0),
-)
-_TASK_LOADS: tuple[LoadShape, ...] = ("busy", 0.95), ("busy", 0.8), ("bursty", 0.7), ("idle", 0.0)
+_SERVICE_LOADS: tuple[LoadShape, ...] = tuple((shape, level) for shape, level in FLEET["service_loads"])
+_TASK_LOADS: tuple[LoadShape, ...] = tuple((shape, level) for shape, level in FLEET["task_loads"])
 _PART_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.25)
 
 
@@ -81,7 +70,7 @@ def activity_ratio(holding: Holding, hour_of_day: int, weekday: int, random: Ran
     if shape == "busy":
         ratio = level - _JITTER_RATIO * random.random()
     elif shape == "diurnal":
-        ratio = level * _DAY_RATIOS[hour_of_day // 8][hour_of_day % 8]
+        ratio = level * float(FLEET["day"][hour_of_day])
     elif shape == "bursty":
         ratio = level if random.random() < _BURST_RATIO else 0.0
     elif shape == "sessions":
