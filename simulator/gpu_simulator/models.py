@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -28,6 +29,7 @@ NOT_SUPPORTED_IN_MIG_MODE = UTILISATION | _fields("REMAP", "^(?!NVLINK_COUNT).*N
 """What a board stops reporting once it is partitioned (recorded on H100, driver 590.48.01)."""
 
 
+@cache
 def table(name: str) -> dict[Any, Any]:
     """Return a table that comes with the package."""
     text = resources.files("gpu_simulator").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
