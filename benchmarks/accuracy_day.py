@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trace_replay import GPUS_OF_A_NODE, MODEL_OF_A_NODE, NAMESPACES, REPLICAS, Node, TracePod, place
 
 from gpu_simulator import identities
-from gpu_simulator.activity import Square
+from gpu_simulator.activity import Levels, square
 from gpu_simulator.models import MODELS
 
 DAY_SECONDS = 86_400
@@ -29,7 +29,7 @@ class Job:
     shared: bool
     start_seconds: float
     end_seconds: float
-    signal: Square
+    signal: Levels
     """How busy its share is, 0..1."""
 
     def busy_seconds(self, first: float, last: float) -> float:
@@ -48,7 +48,7 @@ class Job:
             return math.inf
         period = self.signal.period_seconds
         within = (after - self.start_seconds + self.signal.phase_seconds) % period
-        on = self.signal.duty * period
+        on = self.signal.starts[1]
         return min(self.end_seconds, after + (on - within if within < on else period - within))
 
 
@@ -118,10 +118,10 @@ def _node_day(node: Node, number: int, opens: float) -> NodeDay:
     return NodeDay(name=f"node-{number:02d}", model=model, gpu_count=GPUS_OF_A_NODE[node.shared], jobs=tuple(jobs))
 
 
-def _signal(seed: int) -> Square:
+def _signal(seed: int) -> Levels:
     """Bursts of half a minute to ten minutes, with a load and a rhythm of the job's own."""
     period = 30.0 + seed % 571
-    return Square(
+    return square(
         high=0.2 + seed // 571 % 81 / 100,
         low=0.0,
         period_seconds=period,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from chaos_schedule import GPU_HANG, GPUS, OF_ALL_GPUS, OF_ONE_GPU, Act, Injection
 from chaos_world import EXACT_SECONDS, HELD_MODEL, STEADY, World
 
-from gpu_simulator.scenario_file import GPU_FAULTS
-from gpu_simulator.truth import Fault, GpuTruth, Load, NodeTruth
+from gpu_simulator.truth import GPU_FAULTS, Fault, GpuTruth, Load, NodeTruth
 
 ALLOWED_RATIO = 0.15
 """So much lower than the truth may an activity be before it is a false idle."""

@@ -4,8 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gpu_simulator.scenario_file import GPU_FAULTS
-from gpu_simulator.truth import Fault
+from gpu_simulator.truth import GPU_FAULTS, Fault
 
 GPUS = 4
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 3.5

@@ -33,7 +33,7 @@ from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from exporter.model import Field, Gpu, GpuReading, Reading, Snapshot
 from gpu_simulator import identities, scenario
-from gpu_simulator.activity import MIXES, Steady, mix
+from gpu_simulator.activity import MIXES, mix, steady
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.models import MODELS
 from gpu_simulator.plan import (
@@ -159,7 +159,7 @@ def _plan(pod: TracePod, claims: tuple[Claim, ...]) -> PodPlan:
     container = ContainerPlan(
         name="main",
         claims=claims,
-        signal=Steady(level=level),
+        signal=steady(level),
         mix=MIX,
         memory_bytes=0,
         processes=(ProcessPlan(comm="python", memory_bytes=0, part=1.0),),
@@ -180,7 +180,6 @@ def to_scenario(node: Node, number: int) -> scenario.Scenario:
             uuid="GPU-" + identities.stable_uuid(name, index),
             pci_bus_id=identities.pci_bus_id(index),
             serial="0",
-            model_key=key,
             model=MODELS[key],
             sharing=Sharing.TIME_SLICING if node.shared else Sharing.NONE,
             replicas=REPLICAS if node.shared else 1,

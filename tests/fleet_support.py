@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_simulator.fleet import FleetTruth, TruthCounter, Writing, write_fleet
+from gpu_simulator.fleet import FleetSums, FleetTruth, Writing, write_fleet
 from gpu_simulator.fleet_ledger import NodeLedger, node_ledger
 from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
 from gpu_simulator.programs import free_port
@@ -64,10 +64,10 @@ def fleet_ledgers(plan: FleetPlan) -> tuple[NodeLedger, ...]:
 
 def truth_between(start_seconds: int, end_seconds: int, plan: FleetPlan = SMALL_FLEET) -> FleetTruth:
     """What is true of the samples with start < time <= end, by UTC day."""
-    counter = TruthCounter(start_seconds, end_seconds)
+    sums = FleetSums(plan)
     for ledger in fleet_ledgers(plan):
-        counter.add(ledger)
-    return counter.truth()
+        sums.add(ledger)
+    return sums.truth(start_seconds, end_seconds)
 
 
 def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], devices: bool = True) -> Path:

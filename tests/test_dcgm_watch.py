@@ -48,7 +48,7 @@ def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None
     with engine(gpu(), gpu(1)) as bench:
         everything = of(bench.opened()).values.keys()
         bench.source.close()
-        dcgm.fail(function, abi.GENERIC, field_id=refused)
+        dcgm.fail(function, abi.GENERIC, only=refused)
         reading = bench.opened()
         assert [of(reading, index).values.keys() for index in (0, 1)] == [everything - {refused}] * 2
         assert bench.errors == {"dcgm_error": 1}
@@ -57,7 +57,7 @@ def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None
 
 def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look() -> None:
     with engine(gpu()) as bench:
-        dcgm.fail("dcgmWatchFields", abi.GENERIC, field_id=Field.FB_FREE)
+        dcgm.fail("dcgmWatchFields", abi.GENERIC, only=Field.FB_FREE)
         bench.opened()
         dcgm.clear_failures()
         assert Field.FB_FREE not in of(bench.sample(60)).values
@@ -66,7 +66,7 @@ def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look(
 
 def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_stops_the_others() -> None:
     with engine(gpu()) as bench:
-        dcgm.fail("dcgmWatchFields", abi.GENERIC, field_id=Field.FB_FREE)
+        dcgm.fail("dcgmWatchFields", abi.GENERIC, only=Field.FB_FREE)
         bench.opened()
         for _ in range(620):
             values = of(bench.sample()).values
@@ -77,7 +77,7 @@ def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_s
 def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told() -> None:
     with engine(gpu()) as bench:
         for field in PROFILED:
-            dcgm.fail("dcgmWatchFields", abi.MODULE_NOT_LOADED, field_id=field)
+            dcgm.fail("dcgmWatchFields", abi.MODULE_NOT_LOADED, only=field)
         reading = bench.opened()
         assert of(reading).profiling is ProfilingState.NO_MODULE
         assert profiled(reading) == frozenset()
@@ -138,7 +138,7 @@ def test_more_fields_than_a_group_takes_are_in_several() -> None:
 
 def test_an_engine_without_room_for_another_group_is_told_and_what_fits_is_read() -> None:
     with engine(gpu()) as bench:
-        dcgm.fail("dcgmFieldGroupCreate", abi.LIMIT_REACHED, field_id=Field.PCIE_REPLAY_COUNTER)
+        dcgm.fail("dcgmFieldGroupCreate", abi.LIMIT_REACHED, only=Field.PCIE_REPLAY_COUNTER)
         reading = bench.opened()
         assert Field.GPU_UTIL in of(reading).values
         assert Field.PCIE_REPLAY_COUNTER not in of(reading).values

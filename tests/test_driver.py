@@ -139,7 +139,7 @@ def test_a_struct_of_the_wrong_version_is_refused() -> None:
 def test_injected_errors_hit_the_named_device_as_often_as_asked() -> None:
     with simulated(gpu(0), gpu(1)):
         first, second = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-        driver.fail("nvmlDeviceGetPowerUsage", 4, device_index=1, times=2)
+        driver.fail("nvmlDeviceGetPowerUsage", 4, only=1, times=2)
         assert code_of(pynvml.nvmlDeviceGetPowerUsage, first) == 0
         assert [code_of(pynvml.nvmlDeviceGetPowerUsage, second) for _ in range(3)] == [4, 4, 0]
         driver.fail("nvmlDeviceGetCount_v2", 13)

@@ -11,7 +11,7 @@ from exporter.errors import SourceError
 from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import DeviceState, Field, GpuReading, Reading
 from gpu_simulator import driver, scenario
-from gpu_simulator.gpu_values import read
+from gpu_simulator.driver_devices import read
 from gpu_simulator.truth import Fault, GpuTruth, NodeTruth
 
 _ALL = frozenset(Field)

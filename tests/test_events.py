@@ -23,7 +23,7 @@ def wait_until_registered(watch: EventWatch | None) -> None:
     """Until its thread waits for events, or has told why it cannot."""
     assert watch is not None
     end = time.monotonic() + PATIENCE_SECONDS
-    sets = simulated_driver._session().event_sets
+    sets = simulated_driver._installed.get().event_sets
     while not watch._errors:
         if any(one.waits and len(one.masks) == len(watch._handles) for one in list(sets.values())):
             return
@@ -168,7 +168,7 @@ def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
         watch = EventWatch({"GPU-0": pynvml.nvmlDeviceGetHandleByIndex(0)})
         watch.start()
         wait_until_registered(watch)
-        (registered,) = simulated_driver._session().event_sets.values()
+        (registered,) = simulated_driver._installed.get().event_sets.values()
         assert list(registered.masks.values()) == [pynvml.nvmlEventTypeXidCriticalError]
         watch.close()
         assert watch.drain() == ([], [])
@@ -179,7 +179,7 @@ class Retried:
 
     def __init__(self, *, code: int = 999) -> None:
         self.seconds = 0.0
-        simulated_driver.fail("nvmlDeviceRegisterEvents", code, device_index=1)
+        simulated_driver.fail("nvmlDeviceRegisterEvents", code, only=1)
         handles = {gpu(index).uuid: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)}
         self.watch = EventWatch(handles, monotonic=lambda: self.seconds)
         self.told: list[tuple[str, int | None]] = []
@@ -214,7 +214,7 @@ class Retried:
 
 def _waited_on() -> dict[int, list[str]]:
     """The GPUs of each set that is waited on."""
-    sets = dict(simulated_driver._session().event_sets)
+    sets = dict(simulated_driver._installed.get().event_sets)
     return {pointer: sorted(one.masks) for pointer, one in sets.items() if one.waits}
 
 

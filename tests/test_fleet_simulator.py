@@ -6,7 +6,7 @@ import re
 import urllib.parse
 import urllib.request
 from collections import Counter
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -55,7 +55,7 @@ def test_all_that_owners_have_is_what_the_gpus_were_there_for(seed: int, gpus: i
     lasted: Counter[int] = Counter()
     for lines in ledger.lines.values():
         for hour, line in lines.items():
-            assert min(astuple(line)) >= 0
+            assert min(line) >= 0
             lasted[hour] += line.allocated_ms
     for hour in ledger.there:
         # After an hour in which Prometheus was away: what it missed as well, but for hours in which the node was.

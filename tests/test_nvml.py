@@ -230,7 +230,7 @@ def test_a_gpu_that_is_enumerated_no_more_is_missing_until_the_driver_names_it_a
 
 def test_a_gpu_that_is_not_ready_costs_that_field_only() -> None:
     with watched(gpu(0), gpu(1)) as it:
-        simulated_driver.fail("nvmlDeviceGetPowerUsage", library.NOT_READY, device_index=1)
+        simulated_driver.fail("nvmlDeviceGetPowerUsage", library.NOT_READY, only=1)
         reading = it.after(1)
         assert states(reading) == [UP, UP]
         assert [Field.POWER_USAGE in one.values for one in reading.gpus] == [True, False]
@@ -317,7 +317,7 @@ def test_an_instance_whose_place_may_not_be_asked_for_is_told_without_it(code: i
 def test_the_memory_of_a_gpu_is_known_as_soon_as_the_driver_reports_it() -> None:
     with simulated(gpu(0), gpu(1, model=T4), init=False) as node:
         for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
-            simulated_driver.fail(function, 999, device_index=0)
+            simulated_driver.fail(function, 999, only=0)
         source = NvmlSource(ALL)
         source.open()
         it = Watched(node, source)
@@ -516,7 +516,7 @@ def test_an_instance_that_is_destroyed_while_the_instances_are_described_is_left
 
 def test_a_gpu_is_not_attached_with_a_guessed_shape() -> None:
     with simulated(partitioned(instance(1)), gpu(1), init=False) as node:
-        simulated_driver.fail("nvmlDeviceGetMigMode", 999, device_index=0)
+        simulated_driver.fail("nvmlDeviceGetMigMode", 999, only=0)
         source = NvmlSource(ALL)
         source.open()
         assert [one.gpu.index for one in source.sample(100.0).gpus] == [1]
@@ -581,7 +581,7 @@ def test_a_new_instance_takes_no_measurement_from_its_neighbours() -> None:
 
 def test_a_gpu_that_is_lost_in_the_middle_of_a_sample_gives_no_half_reading() -> None:
     with watched(gpu(0, processes=(process(11),)), gpu(1)) as it:
-        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15, device_index=0)
+        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15, only=0)
         reading = it.after(1)
         assert states(reading) == [(DeviceState.LOST, "gpu_is_lost"), UP]
         assert reading.gpus[0].values == {}

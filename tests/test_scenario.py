@@ -12,7 +12,7 @@ from exporter.attribution import processes as cgroup
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import scenario
-from gpu_simulator.activity import Ramp, Signal, Sine, Square, Steady, Steps, noise
+from gpu_simulator.activity import Ramp, Signal, Sine, noise, square, steady, steps
 from gpu_simulator.models import MIB, MODELS, LayoutError, place
 from gpu_simulator.truth import Fault
 
@@ -20,9 +20,9 @@ LEVEL = st.floats(0.0, 1.0)
 SECONDS = st.floats(0.5, 1000.0)
 
 SIGNALS = st.one_of(
-    st.builds(lambda level: Steady(level=level), LEVEL),
+    st.builds(steady, LEVEL),
     st.builds(
-        lambda high, low, period, duty, phase: Square(
+        lambda high, low, period, duty, phase: square(
             high=high, low=low, period_seconds=period, duty=duty, phase_seconds=phase
         ),
         LEVEL,
@@ -39,7 +39,7 @@ SIGNALS = st.one_of(
     ),
     st.builds(lambda first, last, seconds: Ramp(first=first, last=last, seconds=seconds), LEVEL, LEVEL, SECONDS),
     st.builds(
-        lambda times, level: Steps(points=tuple((at, level * (n % 2)) for n, at in enumerate(sorted(times)))),
+        lambda times, level: steps([(at, level * (n % 2)) for n, at in enumerate(sorted(times))]),
         st.lists(st.floats(0.0, 500.0), min_size=1, max_size=5),
         LEVEL,
     ),

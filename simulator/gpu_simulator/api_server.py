@@ -7,7 +7,7 @@ import re
 import secrets
 import ssl
 from base64 import b64encode
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -358,7 +358,10 @@ class ApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         faults = self._look()
-        verb, resource = _name(request)
+        place = _place(request.path)
+        verb, resource = "get", place["get"].removesuffix("s")
+        if place["list"]:
+            verb, resource = "watch" if request.query.get("watch") in {"1", "true"} else "list", place["list"]
         self.requests[f"{verb} {resource}"] += 1
         if Fault.API_SILENT in faults:
             await asyncio.Event().wait()
@@ -367,13 +370,11 @@ class ApiServer:
         refusal = self._refusal(request, resource, faults)
         if refusal is not None:
             return refusal
-        if resource == "resourceslices" and request.path.split("/")[3] != self._objects().dra_version:
+        if place["version"] and place["version"] != self._objects().dra_version:
             return _refuse(404, "NotFound", "the server could not find the requested resource")
         if verb == "watch":
             return await self._watch(request, resource)
-        if verb == "list":
-            return self._list(request, resource)
-        return self._get(request)
+        return self._list(request, resource, place["namespace"]) if verb == "list" else self._get(request, place)
 
     def _refusal(self, request: web.Request, resource: str, faults: Mapping[Fault, float]) -> web.Response | None:
         shown = request.headers.get("Authorization", "")
@@ -391,14 +392,12 @@ class ApiServer:
             return _refuse(403, "Forbidden", f'User "simulated" cannot get path "{request.path}"')
         return None
 
-    def _list(self, request: web.Request, resource: str) -> web.Response:
+    def _list(self, request: web.Request, resource: str, namespace: str) -> web.Response:
         try:
             wanted = selector(resource, request.query.get("fieldSelector", ""))
         except ValueError as error:
             return _refuse(400, "BadRequest", str(error))
-        parts = request.path.strip("/").split("/")
-        namespace = parts[3] if "namespaces" in parts else None
-        found = (each for each in self._store.list(resource) if namespace in {None, each["metadata"].get("namespace")})
+        found = (each for each in self._store.list(resource) if namespace in {"", each["metadata"].get("namespace")})
         return web.json_response(
             listed(
                 resource,
@@ -412,21 +411,13 @@ class ApiServer:
     def _metadata_only(self, request: web.Request) -> bool:
         return self._metadata_forms and "as=PartialObjectMetadata" in request.headers.get("Accept", "")
 
-    def _get(self, request: web.Request) -> web.Response:
-        parts = request.path.strip("/").split("/")
+    def _get(self, request: web.Request, place: Mapping[str, str]) -> web.Response:
         version = self._objects().dra_version
         if request.path == _DRA and version:
             preferred = {"groupVersion": f"resource.k8s.io/{version}", "version": version}
             body = {"kind": "APIGroup", "apiVersion": "v1", "name": "resource.k8s.io", "versions": [preferred]}
             return web.json_response({**body, "preferredVersion": preferred})
-        found: Json | None = None
-        match parts:
-            case ["api", "v1", "namespaces" | "nodes" as resource, name]:
-                found = self._store.get(resource, "", name)
-            case ["api", "v1", "namespaces", namespace, "pods", name]:
-                found = self._store.get("pods", namespace, name)
-            case ["apis", "resource.k8s.io", asked, "namespaces", namespace, "resourceclaims", name]:
-                found = self._store.get("resourceclaims", namespace, name) if asked == version else None
+        found = self._store.get(place["get"], place["namespace"], place["name"])
         if found is None:
             return _refuse(404, "NotFound", f"{request.path} not found")
         return web.json_response(one(found, metadata_only=self._metadata_only(request)))
@@ -463,19 +454,21 @@ def _refuse(code: int, reason: str, message: str) -> web.Response:
     return web.json_response(status(code, reason, message), status=code)
 
 
-def _name(request: web.Request) -> tuple[str, str]:
-    """Name a request for the count: verb, and resource in the plural for lists."""
-    match request.path.strip("/").split("/"):
-        case (
-            ["api", "v1", "pods" as resource]
-            | ["api", "v1", "namespaces", _, "pods" as resource]
-            | ["apis", "resource.k8s.io", _, "resourceslices" as resource]
-        ):
-            return "watch" if request.query.get("watch") in {"1", "true"} else "list", resource
-        case ["api", "v1", "namespaces" | "nodes" as resource, _]:
-            return "get", resource.removesuffix("s")
-        case [*_, resource, _] if resource in {"pods", "resourceclaims"}:
-            return "get", resource.removesuffix("s")
-        case ["apis", group]:
-            return "get", group
-    return "get", request.path
+_PATHS = tuple(
+    re.compile(path)
+    for path in (
+        r"/api/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<list>pods)",
+        r"/api/v1/(?P<get>namespaces|nodes)/(?P<name>[^/]+)",
+        r"/api/v1/namespaces/(?P<namespace>[^/]+)/(?P<get>pods)/(?P<name>[^/]+)",
+        r"/apis/resource\.k8s\.io/(?P<version>[^/]+)/(?P<list>resourceslices)",
+        r"/apis/resource\.k8s\.io/(?P<version>[^/]+)/namespaces/(?P<namespace>[^/]+)/(?P<get>resourceclaims)/(?P<name>[^/]+)",
+        r"/apis/(?P<get>[^/]+)",
+        r"(?P<get>.*)",
+    )
+)
+
+
+def _place(path: str) -> Mapping[str, str]:
+    """Return the parts of a path: the resource to ``list`` or ``get``, version, namespace and name."""
+    found = next(match for expression in _PATHS if (match := expression.fullmatch(path.rstrip("/"))))
+    return defaultdict(str, {part: text for part, text in found.groupdict().items() if text})

@@ -1,118 +1,176 @@
-"""Objects of a simulated cluster: pods as the Kubernetes API knows them, ResourceSlices and ResourceClaims."""
+"""Objects of a simulated cluster: pods with what schedulers write on them, ResourceSlices and ResourceClaims."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import fields, replace
 from typing import Any
 
-from gpu_simulator import holders, identities
-from gpu_simulator.holders import HeldDevice, pod_identity
+from exporter.model import PodMetadata
+from gpu_simulator import identities
+from gpu_simulator.holders import RESERVATION_NAMESPACE, Held, declared_ratio, is_kai_part, pod_identity
 from gpu_simulator.models import MIB, instances
-from gpu_simulator.plan import DraMig, DraVersion, GpuPlan, IdForm, NodePlan, PodPlan, Sharing
+from gpu_simulator.plan import Claim, DraMig, DraVersion, GpuPlan, IdForm, NodePlan, PodPlan, Sharing
 from gpu_simulator.truth import HolderTruth, MigTruth, PodTruth
 
-RUNNING, SUCCEEDED = "Running", "Succeeded"
+JsonObject = dict[str, Any]
+STALE_SECONDS = 30.0
+"""For so long after the start a slice of an older generation exists too, as after an update of the driver."""
 _DAEMONS = ("kube-proxy", "cilium", "node-exporter", "fluent-bit", "csi-node")
 _OTHERS = (*_DAEMONS, "coredns", "web", "worker", "redis")
 _STATEFUL = "redis"
+_GROUP_LABEL = "runai-gpu-group"
+_GENERATION = 2
+_REQUEST = "gpu"
+_METADATA = tuple(field.name for field in fields(PodMetadata))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPod:
-    """A pod of the scenario with everything that users and schedulers wrote on it."""
-
-    plan: PodPlan
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-
-
-def known_pods(plan: NodePlan) -> tuple[KnownPod, ...]:
-    """Every pod that will ever come; processes outside pods are none."""
-    return tuple(
-        KnownPod(
-            plan=pod,
-            labels=dict(pod.labels) | holders.labels_of(plan, pod),
-            annotations=holders.annotations_of(plan, pod) | dict(pod.annotations),
-        )
-        for pod in plan.pods
-        if pod.namespace
+def scheduled(plan: NodePlan) -> NodePlan:
+    """Return the plan with what schedulers label and annotate its pods with."""
+    return replace(
+        plan,
+        pods=tuple(
+            replace(
+                pod,
+                labels={**pod.labels, **_group_labels(plan, pod)},
+                annotations={**_part_annotations(plan, pod), **pod.annotations},
+            )
+            if pod.namespace
+            else pod
+            for pod in plan.pods
+        ),
     )
 
 
-def present(node: str, known: Iterable[KnownPod], t: float) -> Iterator[tuple[KnownPod, PodTruth]]:
-    """Pods that are there at ``t``, those that have finished and are still listed among them."""
-    for one in known:
-        pod = one.plan
+def _claims(pod: PodPlan) -> list[Claim]:
+    return [claim for container in pod.containers for claim in container.claims]
+
+
+def _group(plan: NodePlan, gpu: int) -> str:
+    """Return the name of the group of KAI's pods that have parts of a GPU."""
+    return identities.stable_uuid(plan.node, "gpu-group", gpu)
+
+
+def _group_labels(plan: NodePlan, pod: PodPlan) -> dict[str, str]:
+    groups = [_group(plan, claim.gpu) for claim in _claims(pod) if is_kai_part(plan, claim)]
+    if len(groups) == 1:
+        return {_GROUP_LABEL: groups[0]}
+    return {f"{_GROUP_LABEL}/{group}": group for group in groups}
+
+
+def _part_annotations(plan: NodePlan, pod: PodPlan) -> dict[str, str]:
+    if plan.plugin.ids is IdForm.HAMI:
+        # HAMi leaves an empty element for a container without a device.
+        devices = ";" * len(pod.sidecars) + _vgpus(plan, pod)
+        written = {"hami.io/vgpu-devices-allocated": devices, "hami.io/vgpu-node": plan.node}
+        parts = list(_vgpu_instances(plan, pod))
+        return written | ({"hami.io/vgpu-mig-allocations": json.dumps(parts)} if parts else {})
+    if plan.plugin.ids is IdForm.VOLCANO:
+        return {"volcano.sh/vgpu-ids-new": _vgpus(plan, pod), "volcano.sh/vgpu-node": plan.node}
+    return _kai(pod, [claim for claim in _claims(pod) if is_kai_part(plan, claim)])
+
+
+def _instance_of(plan: NodePlan, claim: Claim) -> MigTruth | None:
+    return None if claim.instance is None else plan.gpus[claim.gpu].instances[claim.instance]
+
+
+def _vgpus(plan: NodePlan, pod: PodPlan) -> str:
+    """Return the devices; containers end with ``;``, devices with ``:``."""
+    return "".join(
+        "".join(f"{_vgpu(plan, claim)}:" for claim in container.claims) + ";" for container in pod.containers
+    )
+
+
+def _vgpu(plan: NodePlan, claim: Claim) -> str:
+    gpu, instance = plan.gpus[claim.gpu], _instance_of(plan, claim)
+    memory = claim.memory_bytes
+    if memory is None:
+        memory = instance.memory_bytes if instance else round(gpu.model.memory_bytes * declared_ratio(gpu, claim))
+    return f"{gpu.uuid},NVIDIA,{memory // MIB},{claim.cores}"
+
+
+def _vgpu_instances(plan: NodePlan, pod: PodPlan) -> Iterator[JsonObject]:
+    for container_index, container in enumerate(pod.containers, start=len(pod.sidecars)):
+        for device_index, claim in enumerate(container.claims):
+            if instance := _instance_of(plan, claim):
+                yield {
+                    "containerIndex": container_index,
+                    "deviceIndex": device_index,
+                    "gpuUUID": plan.gpus[claim.gpu].uuid,
+                    "profile": instance.profile,
+                    "placement": {"start": instance.placement_start, "size": instance.memory_slices},
+                    "migUUID": instance.uuid,
+                    "gpuInstanceID": instance.gpu_instance_id,
+                    "computeInstanceID": instance.compute_instance_id,
+                }
+
+
+def _kai(pod: PodPlan, parts: list[Claim]) -> dict[str, str]:
+    if not parts:
+        return {}
+    part = parts[0]
+    if part.fraction is not None:
+        written = {"gpu-fraction": f"{part.fraction:g}"}
+    else:
+        written = {"gpu-memory": str((part.memory_bytes or 0) // MIB)}
+    written["received-resource-type"] = "Fraction"
+    if len(parts) > 1:
+        written["gpu-fraction-num-devices"] = str(len(parts))
+    if len(pod.containers) > 1 or pod.sidecars:
+        names = [container.name for container in pod.containers if part in container.claims]
+        written["gpu-fraction-container-name"] = names[0]
+    return written
+
+
+def present(plan: NodePlan, t: float) -> Iterator[tuple[PodPlan, PodTruth]]:
+    """Yield the pods with devices that exist at ``t``, including those that have finished and are still listed."""
+    for pod in plan.pods:
         found = pod.window.occurrence(t, pod.finished_seconds)
-        if found is None:
+        if found is None or not pod.namespace:
             continue
-        name, uid = pod_identity(node, pod, found[0])
-        yield (
-            one,
-            PodTruth(
-                namespace=pod.namespace,
-                name=name,
-                uid=uid,
-                labels=one.labels,
-                annotations=one.annotations,
-                owner_kind=pod.owner.kind if pod.owner else "",
-                owner_name=pod.owner.name if pod.owner else "",
-                owner_api=pod.owner.api if pod.owner else "",
-                containers=(*pod.sidecars, *(container.name for container in pod.containers)),
-                phase=RUNNING if pod.window.occurrence(t) else SUCCEEDED,
-            ),
-        )
+        name, uid = pod_identity(plan.node, pod, found[0])
+        metadata = {field: getattr(pod, field) for field in _METADATA} | {"name": name, "uid": uid}
+        names = (*pod.sidecars, *(container.name for container in pod.containers))
+        phase = "Running" if pod.window.occurrence(t) else "Succeeded"
+        yield pod, PodTruth(**metadata, containers=names, phase=phase)
 
 
-def without_devices(
-    other: Iterable[PodTruth], there: Iterable[tuple[KnownPod, PodTruth]]
-) -> Iterator[tuple[str, str, str]]:
-    """(namespace, pod, container) of every container that has no device and that the kubelet lists."""
-    for pod in other:
-        for container in pod.containers:
-            yield pod.namespace, pod.name, container
-    for known, pod in there:
-        for container in known.plan.sidecars:
-            yield pod.namespace, pod.name, container
-
-
-def reservations(plan: NodePlan, also_listed: Iterable[HolderTruth]) -> Iterator[PodTruth]:
-    """KAI's pods that hold GPUs for others."""
-    if plan.plugin.ids is not IdForm.KAI:
-        return
-    groups = {gpu.uuid: holders.group_of(plan, gpu.index) for gpu in plan.gpus}
-    for listed in also_listed:
-        if listed.namespace == holders.RESERVATION_NAMESPACE:
+def reservations(plan: NodePlan, listed: Iterable[HolderTruth]) -> Iterator[PodTruth]:
+    """Yield KAI's pods that hold GPUs for others."""
+    groups = {gpu.uuid: _group(plan, gpu.index) for gpu in plan.gpus}
+    for one in listed:
+        if one.namespace == RESERVATION_NAMESPACE and plan.plugin.ids is IdForm.KAI:
             yield PodTruth(
-                namespace=listed.namespace,
-                name=listed.pod,
-                uid=listed.pod_uid,
-                labels={"app": "kai-resource-reservation", holders.GROUP_LABEL: groups[listed.device_uuid]},
-                annotations={"run.ai/reserve_for_gpu_index": listed.device_uuid},
-                containers=(listed.container,),
+                namespace=one.namespace,
+                name=one.pod,
+                uid=one.pod_uid,
+                labels={"app": "kai-resource-reservation", _GROUP_LABEL: groups[one.device_uuid]},
+                annotations={"run.ai/reserve_for_gpu_index": one.device_uuid},
+                containers=(one.container,),
             )
 
 
 def others(plan: NodePlan) -> tuple[PodTruth, ...]:
-    """Pods without devices, as every node has them."""
+    """Return pods without devices, as every node has them."""
     return tuple(_other(plan.node, number) for number in range(plan.other_pods))
 
 
 def _other(node: str, number: int) -> PodTruth:
     again, position = divmod(number, len(_OTHERS))
     container = _OTHERS[position]
-    name = container if not again else f"{container}-{again + 1}"
+    owner = container if not again else f"{container}-{again + 1}"
     namespace = "kube-system" if position <= len(_DAEMONS) else "apps"
     stable = identities.stable_number(node, number)
     labels = {"app.kubernetes.io/name": container}
     if container in _DAEMONS:
-        owner, kind, pod = name, "DaemonSet", f"{name}-{stable:08x}"[:-3]
+        kind, pod = "DaemonSet", f"{owner}-{stable:08x}"[:-3]
         labels |= {"controller-revision-hash": f"{stable % 2**28:07x}", "pod-template-generation": "1"}
     elif container == _STATEFUL:
-        owner, kind, pod = name, "StatefulSet", f"{name}-0"
+        kind, pod = "StatefulSet", f"{owner}-0"
         labels |= {"apps.kubernetes.io/pod-index": "0", "statefulset.kubernetes.io/pod-name": pod}
     else:
         template = f"{identities.stable_number(node, 'template', number):08x}"
-        owner, kind, pod = f"{name}-{template}", "ReplicaSet", f"{name}-{template}-{stable:08x}"[:-3]
+        kind, owner = "ReplicaSet", f"{owner}-{template}"
+        pod = f"{owner}-{stable:08x}"[:-3]
         labels |= {"pod-template-hash": template}
     return PodTruth(
         namespace=namespace,
@@ -126,39 +184,26 @@ def _other(node: str, number: int) -> PodTruth:
     )
 
 
-JsonObject = dict[str, Any]
-_GENERATION = 2
-STALE_SECONDS = 30.0
-"""For so long after the start a slice of an older generation is there too, as after an update of the driver."""
-_REQUEST = "gpu"
-_BRAND = "Nvidia"
-
-
 def slices(plan: NodePlan) -> tuple[JsonObject, ...]:
-    """ResourceSlices of the node's pool, one of an older generation first; empty on a node without DRA's driver."""
+    """Return the ResourceSlices of the node's pool, one of an older generation first; none without DRA's driver."""
     if plan.plugin.ids is not IdForm.DRA:
         return ()
-    devices = [device for gpu in plan.gpus for device in _devices(plan, gpu)]
-    newest = [_slice(plan, "0", _GENERATION, devices)]
+    newest = [_slice(plan, "0", _GENERATION, [device for gpu in plan.gpus for device in _devices(plan, gpu)])]
     if plan.plugin.dra_mig is DraMig.DYNAMIC:
-        counters = _slice(plan, "1", _GENERATION, [])
-        counters["spec"]["sharedCounters"] = [_counters(gpu) for gpu in plan.gpus if gpu.mig_enabled]
-        newest.append(counters)
+        newest.append(_slice(plan, "1", _GENERATION, []))
+        newest[1]["spec"]["sharedCounters"] = [
+            {
+                "name": f"gpu-{gpu.minor}-counter-set",
+                "counters": {"memory": {"value": f"{gpu.model.memory_slices}"}},
+            }
+            for gpu in plan.gpus
+            if gpu.mig_enabled
+        ]
     for each in newest:
         each["spec"]["pool"]["resourceSliceCount"] = len(newest)
-    wrong = {"type": {"string": "gpu"}, "uuid": {"string": f"GPU-{identities.stable_uuid(plan.node, 'stale')}"}}
-    stale = [_device(plan, identities.dra_device(gpu.minor), wrong, gpu.model.memory_bytes) for gpu in plan.gpus]
+    wrong = {"type": "gpu", "uuid": f"GPU-{identities.stable_uuid(plan.node, 'stale')}"}
+    stale = [_device(plan, gpu, None, wrong) for gpu in plan.gpus]
     return (_slice(plan, "stale", _GENERATION - 1, stale), *newest)
-
-
-def claims(plan: NodePlan, held: Iterable[HeldDevice]) -> tuple[JsonObject, ...]:
-    """ResourceClaims of everybody who has a device by one now, or looks at it."""
-    if plan.plugin.ids is not IdForm.DRA:
-        return ()
-    found: dict[tuple[str, str], list[HeldDevice]] = {}
-    for holding in held:
-        found.setdefault((holding.held.use.pod.namespace, holding.claim_name), []).append(holding)
-    return tuple(_claim(plan, namespace, name, users) for (namespace, name), users in found.items())
 
 
 def _slice(plan: NodePlan, name: str, generation: int, devices: list[JsonObject]) -> JsonObject:
@@ -178,68 +223,62 @@ def _slice(plan: NodePlan, name: str, generation: int, devices: list[JsonObject]
 
 def _devices(plan: NodePlan, gpu: GpuPlan) -> Iterator[JsonObject]:
     common = {
-        "productName": {"string": gpu.model.name},
-        "brand": {"string": _BRAND},
-        "architecture": {"string": "Hopper" if gpu.model.gpm else "Ampere"},
-        "driverVersion": {"version": ".".join((plan.driver_version + ".0").split(".")[:3])},
-        "resource.kubernetes.io/pciBusID": {"string": gpu.pci_bus_id[4:].lower()},
+        "productName": gpu.model.name,
+        "brand": "Nvidia",
+        "architecture": "Hopper" if gpu.model.gpm else "Ampere",
+        "resource.kubernetes.io/pciBusID": gpu.pci_bus_id[4:].lower(),
     }
     dynamic = plan.plugin.dra_mig is DraMig.DYNAMIC
     if not gpu.mig_enabled or dynamic:
-        whole = {"type": {"string": "gpu"}, "uuid": {"string": gpu.uuid}} | common
-        device = _device(plan, identities.dra_device(gpu.minor), whole, gpu.model.memory_bytes)
+        device = _device(plan, gpu, None, {"type": "gpu", "uuid": gpu.uuid} | common, full=True)
         yield device | ({"allowMultipleAllocations": True} if gpu.sharing is Sharing.FRACTION else {})
-    if not gpu.mig_enabled:
-        return
-    common |= {"type": {"string": "mig"}, "parentUUID": {"string": gpu.uuid}}
-    if dynamic:
-        for possible in instances(gpu.model):
-            attributes = common | {"profile": {"string": possible.profile}}
-            yield _device(plan, _device_name(gpu, possible), attributes, possible.memory_bytes)
-        return
-    for instance in gpu.instances:
-        attributes = common | {"profile": {"string": instance.profile}, "uuid": {"string": instance.uuid}}
-        yield _device(plan, _device_name(gpu, instance), attributes, instance.memory_bytes)
+    for instance in (instances(gpu.model) if dynamic else gpu.instances) if gpu.mig_enabled else ():
+        own = {"type": "mig", "parentUUID": gpu.uuid, "profile": instance.profile}
+        own |= {} if dynamic else {"uuid": instance.uuid}
+        yield _device(plan, gpu, instance, common | own, full=True)
 
 
-def _device(plan: NodePlan, name: str, attributes: Mapping[str, JsonObject], memory_bytes: int) -> JsonObject:
-    parts = {"attributes": dict(attributes), "capacity": {"memory": {"value": f"{memory_bytes // MIB}Mi"}}}
-    if plan.dra_version == DraVersion.V1BETA1:
-        return {"name": name, "basic": parts}
-    return {"name": name, **parts}
+def _device(
+    plan: NodePlan, gpu: GpuPlan, instance: MigTruth | None, texts: Mapping[str, str], *, full: bool = False
+) -> JsonObject:
+    attributes = {name: {"string": text} for name, text in texts.items()}
+    if full:
+        attributes["driverVersion"] = {"version": ".".join((plan.driver_version + ".0").split(".")[:3])}
+    memory = (instance.memory_bytes if instance else gpu.model.memory_bytes) // MIB
+    parts = {"attributes": attributes, "capacity": {"memory": {"value": f"{memory}Mi"}}}
+    name = identities.dra_device(gpu, instance)
+    return {"name": name, "basic": parts} if plan.dra_version == DraVersion.V1BETA1 else {"name": name, **parts}
 
 
-def _device_name(gpu: GpuPlan, instance: MigTruth | None) -> str:
-    if instance is None:
-        return identities.dra_device(gpu.minor)
-    return identities.dra_device(gpu.minor, instance.profile, instance.profile_id, instance.placement_start)
+def claims(plan: NodePlan, held: Iterable[Held]) -> tuple[JsonObject, ...]:
+    """Return the ResourceClaims by which devices are held or monitored now."""
+    if plan.plugin.ids is not IdForm.DRA:
+        return ()
+    found: dict[tuple[str, str], list[Held]] = {}
+    for hold in held:
+        found.setdefault((hold.use.pod.namespace, hold.claim_name), []).append(hold)
+    return tuple(_claim(plan, namespace, name, users) for (namespace, name), users in found.items())
 
 
-def _counters(gpu: GpuPlan) -> JsonObject:
-    return {"name": f"gpu-{gpu.minor}-counter-set", "counters": {"memory": {"value": f"{gpu.model.memory_slices}"}}}
-
-
-def _claim(plan: NodePlan, namespace: str, name: str, users: list[HeldDevice]) -> JsonObject:
-    by_device = {_device_name(user.gpu, user.instance): user for user in users}
-    admin = any(user.held.use.claim.admin for user in users)
+def _claim(plan: NodePlan, namespace: str, name: str, users: list[Held]) -> JsonObject:
+    by_device = {identities.dra_device(user.use.gpu, user.use.instance): user for user in users}
     asked: JsonObject = {
         "deviceClassName": identities.DRA_DRIVER,
         "allocationMode": "ExactCount",
         "count": len(by_device),
     }
-    if admin:
+    if any(user.use.claim.admin for user in users):
         asked["adminAccess"] = True
-    flat = plan.dra_version == DraVersion.V1BETA1
-    request: JsonObject = {"name": _REQUEST, **asked} if flat else {"name": _REQUEST, "exactly": asked}
-    pods = {user.held.pod_uid: user.held.pod for user in users}
+    asked = asked if plan.dra_version == DraVersion.V1BETA1 else {"exactly": asked}
     metadata: JsonObject = {"name": name, "namespace": namespace, "uid": identities.claim_uid(namespace, name)}
-    if any(user.held.use.claim.extended for user in users):
+    if any(user.use.claim.extended for user in users):
         metadata["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    pods = {user.pod_uid: user.pod for user in users}
     return {
         "apiVersion": f"resource.k8s.io/{plan.dra_version}",
         "kind": "ResourceClaim",
         "metadata": metadata,
-        "spec": {"devices": {"requests": [request]}},
+        "spec": {"devices": {"requests": [{"name": _REQUEST, **asked}]}},
         "status": {
             "allocation": {"devices": {"results": [_result(plan, *entry) for entry in by_device.items()]}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": uid} for uid, pod in pods.items()],
@@ -247,12 +286,11 @@ def _claim(plan: NodePlan, namespace: str, name: str, users: list[HeldDevice]) -
     }
 
 
-def _result(plan: NodePlan, device: str, user: HeldDevice) -> JsonObject:
-    claim = user.held.use.claim
+def _result(plan: NodePlan, device: str, user: Held) -> JsonObject:
     result: JsonObject = {"request": _REQUEST, "driver": identities.DRA_DRIVER, "pool": plan.node, "device": device}
-    if claim.admin:
+    if user.use.claim.admin:
         result["adminAccess"] = True
     if user.share_id:
         result["shareID"] = user.share_id
-        result["consumedCapacity"] = {"memory": f"{(claim.memory_bytes or 0) // MIB}Mi"}
+        result["consumedCapacity"] = {"memory": f"{(user.use.claim.memory_bytes or 0) // MIB}Mi"}
     return result

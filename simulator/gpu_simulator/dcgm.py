@@ -1,397 +1,581 @@
 """A DCGM host engine that does not exist, put as the loaded library under ``exporter.gpu.dcgm.library``.
 
-It has what the product's client asks for, answered from the truth. The ABI itself is held by tests/dcgm_stub.
+It has what the product's client asks for, answered from the truth in DCGM's units and under DCGM's ids. The ABI itself
+is held by tests/dcgm_stub.
 """
 
 import ctypes
 import errno
 import os
-import time
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache, partial
 from itertools import groupby
+from typing import Unpack
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, DOUBLE, GPU, GPU_INSTANCE
+from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, DOUBLE, GPU, GPU_INSTANCE, INTEGER, NONE, STRING
 from exporter.model import Field
-from gpu_simulator.dcgm_engine import (
-    CALLS,
-    INSTANCES_PER_GPU,
-    Blank,
-    Connection,
-    Engine,
-    Entity,
-    FieldKey,
-    FieldWatch,
-    Record,
-    Value,
-    encoded,
-    is_profiling,
-    known,
-    meta_pointer,
-    profiling_fields,
-    type_of,
-    value_of,
-)
-from gpu_simulator.driver_mig import slices_of
-from gpu_simulator.driver_session import HANG_POLL_SECONDS, CArgument, CLibrary, Refused, out, plain
-from gpu_simulator.truth import Fault, GpuTruth, MigTruth, NodeTruth
+from gpu_simulator.driver_devices import cuda_major, instance_bar1_bytes, is_before, read
+from gpu_simulator.driver_mig import joined, slices_of
+from gpu_simulator.driver_session import Call, CArgument, Double, Installed, Refused, Timing, fill_slots
+from gpu_simulator.models import MIB, table
+from gpu_simulator.truth import GPU_FAULTS, Fault, GpuTruth, Load, MigTruth, NodeTruth
 
+
+def _ids(text: str) -> frozenset[int]:
+    ranges = (one.partition("-") for one in text.split())
+    return frozenset(number for low, _, high in ranges for number in range(int(low), int(high or low) + 1))
+
+
+_FIELDS = table("dcgm_fields")
+_TYPES, _LEVELS = (
+    {number: getattr(library, name) for name, text in _FIELDS[key].items() for number in _ids(text)}
+    for key in ("types", "levels")
+)
+_GROUPS = {name: _ids(text) for name, text in _FIELDS["groups"].items()}
+_PROFILING = _GROUPS["profiling"]
+
+
+class _Blank(IntEnum):
+    """Kinds of a lacking value, as offsets of DCGM's sentinels."""
+
+    NULL = 0
+    NOT_SUPPORTED = 2
+
+
+Value = int | float | str | _Blank
+_BLANK_32, _BLANK_64, _BLANK_DOUBLE = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, float(2**47)
+_NARROW = (Field.MEMORY_TEMP, Field.FAN_SPEED)
+"""Whole numbers whose blank is that of 32 bits."""
+_MEMORY = (Field.FB_TOTAL, Field.FB_RESERVED, Field.FB_FREE, Field.FB_USED)
+_BAR1 = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
+_WHOLE_WATTS = range(Field.POWER_MGMT_LIMIT, Field.ENFORCED_POWER_LIMIT + 1)
+_NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
+"""The engine has lost its GPUs. With a driver that was replaced under it, it has them still and can ask nothing."""
+_FIXED = (50, 51, 52, 53, 54, 55, 57, 85, 82, 56, 80, 81, 63, 67, 69)
+"""What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
+_ECC_MODES, _HALF_OF_FP32 = (300, 301), 1016
+_SHORTEST_MEAN_SECONDS = 0.05
+_KIB = 1024
+
+
+@lru_cache(maxsize=8)
+def _known(version: str) -> frozenset[int]:
+    now = [int(part) for part in version.split(".")]
+    since = ((list(map(int, first.split("."))), text) for first, text in _FIELDS["since"].items())
+    return _ids(" ".join(text for first, text in since if now >= first))
+
+
+def _meta_pointer(field_id: int, version: str) -> "ctypes._Pointer[library.FieldMeta]":
+    """Return a pointer to a field's description; a null pointer where the version does not know the field."""
+    pointer = ctypes.POINTER(library.FieldMeta)
+    if field_id not in _known(version):
+        return pointer()
+    kind, level = bytes([_TYPES.get(field_id, INTEGER)]), _LEVELS.get(field_id, GPU)
+    return pointer(library.FieldMeta(fieldId=field_id, fieldType=kind, scope=int(level != NONE), entityLevel=level))
+
+
+def _answers(node: NodeTruth, gpu: GpuTruth) -> bool:
+    """Return whether the driver measures anything of a GPU now."""
+    return gpu.fault not in GPU_FAULTS and not (_NO_DRIVER | {Fault.LIBRARY_MISMATCH}) & node.faults.keys()
+
+
+def _profiling_fields(node: NodeTruth, gpu: GpuTruth) -> list[int]:
+    """Return the profiling fields of a GPU: by GPM, or by the closed module where it is installed."""
+    if not gpu.model.gpm and not node.dcgm.profiling_module:
+        return []
+    return sorted(_GROUPS["by_gpm" if gpu.model.gpm else "by_module"] - gpu.model.not_supported)
+
+
+def _value_of(node: NodeTruth, gpu: GpuTruth | None, members: Sequence[MigTruth], field_id: int) -> Value:
+    """Return the value of a field of the node, a GPU, or an instance with ``members``, now.
+
+    What an instance does not have itself is its parent's.
+    """
+    if field_id == Field.DRIVER_VERSION:
+        return node.driver_version
+    if field_id == Field.NVML_VERSION:
+        return f"{cuda_major(node)}.{node.driver_version}"
+    if gpu is None:
+        return _Blank.NOT_SUPPORTED
+    answering, value = _answers(node, gpu), _of_instance(gpu, members[0], field_id) if members else None
+    if value is not None:
+        return value if answering or field_id not in (*_MEMORY, Field.FB_USED_PERCENT) else _Blank.NULL
+    if field_id in _FIXED:
+        value = _fixed(gpu)[_FIXED.index(field_id)]
+    elif not answering and not (gpu.fault is Fault.RESET_REQUIRED and field_id == Field.GPU_RECOVERY_ACTION):
+        return _Blank.NULL
+    elif not is_before(node, Field(field_id)):
+        value = _of_gpu(gpu, field_id)
+    return _Blank.NOT_SUPPORTED if value is None else value
+
+
+def _of_instance(gpu: GpuTruth, instance: MigTruth, field_id: int) -> Value | None:
+    total, used = instance.memory_bytes, instance.load.memory_used_bytes
+    bar1 = instance_bar1_bytes(gpu, instance) // MIB
+    own: dict[int, Value] = {50: instance.profile, 54: instance.uuid, Field.FB_USED_PERCENT: used / total}
+    own |= {one: int(size) // MIB for one, size in zip(_MEMORY, (total, 0, total - used, used), strict=True)}
+    return (own | dict(zip(_BAR1, (bar1, 0, bar1), strict=True))).get(field_id)
+
+
+def _fixed(gpu: GpuTruth) -> tuple[Value | None, ...]:
+    model, (major, minor) = gpu.model, gpu.model.compute_capability
+    mig = (int(gpu.mig_enabled), model.compute_slices) if model.mig_profiles else (None, None)
+    identity = (gpu.index, gpu.serial, gpu.uuid, gpu.minor, gpu.pci_bus_id)
+    return (model.name, "NVIDIA", *identity, model.vbios, *model.inforom, major << 16 | minor, *mig)
+
+
+def _of_gpu(gpu: GpuTruth, field_id: int) -> Value | None:
+    if field_id in _ECC_MODES:
+        return int(read(gpu, Field.ECC_SBE_VOL_TOTAL) is not None)
+    value = read(gpu, Field(field_id))
+    if value is None or field_id == Field.FB_USED_PERCENT:
+        return value
+    if field_id in (*_MEMORY, *_BAR1):
+        return round(value * MIB) // MIB
+    if field_id in _WHOLE_WATTS:
+        return float(int(value))
+    return round(value, 3 if _TYPES.get(field_id) == DOUBLE else None)
+
+
+def _mean_of(gpu: GpuTruth, group: int, field_id: int, seconds: float, loads: tuple[Load, Load]) -> Value:
+    """Return the mean of a profiling field over ``seconds``, from the integrals of the load before and after."""
+    level, of, field = _LEVELS.get(field_id, GPU), _FIELDS["mean_of"].get(field_id), Field(field_id)
+    if (level == GPU and group != GPU) or (level != COMPUTE_INSTANCE and group == COMPUTE_INSTANCE):
+        return _Blank.NULL  # a field of something larger than the entity
+    if of is None or field in gpu.model.not_supported or (field in _GROUPS["only_by_gpm"] and not gpu.model.gpm):
+        return _Blank.NOT_SUPPORTED
+    if seconds < _SHORTEST_MEAN_SECONDS:
+        return _Blank.NULL
+    if group == GPU and field in gpu.overrides:
+        fixed = gpu.overrides[field]
+        return _Blank.NOT_SUPPORTED if fixed is None else fixed
+    mean: float = (getattr(loads[1], of) - getattr(loads[0], of)) / seconds if of else 0.0
+    mean /= 2 if field_id == _HALF_OF_FP32 else 1
+    return round(mean) if field_id in _GROUPS["rates"] else mean
+
+
+def _link_rate(before: GpuTruth | None, gpu: GpuTruth, seconds: float) -> Value:
+    """The field's name says total: it is a rate, KiB per second over a thousand; the first value is 0."""
+    counters = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
+    first, last = ([read(one, counter) for counter in counters] for one in (before or gpu, gpu))
+    if None in (*first, *last):
+        return _Blank.NOT_SUPPORTED
+    moved = sum(int((end or 0) / _KIB) - int((begin or 0) / _KIB) for begin, end in zip(first, last, strict=True))
+    return round(moved / seconds / 1000) if before and seconds > 0 else 0
+
+
+_INSTANCES_PER_GPU = 8
 _ADDRESSES = frozenset({"localhost:5555", "127.0.0.1:5555", "localhost", "127.0.0.1"})
-_OK, _LOST, _DETACHED = 1, 4, 7
+_FINE, _LOST, _DETACHED = 1, 4, 7
 _UNKNOWN_ID = 0xFFFFFFFF
 _POISON = 0xA5
-_ERRORS = {
-    value: name.capitalize().replace("_", " ")
-    for name, value in vars(library).items()
-    if type(value) is int and value < 0
-}
+_ERRORS = {value: name.capitalize().replace("_", " ") for name, value in vars(library).items() if type(value) is int}
+_Place = tuple[int, int]
+"""Entity group, entity id."""
+_Key = tuple[int, int, int]
+"""Entity group, entity id, field id."""
+_Record = tuple[int, int, int, Value]
+"""Field id, status, microseconds, value."""
+_CALLS: dict[str, Call] = {}
+"""Every C function by symbol."""
 
 
 class EngineKilledError(AssertionError):
     """A call that kills a real host engine, for every client of the node; the product must never make it."""
 
 
-_Function = Callable[..., None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entity:
+    """What an id stands for now: the node, a GPU, or an instance with its compute instances."""
+
+    gpu: GpuTruth | None = None
+    members: tuple[MigTruth, ...] = ()
+    above: _Place = (NONE, 0)
+    """What an instance is a part of."""
+
+    @property
+    def integral(self) -> Load:
+        """Integral of its load since the scenario's start."""
+        whole = self.gpu.load_integral if self.gpu else Load()
+        return joined(self.members) if self.members else whole
 
 
-def _function(name: str, *, connected: bool = True) -> Callable[[_Function], _Function]:
-    """Declare ``handler(engine, connection, *arguments)``; without a connection ``handler(engine, *arguments)``."""
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """Fields that are sampled together; all of them are measured at each beat, when they are read."""
 
-    def declare(handler: _Function) -> _Function:
-        def call(engine: Engine, *arguments: CArgument) -> None:
+    keys: tuple[_Key, ...]
+    interval_seconds: float
+    started: float
+    """Of the monotonic clock."""
+    from_seconds: float
+    """Of the scenario, when the watch began."""
+    beat: int = -1
+    at_seconds: float = 0.0
+    """Of the scenario, at the last beat."""
+    values: dict[_Key, Value] = field(default_factory=dict)
+    before: dict[_Place, tuple[float, _Entity]] = field(default_factory=dict)
+    """(seconds, entity) at the beat before, of what was measured then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Connection:
+    """Groups of entities, groups of fields and watches of one client; all end with the connection."""
+
+    embedded: bool = False
+    alive: bool = True
+    groups: dict[int, list[_Place]] = field(default_factory=dict)
+    field_groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    watches: dict[tuple[int, int], _Watch] = field(default_factory=dict)
+
+    def keys(self, group: int, fields: int) -> tuple[_Key, ...]:
+        """Return the fields of the entities of two of its own groups."""
+        if group not in self.groups or fields not in self.field_groups:
+            raise Refused(library.NOT_CONFIGURED)
+        return tuple((*place, one) for place in self.groups[group] for one in self.field_groups[fields])
+
+
+def _function(*names: str, connected: bool = True) -> Callable[[Call], Call]:
+    """Declare ``handler(engine, connection, *arguments)``; without a connection ``handler(engine, *arguments)``.
+
+    A struct whose version word is not that of its layout is refused.
+    """
+
+    def declare(handler: Call) -> Call:
+        def call(name: str, engine: "_Engine", *arguments: CArgument) -> None:
             if connected:
                 engine.gate()
-                connection = engine.connections.get(plain(arguments[0]))
+                connection = engine.connections.get(arguments[0])
                 if connection is None or not connection.alive:
                     raise Refused(library.CONNECTION_GONE)
                 arguments = (connection, *arguments[1:])
-            engine.failures.refuse(name)
+            engine.refuse(name)
+            for struct in arguments:
+                if type(struct) in library.STRUCT_VERSIONS and struct.version != library.version_word(type(struct)):
+                    raise Refused(library.VERSION_MISMATCH)
             handler(engine, *arguments)
 
-        CALLS[name] = call
+        _CALLS.update({name: partial(call, name) for name in names})
         return handler
 
     return declare
 
 
-def _struct(argument: CArgument) -> CArgument:
-    """Return the struct behind an argument; refused where its version word is not that of its layout."""
-    struct = out(argument)
-    if struct.version != library.version_word(type(struct)):
-        raise Refused(library.VERSION_MISMATCH)
-    return struct
+@dataclass(slots=True, kw_only=True)
+class _Engine(Double):
+    """The library of this process and the engine behind it."""
 
+    version: str
+    major: int
+    """Of the library."""
+    connections: dict[int, _Connection] = field(default_factory=dict)
+    gpus: list[GpuTruth] = field(default_factory=list)
+    """By DCGM's id; one that vanishes stays."""
+    slots: dict[int, tuple[list[int | None], list[str | None]]] = field(default_factory=dict)
+    """By DCGM's id: the GPU instance, and the UUID of the compute instance, in each slot."""
+    entities: dict[_Place, _Entity] = field(default_factory=dict)
+    present: frozenset[str] = frozenset()
 
-@_function("dcgmInit", connected=False)
-@_function("dcgmShutdown", connected=False)
-def _nothing(_engine: Engine) -> None:
-    pass
+    def follow(self, truth: NodeTruth) -> None:
+        """Give ids to what is there now."""
+        there = () if _NO_DRIVER & truth.faults.keys() else truth.gpus
+        self.present = frozenset(gpu.uuid for gpu in there if gpu.fault is not Fault.GPU_ABSENT)
+        self.gpus = list(({gpu.uuid: gpu for gpu in self.gpus} | {gpu.uuid: gpu for gpu in there}).values())
+        self.entities = {(NONE, 0): _Entity()}
+        self.entities |= {(GPU, number): _Entity(gpu=gpu) for number, gpu in enumerate(self.gpus)}
+        for number, gpu in enumerate(self.gpus):
+            alive = gpu.instances if gpu.mig_enabled and gpu.uuid in self.present else ()
+            instances, parts = self.slots.setdefault(number, ([], []))
+            fill_slots(instances, list(dict.fromkeys(one.gpu_instance_id for one in alive)))
+            fill_slots(parts, [one.uuid for one in alive])
+            first = number * _INSTANCES_PER_GPU
+            for member in alive:
+                instance = (GPU_INSTANCE, first + instances.index(member.gpu_instance_id))
+                part = (COMPUTE_INSTANCE, first + parts.index(member.uuid))
+                members = tuple(one for one in alive if one.gpu_instance_id == member.gpu_instance_id)
+                self.entities[instance] = _Entity(gpu=gpu, members=members, above=(GPU, number))
+                self.entities[part] = _Entity(gpu=gpu, members=(member,), above=instance)
 
+    def gate(self) -> NodeTruth:
+        """Wait as long as the engine hangs or is slow; end connections while it is down."""
+        node = self.wait_while(Fault.ENGINE_HANG)
+        if Fault.ENGINE_DOWN in node.faults:
+            self.kill()
+        elif seconds := node.faults.get(Fault.ENGINE_SLOW):
+            self.sleep(seconds)
+        return node
 
-@_function("dcgmConnect_v2", connected=False)
-@_function("dcgmConnect_v3", connected=False)
-def _connect(engine: Engine, address: bytes, params: CArgument, handle: CArgument) -> None:
-    node, struct = engine.gate(), _struct(params)
-    if Fault.ENGINE_DOWN in node.faults or address.decode().removeprefix("tcp://") not in _ADDRESSES:
-        engine.sleep(struct.timeoutMs / 1000)  # recorded: a closed port costs all of it
-        raise Refused(library.CONNECTION_GONE)
-    if not engine.version.startswith(f"{engine.major}."):
-        raise Refused(library.VERSION_MISMATCH)
-    out(handle).value = engine.opened(Connection())
+    def kill(self) -> None:
+        """End the engine: connections to it stay dead."""
+        for handle, one in self.connections.items():
+            self.connections[handle] = one if one.embedded else _Connection(alive=False)
 
+    def update(self, watch: _Watch) -> None:
+        """Measure what is watched if its beat has come; with a driver that hangs nothing moves."""
+        node, beat = self.now(), int((self.monotonic() - watch.started) / watch.interval_seconds + 1e-6)
+        if Fault.HANG in node.faults or beat <= watch.beat:
+            return
+        watch.beat, watch.at_seconds = beat, node.at_seconds
+        there = ((key, self.entities.get(key[:2])) for key in watch.keys)
+        watch.values = {key: self._value(node, watch, key, entity) for key, entity in there if entity}
+        watch.before = {
+            place: (node.at_seconds, entity)
+            for place, entity in self.entities.items()
+            if entity.gpu and _answers(node, entity.gpu) and Fault.PROFILING_PAUSED not in node.faults
+        }
 
-@_function("dcgmStartEmbedded_v2", connected=False)
-def _start_embedded(engine: Engine, params: CArgument) -> None:
-    _struct(params).dcgmHandle = engine.opened(Connection(embedded=True))
+    def _value(self, node: NodeTruth, watch: _Watch, key: _Key, entity: _Entity) -> Value:
+        gpu, members, field_id = entity.gpu, entity.members, key[2]
+        since, before = watch.before.get(key[:2], (0.0, _Entity()))
+        same = before.gpu is not None and [one.uuid for one in before.members] == [one.uuid for one in members]
+        if gpu is None or not (field_id in _PROFILING or field_id == Field.NVLINK_BANDWIDTH_TOTAL):
+            return _value_of(node, gpu, members, field_id)
+        if not _answers(node, gpu) or (field_id in _PROFILING and Fault.PROFILING_PAUSED in node.faults):
+            return _Blank.NULL
+        seconds = node.at_seconds - since if same else 0.0
+        if field_id == Field.NVLINK_BANDWIDTH_TOTAL:
+            return _link_rate(before.gpu if same else None, gpu, seconds)
+        return _mean_of(gpu, key[0], field_id, seconds, (before.integral, entity.integral))
 
+    def _record(self, watch: _Watch | None, key: _Key) -> _Record:
+        if watch is None or key[:2] not in self.entities:
+            return (key[2], library.NOT_WATCHED, 0, _Blank.NULL)
+        if key[2] == Field.XID_ERRORS:
+            return (self._xids(watch, key, 0) or [(key[2], library.NO_DATA, 0, _Blank.NULL)])[-1]
+        return (key[2], library.OK, self._microseconds(watch.at_seconds), watch.values.get(key, _Blank.NULL))
 
-@_function("dcgmDisconnect", connected=False)
-@_function("dcgmStopEmbedded", connected=False)
-def _disconnect(engine: Engine, handle: CArgument) -> None:
-    connection = engine.connections.pop(plain(handle), None)
-    if connection is None:
-        raise Refused(library.CONNECTION_GONE)
+    def _xids(self, watch: _Watch, key: _Key, since_microseconds: int) -> list[_Record]:
+        """Return the Xid errors of a GPU since the watch began and since a time."""
+        gpu = self.entities.get(key[:2], _Entity()).gpu
+        return [
+            (key[2], library.OK, self._microseconds(seconds), code)
+            for seconds, code, *_ in (gpu.xids if gpu and Fault.HANG not in self.now().faults else ())
+            if seconds > watch.from_seconds and self._microseconds(seconds) >= since_microseconds
+        ]
 
+    def _microseconds(self, seconds: float) -> int:
+        return round((self.epoch_seconds + seconds) * 1e6)
 
-@_function("dcgmVersionInfo", connected=False)
-def _library_version(engine: Engine, info: CArgument) -> None:
-    _struct(info).rawBuildInfoString = f"version:{engine.version};buildtype:Release;commit:simulated".encode()
+    @_function("dcgmInit", "dcgmShutdown", connected=False)
+    def _nothing(self) -> None:
+        pass
 
+    @_function("dcgmConnect_v2", "dcgmConnect_v3", connected=False)
+    def _connect(self, address: bytes, params: CArgument, handle: CArgument) -> None:
+        if Fault.ENGINE_DOWN in self.gate().faults or address.decode().removeprefix("tcp://") not in _ADDRESSES:
+            self.sleep(params.timeoutMs / 1000)  # recorded: a closed port costs all of it
+            raise Refused(library.CONNECTION_GONE)
+        if not self.version.startswith(f"{self.major}."):
+            raise Refused(library.VERSION_MISMATCH)
+        handle.value = self.new_pointer()
+        self.connections[handle.value] = _Connection()
 
-@_function("dcgmHostengineVersionInfo")
-def _engine_version(engine: Engine, _connection: Connection, info: CArgument) -> None:
-    _library_version(engine, info)
+    @_function("dcgmStartEmbedded_v2", connected=False)
+    def _start_embedded(self, params: CArgument) -> None:
+        params.dcgmHandle = self.new_pointer()
+        self.connections[params.dcgmHandle] = _Connection(embedded=True)
 
+    @_function("dcgmDisconnect", "dcgmStopEmbedded", connected=False)
+    def _disconnect(self, handle: int) -> None:
+        if self.connections.pop(handle, None) is None:
+            raise Refused(library.CONNECTION_GONE)
 
-@_function("dcgmModuleGetStatuses")
-def _modules(engine: Engine, _connection: Connection, statuses: CArgument) -> None:
-    struct, paused = _struct(statuses), Fault.PROFILING_PAUSED in engine.now().faults
-    struct.numStatuses, struct.statuses[0].id = 1, library.PROFILING_MODULE
-    struct.statuses[0].status = library.MODULE_PAUSED if paused else library.MODULE_LOADED
+    @_function("dcgmVersionInfo", connected=False)
+    @_function("dcgmHostengineVersionInfo")
+    def _version(self, *arguments: CArgument) -> None:
+        arguments[-1].rawBuildInfoString = f"version:{self.version};buildtype:Release;commit:simulated".encode()
 
+    @_function("dcgmModuleGetStatuses")
+    def _modules(self, _connection: _Connection, struct: CArgument) -> None:
+        paused = Fault.PROFILING_PAUSED in self.now().faults
+        struct.numStatuses, struct.statuses[0].id = 1, library.PROFILING_MODULE
+        struct.statuses[0].status = library.MODULE_PAUSED if paused else library.MODULE_LOADED
 
-@_function("dcgmGetGpuStatus")
-def _status(engine: Engine, _connection: Connection, number: CArgument, status: CArgument) -> None:
-    gpu = engine.gpus[plain(number)]
-    lost = _LOST if gpu.fault is Fault.GPU_LOST else _OK
-    out(status).value = lost if gpu.uuid in engine.present else _DETACHED
+    @_function("dcgmGetGpuStatus")
+    def _status(self, _connection: _Connection, number: int, status: CArgument) -> None:
+        gpu = self.gpus[number]
+        status.value = _LOST if gpu.fault is Fault.GPU_LOST else _FINE
+        if gpu.uuid not in self.present:
+            status.value = _DETACHED
 
+    @_function("dcgmGetEntityGroupEntities")
+    def _list(self, _connection: _Connection, group: int, ids: CArgument, count: CArgument, _flags: int) -> None:
+        there = (place for place, one in self.entities.items() if one.gpu and one.gpu.uuid in self.present)
+        found = [number for level, number in there if level == group]
+        room, count.value = count.value, len(found)
+        if len(found) > room:
+            raise Refused(library.BUFFER_TOO_SMALL)
+        ids[: len(found)] = found
 
-@_function("dcgmGetEntityGroupEntities")
-def _entities(engine: Engine, _connection: Connection, group: CArgument, *rest: CArgument) -> None:
-    ids, count, _flags = rest
-    there = (place for place, one in engine.entities.items() if one.gpu and one.gpu.uuid in engine.present)
-    found = [number for level, number in there if level == plain(group)]
-    room, out(count).value = out(count).value, len(found)
-    if len(found) > room:
-        raise Refused(library.BUFFER_TOO_SMALL)
-    out(ids)[: len(found)] = found
+    @_function("dcgmGetGpuInstanceHierarchy")
+    def _hierarchy(self, _connection: _Connection, struct: CArgument) -> None:
+        instances = [(place, one) for place, one in self.entities.items() if one.members]
+        instances.sort(key=lambda row: (row[0] if row[0][0] == GPU_INSTANCE else row[1].above, row[0]))
+        struct.count = len(instances)
+        for row, (place, one) in zip(struct.entityList, instances, strict=False):
+            row.entity.entityGroupId, row.entity.entityId = place
+            row.parent.entityGroupId, row.parent.entityId = one.above
+            gpu, member = self.gpus[place[1] // _INSTANCES_PER_GPU], one.members[0]
+            row.gpuUuid, row.nvmlGpuIndex, row.nvmlInstanceId = gpu.uuid.encode(), gpu.index, member.gpu_instance_id
+            slices, part = slices_of(member)
+            whole = (_UNKNOWN_ID, member.profile_id or 0, slices)
+            shape = whole if place[0] == GPU_INSTANCE else (member.compute_instance_id, part - 1, part)
+            row.nvmlComputeInstanceId, row.nvmlMigProfileId, row.nvmlProfileSlices = shape
 
+    @_function("dcgmGroupCreate")
+    def _create_group(self, connection: _Connection, _kind: int, _name: bytes, group: CArgument) -> None:
+        group.value = self.new_pointer()
+        connection.groups[group.value] = []
 
-@_function("dcgmGetGpuInstanceHierarchy")
-def _hierarchy(engine: Engine, _connection: Connection, hierarchy: CArgument) -> None:
-    struct = _struct(hierarchy)
-    struct.count = 0
-    for (level, number), entity in engine.entities.items():
-        gpu = entity.gpu
-        if level != GPU_INSTANCE or gpu is None:
-            continue
-        first, board = entity.members[0], (GPU, number // INSTANCES_PER_GPU)
-        _add_row(
-            struct, (level, number), board, (gpu, first), (_UNKNOWN_ID, first.profile_id or 0, slices_of(first)[0])
+    @_function("dcgmGroupAddEntity")
+    def _add_entity(self, connection: _Connection, group: int, level: int, number: int) -> None:
+        members = connection.groups.get(group, [])
+        if (level, number) not in self.entities or (level, number) in members:
+            raise Refused(library.BAD_PARAMETER)
+        members.append((level, number))
+
+    @_function("dcgmFieldGroupCreate")
+    def _create_fields(
+        self, connection: _Connection, count: int, ids: CArgument, _name: bytes, group: CArgument
+    ) -> None:
+        fields = tuple(int(one) for one in ids[:count])
+        if not 0 < len(fields) <= library.MAX_FIELDS_PER_GROUP or not _known(self.version).issuperset(fields):
+            raise Refused(library.BAD_PARAMETER)
+        self.refuse("dcgmFieldGroupCreate", fields)
+        group.value = self.new_pointer()
+        connection.field_groups[group.value] = fields
+
+    @_function("dcgmGroupDestroy", "dcgmFieldGroupDestroy")
+    def _destroy(self, connection: _Connection, group: int) -> None:
+        if connection.groups.pop(group, None) is None and connection.field_groups.pop(group, None) is None:
+            raise Refused(library.NOT_CONFIGURED)
+        for watch in [one for one in connection.watches if group in one]:
+            del connection.watches[watch]
+
+    @_function("dcgmWatchFields")
+    def _watch(self, connection: _Connection, group: int, fields: int, interval_us: int, *_keep: float) -> None:
+        keys, ids, node = connection.keys(group, fields), connection.field_groups[fields], self.now()
+        self.refuse("dcgmWatchFields", ids)
+        gpus = [self.entities.get(place, _Entity()).gpu for place in connection.groups[group]]
+        if not _PROFILING.isdisjoint(ids) and not all(_profiling_fields(node, gpu) for gpu in gpus if gpu):
+            raise Refused(library.MODULE_NOT_LOADED)
+        watch = connection.watches[group, fields] = _Watch(
+            keys=keys, interval_seconds=interval_us / 1e6, started=self.monotonic(), from_seconds=node.at_seconds
         )
-        for place, part in engine.entities.items():
-            one = part.members[0] if place[0] == COMPUTE_INSTANCE else None
-            if one is not None and one in entity.members and part.gpu is gpu:
-                shape = (one.compute_instance_id, slices_of(one)[1] - 1, slices_of(one)[1])
-                _add_row(struct, place, (level, number), (gpu, one), shape)
+        self.update(watch)
+
+    @_function("dcgmUnwatchFields")
+    def _unwatch(self, connection: _Connection, group: int, fields: int) -> None:
+        connection.watches.pop((group, fields), None)
+
+    @_function("dcgmUpdateAllFields")
+    def _update_all(self, connection: _Connection, _wait: int) -> None:
+        for watch in connection.watches.values():
+            self.update(watch)
+
+    @_function("dcgmProfGetSupportedMetricGroups")
+    def _metric_groups(self, _connection: _Connection, struct: CArgument) -> None:
+        ids = _profiling_fields(self.now(), self.gpus[struct.gpuId])
+        if not ids:
+            raise Refused(library.MODULE_NOT_LOADED)
+        room = len(struct.metricGroups[0].fieldIds)
+        some = [ids[start : start + room] for start in range(0, len(ids), room)]
+        struct.numMetricGroups = len(some)
+        for row, fields in zip(struct.metricGroups, some, strict=False):
+            row.numFieldIds = len(fields)
+            row.fieldIds[: len(fields)] = fields
+
+    @_function("dcgmGetLatestValues_v2")
+    def _latest(self, connection: _Connection, group: int, fields: int, callback: CArgument, _data: object) -> None:
+        keys, watch = connection.keys(group, fields), connection.watches.get((group, fields))
+        if watch is not None:
+            self.update(watch)
+        _deliver(callback, keys, lambda key: [self._record(watch, key)])
+
+    @_function("dcgmGetValuesSince_v2")
+    def _since(self, connection: _Connection, group: int, fields: int, start: int, *rest: CArgument) -> None:
+        following, callback, _data = rest
+        keys, watch = connection.keys(group, fields), connection.watches.get((group, fields))
+        told = {key: self._xids(watch, key, start) if watch else [] for key in keys}
+        following.value = max([start - 1, *(one[2] for some in told.values() for one in some)]) + 1
+        _deliver(callback, keys, lambda key: told[key])
+
+    @_function("dcgmEntitiesGetLatestValues")
+    def _live(self, _connection: _Connection, pairs: CArgument, count: int, ids: CArgument, *rest: CArgument) -> None:
+        ids_count, _flags, values = rest
+        fields = tuple(int(one) for one in ids[:ids_count])
+        if not _PROFILING.isdisjoint(fields):
+            self.kill()
+            raise EngineKilledError(f"a live read of profiling fields {fields} kills a real host engine")
+        if not _known(self.version).issuperset(fields) or Field.XID_ERRORS in fields:
+            raise Refused(library.GENERIC)
+        self.now(fresh=True)
+        node, records = self.wait_while(Fault.HANG), iter(values)
+        for place in [(pair.entityGroupId, pair.entityId) for pair in pairs[:count]]:
+            entity = self.entities.get(place)
+            for field_id, record in zip(fields, records, strict=False):
+                record.entityGroupId, record.entityId = place
+                value = _value_of(node, entity.gpu, entity.members, field_id) if entity else _Blank.NULL
+                at = self._microseconds(node.at_seconds) if entity else 0
+                _put(record, field_id, library.OK if entity else library.NOT_WATCHED, at, value)
 
 
-def _add_row(
-    struct: CArgument,
-    entity: tuple[int, int],
-    parent: tuple[int, int],
-    device: tuple[GpuTruth, MigTruth],
-    shape: tuple[int, int, int],
-) -> None:
-    row, (gpu, instance) = struct.entityList[struct.count], device
-    struct.count += 1
-    row.entity.entityGroupId, row.entity.entityId = entity
-    row.parent.entityGroupId, row.parent.entityId = parent
-    row.gpuUuid, row.nvmlGpuIndex, row.nvmlInstanceId = gpu.uuid.encode(), gpu.index, instance.gpu_instance_id
-    row.nvmlComputeInstanceId, row.nvmlMigProfileId, row.nvmlProfileSlices = shape
-
-
-@_function("dcgmGroupCreate")
-def _create_group(engine: Engine, connection: Connection, _kind: CArgument, _name: CArgument, group: CArgument) -> None:
-    out(group).value = engine.new_handle()
-    connection.groups[out(group).value] = []
-
-
-@_function("dcgmGroupAddEntity")
-def _add_entity(engine: Engine, connection: Connection, group: CArgument, level: CArgument, number: CArgument) -> None:
-    members, entity = connection.groups.get(plain(group), []), (plain(level), plain(number))
-    if entity not in engine.entities or entity in members:
-        raise Refused(library.BAD_PARAMETER)
-    members.append(entity)
-
-
-@_function("dcgmFieldGroupCreate")
-def _create_fields(engine: Engine, connection: Connection, count: CArgument, ids: CArgument, *rest: CArgument) -> None:
-    _name, group = rest
-    fields = tuple(int(one) for one in out(ids)[: plain(count)])
-    if not 0 < len(fields) <= library.MAX_FIELDS_PER_GROUP or not known(engine.version).issuperset(fields):
-        raise Refused(library.BAD_PARAMETER)
-    engine.failures.refuse("dcgmFieldGroupCreate", fields)
-    out(group).value = engine.new_handle()
-    connection.field_groups[out(group).value] = fields
-
-
-@_function("dcgmGroupDestroy")
-@_function("dcgmFieldGroupDestroy")
-def _destroy(_engine: Engine, connection: Connection, handle: CArgument) -> None:
-    group = plain(handle)
-    if connection.groups.pop(group, None) is None and connection.field_groups.pop(group, None) is None:
-        raise Refused(library.NOT_CONFIGURED)
-    for watch in [one for one in connection.watches if group in one]:
-        del connection.watches[watch]
-
-
-@_function("dcgmWatchFields")
-def _watch(engine: Engine, connection: Connection, group: CArgument, fields: CArgument, *rest: CArgument) -> None:
-    connection.watch(group, fields)
-    members, ids, node = connection.groups[plain(group)], connection.field_groups[plain(fields)], engine.now()
-    engine.failures.refuse("dcgmWatchFields", ids)
-    gpus = (engine.entities.get(place, Entity()).gpu for place in members)
-    if any(map(is_profiling, ids)) and not all(profiling_fields(node, gpu) for gpu in gpus if gpu):
-        raise Refused(library.MODULE_NOT_LOADED)
-    watch = connection.watches[plain(group), plain(fields)] = FieldWatch(
-        keys=tuple((*place, one) for place in members for one in ids),
-        interval_seconds=plain(rest[0]) / 1e6,
-        started=engine.monotonic(),
-        from_seconds=node.at_seconds,
-    )
-    engine.update(watch)
-
-
-@_function("dcgmUnwatchFields")
-def _unwatch(_engine: Engine, connection: Connection, group: CArgument, fields: CArgument) -> None:
-    connection.watches.pop((plain(group), plain(fields)), None)
-
-
-@_function("dcgmUpdateAllFields")
-def _update_all(engine: Engine, connection: Connection, _wait: CArgument) -> None:
-    for watch in connection.watches.values():
-        engine.update(watch)
-
-
-@_function("dcgmProfGetSupportedMetricGroups")
-def _metric_groups(engine: Engine, _connection: Connection, groups: CArgument) -> None:
-    struct = _struct(groups)
-    ids = profiling_fields(engine.now(), engine.gpus[struct.gpuId])
-    if not ids:
-        raise Refused(library.MODULE_NOT_LOADED)
-    struct.numMetricGroups = 0
-    for row, start in zip(struct.metricGroups, range(0, len(ids), len(struct.metricGroups[0].fieldIds)), strict=False):
-        some = ids[start : start + len(row.fieldIds)]
-        struct.numMetricGroups += 1
-        row.numFieldIds = len(some)
-        row.fieldIds[: len(some)] = some
-
-
-@lru_cache(maxsize=32)
-def _records(count: int) -> CArgument:
-    return (library.FieldValueV1 * count)()
-
-
-def _deliver(callback: CArgument, keys: Iterable[FieldKey], told: Callable[[FieldKey], list[Record]]) -> None:
+def _deliver(callback: CArgument, keys: Iterable[_Key], told: Callable[[_Key], list[_Record]]) -> None:
     """Call back with the records of each entity; the memory is overwritten then, so that a kept pointer shows."""
     for entity, some in groupby(keys, key=lambda key: key[:2]):
         values = [record for key in some for record in told(key)]
-        if not values:
-            continue
-        records = _records(len(values))
+        records = (library.FieldValueV1 * len(values))()
         for record, value in zip(records, values, strict=True):
             _put(record, *value)
-        answer = callback(*entity, ctypes.addressof(records), len(values), None)
-        ctypes.memset(records, _POISON, ctypes.sizeof(records))
-        if answer < 0:
+        if values and callback(*entity, ctypes.addressof(records), len(values), None) < 0:
             return
+        ctypes.memset(records, _POISON, ctypes.sizeof(records))
 
 
 def _put(record: CArgument, field_id: int, status: int, at_microseconds: int, value: Value) -> None:
-    record.version, record.fieldId, record.fieldType = library.version_word(type(record)), field_id, type_of(field_id)
+    kind, is_blank = _TYPES.get(field_id, INTEGER), isinstance(value, _Blank)
+    record.version, record.fieldId, record.fieldType = library.version_word(type(record)), field_id, kind
     record.status, record.ts = status, at_microseconds
-    raw = encoded(value, field_id)
-    if isinstance(raw, bytes):
-        record.value.str = raw[: library.STRING_BYTES - 1]
-    elif type_of(field_id) == DOUBLE:
-        record.value.dbl = raw
+    if kind == STRING:
+        text = f"<<<{value.name}>>>" if isinstance(value, _Blank) else str(value)
+        record.value.str = text.encode()[: library.STRING_BYTES - 1]
+    elif kind == DOUBLE:
+        record.value.dbl = float(value) + (_BLANK_DOUBLE if is_blank else 0.0)
+    elif is_blank:
+        record.value.i64 = int(value) + (_BLANK_32 if field_id in _NARROW else _BLANK_64)
     else:
-        record.value.i64 = int(raw)
+        record.value.i64 = 0 if isinstance(value, str) else int(value)
 
 
-@_function("dcgmGetLatestValues_v2")
-def _latest(engine: Engine, connection: Connection, group: CArgument, fields: CArgument, *rest: CArgument) -> None:
-    watch = connection.watch(group, fields)
-    if watch is not None:
-        engine.update(watch)
-    keys = (
-        (*place, one) for place in connection.groups[plain(group)] for one in connection.field_groups[plain(fields)]
-    )
-    _deliver(rest[0], keys, lambda key: [engine.record(watch, key)])
+_installed: Installed[_Engine] = Installed("libdcgm")
+set_epoch, fail, clear_failures = _installed.set_epoch, _installed.fail, _installed.clear_failures
 
 
-@_function("dcgmGetValuesSince_v2")
-def _since(engine: Engine, connection: Connection, group: CArgument, fields: CArgument, *rest: CArgument) -> None:
-    start, following, callback, _data = rest
-    watch = connection.watch(group, fields)
-    keys = watch.keys if watch else ()
-    told = {key: engine.xids(watch, key, plain(start)) for key in keys if watch}
-    out(following).value = max([plain(start) - 1, *(one[2] for some in told.values() for one in some)]) + 1
-    _deliver(callback, keys, lambda key: told[key])
-
-
-@_function("dcgmEntitiesGetLatestValues")
-def _live(engine: Engine, _connection: Connection, pairs: CArgument, count: CArgument, *rest: CArgument) -> None:
-    ids, ids_count, _flags, values = rest
-    fields = tuple(int(one) for one in out(ids)[: plain(ids_count)])
-    if any(is_profiling(one) for one in fields):
-        engine.kill()
-        raise EngineKilledError(f"a live read of profiling fields {fields} kills a real host engine")
-    if not known(engine.version).issuperset(fields) or Field.XID_ERRORS in fields:
-        raise Refused(library.GENERIC)
-    while Fault.HANG in (node := engine.now(fresh=True)).faults:
-        engine.sleep(HANG_POLL_SECONDS)
-    records, at = iter(out(values)), engine.microseconds(node.at_seconds)
-    for pair in out(pairs)[: plain(count)]:
-        entity = engine.entities.get((pair.entityGroupId, pair.entityId))
-        for field_id in fields:
-            record = next(records)
-            record.entityGroupId, record.entityId = pair.entityGroupId, pair.entityId
-            if entity is None:
-                _put(record, field_id, library.NOT_WATCHED, 0, Blank.NULL)
-            else:
-                _put(record, field_id, library.OK, at, value_of(node, entity.gpu, entity.members, field_id))
-
-
-class _Current:
-    """The one engine of this process."""
-
-    engine: Engine | None = None
-
-
-def install(
-    truth: Callable[[], NodeTruth],
-    *,
-    cache_seconds: float = 0.02,
-    epoch_seconds: float = 1_700_000_000.0,
-    monotonic: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    soname: str = "",
-) -> None:
+def install(truth: Callable[[], NodeTruth], *, soname: str = "", **timing: Unpack[Timing]) -> None:
     """Put a fake libdcgm in place whose engine, at ``localhost:5555``, answers from ``truth``.
 
-    A watched field is sampled once per beat of ``monotonic``, when it is read; a profiling field is the mean since
-    the beat before.
-
-    Args:
-        truth: The node now; asked at most every ``cache_seconds`` (0: at every call).
-        cache_seconds: How long one answer of ``truth`` serves, in real seconds.
-        epoch_seconds: Unix time of the scenario's start, for the timestamps of values.
-        monotonic: Clock of the watches, seconds.
-        sleep: How hangs, slow calls and connecting in vain pass time.
-        soname: Of the library; empty for the engine's own major version.
+    A watched field is sampled once per beat of the clock, when it is read; a profiling field is the mean since the
+    beat before. ``soname`` is that of the library; empty for the engine's own major version.
     """
     version = truth().dcgm.version
     soname = soname or f"libdcgm.so.{version.partition('.')[0]}"
-    _Current.engine = Engine(
-        source=truth,
-        monotonic=monotonic,
-        sleep=sleep,
-        cache_seconds=cache_seconds,
-        epoch_seconds=epoch_seconds,
-        version=version,
-        major=int(soname.rpartition(".")[2]),
+    calls = {name: call for name, call in _CALLS.items() if name != "dcgmConnect_v3" or version >= "4.5"}
+    major = int(soname.rpartition(".")[2])
+    engine = _installed.double = _Engine(source=truth, calls=calls, version=version, major=major, **timing)
+    functions = engine.library(
+        errorString=lambda code: _ERRORS.get(code, "Unknown error").encode(),
+        DcgmFieldGetById=lambda field_id: _meta_pointer(field_id, version),
     )
-    calls = {name: call for name, call in CALLS.items() if name != "dcgmConnect_v3" or version >= "4.5"}
-    others = {
-        "errorString": lambda code: _ERRORS.get(plain(code), "Unknown error").encode(),
-        "DcgmFieldGetById": lambda field_id: meta_pointer(plain(field_id), version),
-    }
-    library.install(CLibrary(_Current.engine, calls, others), soname, knock=knock)
+    library.install(functions, soname, knock=knock)
 
 
 def uninstall() -> None:
     """Remove the library; harmless where there is none."""
-    _Current.engine = None
+    _installed.double = None
     library.uninstall()
-
-
-def set_epoch(epoch_seconds: float) -> None:
-    """Stamp by another Unix time of the scenario's start, as an engine does after the wall clock was set."""
-    _engine().epoch_seconds = epoch_seconds
 
 
 def knock(address: str, _seconds: float) -> None:
@@ -402,42 +586,12 @@ def knock(address: str, _seconds: float) -> None:
     """
     if address.startswith("unix:"):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if Fault.ENGINE_DOWN in _engine().now().faults or address not in _ADDRESSES:
+    if Fault.ENGINE_DOWN in _installed.get().now().faults or address not in _ADDRESSES:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-
-
-def fail(function_name: str, code: int, *, field_id: int | None = None, times: int | None = None) -> None:
-    """Make a C function answer an error until ``clear_failures``.
-
-    Args:
-        function_name: C symbol, e.g. ``dcgmWatchFields``.
-        code: dcgmReturn_t.
-        field_id: Only for field groups that have this field: ``dcgmWatchFields`` and ``dcgmFieldGroupCreate``.
-        times: How many calls fail; ``None``: all.
-
-    Raises:
-        ValueError: The fake library has no such function, or is not installed.
-    """
-    _engine().failures.add(function_name, code, field_id, times)
-
-
-def clear_failures() -> None:
-    """End every error that ``fail`` asked for."""
-    _engine().failures.by_name.clear()
 
 
 def held() -> dict[str, int]:
     """Return how many connections, groups, field groups and watches there are now: leaks show here."""
-    connections = _engine().connections.values()
-    return {
-        "connections": len(connections),
-        "groups": sum(len(one.groups) for one in connections),
-        "field_groups": sum(len(one.field_groups) for one in connections),
-        "watches": sum(len(one.watches) for one in connections),
-    }
-
-
-def _engine() -> Engine:
-    if _Current.engine is None:
-        raise ValueError("the simulated libdcgm is not installed: call dcgm.install(truth) first")
-    return _Current.engine
+    ones = _installed.get().connections.values()
+    counts = {name: sum(len(getattr(one, name)) for one in ones) for name in ("groups", "field_groups", "watches")}
+    return {"connections": len(ones), **counts}

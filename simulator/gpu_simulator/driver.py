@@ -1,157 +1,318 @@
-"""A driver that does not exist, put as the loaded library under the real pynvml binding."""
+"""A driver that does not exist, put as the loaded library under the real pynvml binding.
 
-import time
-from collections.abc import Callable
+Values of devices, MIG and GPM have modules of their own; initialisation, processes and events are here.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle, islice
+from typing import NamedTuple, Unpack
 
 import pynvml
 
-from gpu_simulator import driver_devices, driver_mig, driver_processes
+from gpu_simulator import driver_devices, driver_mig
+from gpu_simulator.driver_devices import cuda_major, driver_major
 from gpu_simulator.driver_session import (
     CALLS,
     CArgument,
-    CLibrary,
+    EventSet,
+    Installed,
+    ProcessSamples,
+    ProcessUse,
+    Refused,
     Session,
-    plain,
+    Target,
+    Timing,
+    check_version,
+    device,
+    pointer_field,
+    put_pointer,
     put_text,
     system,
 )
-from gpu_simulator.gpu_values import cuda_major
-from gpu_simulator.truth import NodeTruth
+from gpu_simulator.truth import Fault, GpuTruth, NodeTruth, ProcessTruth
 
-_DECLARE = (driver_devices, driver_mig, driver_processes)
+_DECLARE = (driver_devices, driver_mig)
 """Modules that declare C functions when they are imported."""
 _NO_GPUS_IS_FINE = 0x1
 _ERRORS = {
-    0: "Success",
-    1: "Uninitialized",
-    2: "Invalid Argument",
-    3: "Not Supported",
-    4: "Insufficient Permissions",
-    6: "Not Found",
-    7: "Insufficient Size",
-    9: "Driver Not Loaded",
-    10: "Timeout",
-    12: "NVML Shared Library Not Found",
-    13: "Function Not Found",
-    15: "GPU is lost",
-    16: "GPU requires reset",
-    18: "Driver/library version mismatch",
-    25: "Argument version mismatch",
-    28: "GPU not found",
+    code: name.removeprefix("NVML_ERROR_").replace("_", " ").capitalize()
+    for name, code in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
 }
 
 
 @system("nvmlInitWithFlags", needs_init=False)
-def _init_with_flags(session: Session, flags: CArgument) -> None:
-    session.open(tolerate_no_gpus=bool(plain(flags) & _NO_GPUS_IS_FINE))
+def _init_with_flags(session: Session, flags: int) -> None:
+    session.open(tolerate_no_gpus=bool(flags & _NO_GPUS_IS_FINE))
 
 
 @system("nvmlSystemGetDriverVersion")
-def _driver_version(session: Session, buffer: CArgument, size: CArgument) -> None:
+def _driver_version(session: Session, buffer: CArgument, size: int) -> None:
     put_text(buffer, size, session.now().driver_version)
 
 
 @system("nvmlSystemGetNVMLVersion")
-def _nvml_version(session: Session, buffer: CArgument, size: CArgument) -> None:
-    version = session.now().driver_version
-    put_text(buffer, size, f"{cuda_major(version)}.{version}")
+def _nvml_version(session: Session, buffer: CArgument, size: int) -> None:
+    node = session.now()
+    put_text(buffer, size, f"{cuda_major(node)}.{node.driver_version}")
 
 
 def _shutdown(session: Session) -> None:
     """Closing works whatever is wrong with the driver, except while it hangs."""
-    session.wait_while_hung()
+    session.wait_while(Fault.HANG)
     session.close()
 
 
 CALLS["nvmlShutdown"] = _shutdown
 
+_NO_INSTANCE = 0xFFFFFFFF
+_DETAIL_LIST_V1 = 0x01000018
+_UTILISATION_INFO_V1 = 0x01000018
+_UTILISATION_INFO_SINCE_DRIVER = 550
+_SLOTS = 100
+"""Records that the driver asks room for, however few it fills."""
+_GARBAGE_PERCENT = 37100
+_MPS_SERVER = "nvidia-cuda-mps-server"
+_DISPLAY_SERVERS = frozenset({"Xorg", "Xwayland", "gnome-shell"})
 
-def _error_string(code: CArgument) -> bytes:
-    return _ERRORS.get(plain(code), "Unknown Error").encode()
+
+class _Running(NamedTuple):
+    process: ProcessTruth
+    gpu_instance_id: int = _NO_INSTANCE
+    compute_instance_id: int = _NO_INSTANCE
 
 
-class _Installed:
-    """The one session of this process and what was loaded before it."""
+def _running(target: Target) -> list[_Running]:
+    """Return the processes on the device; a partitioned GPU lists those of all its instances."""
+    if Fault.PROCESSES_LOST in target.node.faults:
+        return []
+    if target.instance is None and not target.gpu.mig_enabled:
+        return [_Running(process) for process in target.gpu.processes]
+    instances = (target.instance,) if target.instance else target.gpu.instances
+    return [_Running(p, i.gpu_instance_id, i.compute_instance_id) for i in instances for p in i.processes]
 
-    session: Session | None = None
-    previous: object = None
+
+def _split(target: Target) -> tuple[list[_Running], list[_Running], list[_Running]]:
+    """Return (compute, graphics, MPS), the driver's three lists; clients of an MPS server are in the third."""
+    entries = _running(target)
+    graphics = [entry for entry in entries if entry.process.comm in _DISPLAY_SERVERS]
+    compute = [entry for entry in entries if entry not in graphics]
+    servers = [entry for entry in compute if entry.process.comm == _MPS_SERVER]
+    if not servers:
+        return (compute, graphics, [])
+    return (servers, graphics, [entry for entry in compute if entry not in servers])
 
 
-def install(
-    truth: Callable[[], NodeTruth],
-    *,
-    cache_seconds: float = 0.02,
-    epoch_seconds: float = 1_700_000_000.0,
-    monotonic: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Put a fake driver that answers from ``truth`` under pynvml, as if the process had just loaded its library.
+def _fill(entries: Sequence[_Running], room: int, records: CArgument) -> None:
+    """Fill records; too little room is refused, after the caller has stored the number that is needed."""
+    if entries and (not records or room < len(entries)):
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for position, entry in enumerate(entries):
+        record = records[position]
+        record.pid, record.usedGpuMemory = entry.process.pid, entry.process.memory_used_bytes
+        record.gpuInstanceId, record.computeInstanceId = entry[1:]
 
-    Args:
-        truth: The node now; asked at most every ``cache_seconds`` (0: at every call).
-        cache_seconds: How long one answer of ``truth`` serves, in real seconds, so that a burst of calls costs one.
-        epoch_seconds: Unix time of the scenario's start, for the timestamps in samples and field values.
-        monotonic: Real clock for cache and waits, seconds.
-        sleep: How hangs, slow calls and waits pass time.
-    """
-    if _Installed.session is None:
-        _Installed.previous = pynvml.nvmlLib
-    _Installed.session = Session(
-        source=truth, monotonic=monotonic, sleep=sleep, cache_seconds=cache_seconds, epoch_seconds=epoch_seconds
-    )
-    _swap(CLibrary(_Installed.session, CALLS, {"nvmlErrorString": _error_string}))
+
+def _list(position: int, target: Target, count: CArgument, records: CArgument) -> None:
+    entries = _split(target)[position]
+    room, count.value = count.value, len(entries)
+    _fill(entries, room, records)
+
+
+for _position, _kind in enumerate(("Compute", "Graphics", "MPSCompute")):
+    device(f"nvmlDeviceGet{_kind}RunningProcesses_v3", mig=True)(partial(_list, _position))
+
+
+@device("nvmlDeviceGetRunningProcessDetailList", mig=True)
+def _detail_list(target: Target, struct: CArgument) -> None:
+    check_version(struct, _DETAIL_LIST_V1)
+    lists = _split(target)
+    if not target.gpu.model.gpm:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if not 0 <= struct.mode < len(lists):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    entries = lists[struct.mode]
+    room, struct.numProcArrayEntries = struct.numProcArrayEntries, len(entries)
+    _fill(entries, room, struct.procArray)
+
+
+def _uses(target: Target, last_seen_us: int) -> tuple[ProcessUse, ...]:
+    if target.gpu.mig_enabled:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    session = target.session
+    samples = session.samples.get(target.gpu.uuid, ProcessSamples())
+    with session.lock:
+        uses = samples.since(last_seen_us / 1e6 - session.epoch_seconds)
+    if not uses:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    return uses[:_SLOTS]
+
+
+def _fill_samples(target: Target, uses: Sequence[ProcessUse], room: int, records: CArgument, last_seen_us: int) -> None:
+    """Write the samples, and into the slots behind them what a real driver leaves there: garbage."""
+    if not records or room < _SLOTS:
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for position, use in enumerate(uses):
+        record = records[position]
+        record.pid = use.pid
+        record.timeStamp = round((target.session.epoch_seconds + use.newest_seconds) * 1e6)
+        record.smUtil, record.memUtil, record.encUtil, record.decUtil, *further = use.percents
+        if hasattr(record, "jpgUtil"):
+            record.jpgUtil, record.ofaUtil = further
+    garbage = zip(cycle((0, 4_242_424)), cycle((last_seen_us, 0, last_seen_us + 1)), strict=False)
+    for position, (pid, stamp) in enumerate(islice(garbage, _SLOTS - len(uses)), start=len(uses)):
+        record = records[position]
+        record.pid, record.timeStamp, record.smUtil = pid, stamp, _GARBAGE_PERCENT
+
+
+@device("nvmlDeviceGetProcessUtilization")
+def _utilisation(target: Target, records: CArgument, count: CArgument, last_seen_us: int) -> None:
+    uses = _uses(target, last_seen_us)
+    room, count.value = count.value, _SLOTS
+    _fill_samples(target, uses, room, records, last_seen_us)
+
+
+@device("nvmlDeviceGetProcessesUtilizationInfo")
+def _utilisation_info(target: Target, struct: CArgument) -> None:
+    if driver_major(target.node) < _UTILISATION_INFO_SINCE_DRIVER:
+        raise Refused(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    check_version(struct, _UTILISATION_INFO_V1)
+    uses = _uses(target, struct.lastSeenTimeStamp)
+    room, struct.processSamplesCount = struct.processSamplesCount, _SLOTS
+    _fill_samples(target, uses, room, struct.procUtilArray, struct.lastSeenTimeStamp)
+
+
+_ECC_EVENTS = 0x1 | 0x2
+_XID = 0x8
+_MIG_CONFIG_CHANGE = 0x100
+_POLL_SECONDS = 0.1
+_Event = tuple[str, int, int, tuple[int, ...]]
+"""GPU UUID, event type, data, ids of the part."""
+
+
+def _supported_types(gpu: GpuTruth) -> int:
+    return _ECC_EVENTS | _XID | (_MIG_CONFIG_CHANGE if gpu.model.mig_profiles else 0)
+
+
+def _layout(gpu: GpuTruth) -> tuple[str, ...]:
+    return (str(gpu.mig_enabled), *(instance.uuid for instance in gpu.instances))
+
+
+@system("nvmlEventSetCreate")
+def _create(session: Session, event_set: CArgument) -> None:
+    pointer = session.new_pointer()
+    session.event_sets[pointer] = EventSet()
+    put_pointer(event_set, pointer)
+
+
+@system("nvmlEventSetFree")
+def _free(session: Session, event_set: int) -> None:
+    if session.event_sets.pop(event_set, None) is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+@device("nvmlDeviceGetSupportedEventTypes")
+def _types(target: Target, mask: CArgument) -> None:
+    mask.value = _supported_types(target.gpu)
+
+
+@system("nvmlDeviceRegisterEvents")
+def _register(session: Session, handle: int, mask: int, event_set: int) -> None:
+    registered = session.event_sets.get(event_set)
+    if registered is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    try:
+        target = session.target("nvmlDeviceRegisterEvents", handle)
+    except Refused as refused:
+        registered.undefined |= refused.code == pynvml.NVML_ERROR_UNKNOWN
+        raise
+    if target.instance is not None or mask & ~_supported_types(target.gpu):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    uuid = target.gpu.uuid
+    if uuid not in registered.masks:
+        registered.told[uuid], registered.layouts[uuid] = len(target.gpu.xids), _layout(target.gpu)
+    registered.masks[uuid] = registered.masks.get(uuid, 0) | mask
+
+
+def _next_event(registered: EventSet, node: NodeTruth) -> _Event | None:
+    """Return the oldest event that was not delivered yet, and mark it as delivered."""
+    due: list[tuple[float, str, int, tuple[int, ...]]] = []
+    for gpu in node.gpus:
+        mask = registered.masks.get(gpu.uuid, 0)
+        if mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu):
+            registered.layouts[gpu.uuid] = _layout(gpu)
+            return (gpu.uuid, _MIG_CONFIG_CHANGE, 0, ())
+        told = registered.told[gpu.uuid] = min(registered.told.get(gpu.uuid, 0), len(gpu.xids))
+        if mask & _XID and told < len(gpu.xids):
+            seconds, code, *part = gpu.xids[told]
+            due.append((seconds, gpu.uuid, code, tuple(part)))
+    if not due:
+        return None
+    _, uuid, xid, part_of = min(due)
+    registered.told[uuid] += 1
+    return (uuid, _XID, xid, part_of)
+
+
+@system("nvmlEventSetWait_v2")
+def _wait(session: Session, event_set: int, struct: CArgument, timeout_ms: int) -> None:
+    deadline = session.monotonic() + timeout_ms / 1000
+    event: _Event | None = None
+    while event is None:
+        registered = session.event_sets.get(event_set)
+        if registered is None:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT if session.references else pynvml.NVML_ERROR_UNINITIALIZED)
+        event = None if registered.undefined else _next_event(registered, session.now())
+        registered.waits = event is None
+        if event is None:
+            left = deadline - session.monotonic()
+            if left <= 0:
+                raise Refused(pynvml.NVML_ERROR_TIMEOUT)
+            session.sleep(min(left, _POLL_SECONDS))
+            session.gate("nvmlEventSetWait_v2")
+    uuid, struct.eventType, struct.eventData, part = event
+    struct.device = pointer_field(struct.device, session.pointer((uuid, "")))
+    struct.gpuInstanceId, struct.computeInstanceId = (*part, _NO_INSTANCE, _NO_INSTANCE)[:2]
+
+
+_installed: Installed[Session] = Installed("driver")
+set_epoch, fail, clear_failures = _installed.set_epoch, _installed.fail, _installed.clear_failures
+_before: list[object] = []
+"""What pynvml had before the first ``install``."""
+
+
+def install(truth: Callable[[], NodeTruth], **timing: Unpack[Timing]) -> None:
+    """Put a fake driver that answers from ``truth`` under pynvml, as if the process had just loaded its library."""
+    if _installed.double is None:
+        _before.append(pynvml.nvmlLib)
+    session = _installed.double = Session(source=truth, calls=CALLS, **timing)
+    _swap(session.library(nvmlErrorString=lambda code: _ERRORS.get(code, "Unknown Error").encode()))
 
 
 def uninstall() -> None:
     """Give pynvml back what it had before the first ``install``; harmless where there was none."""
-    if _Installed.session is not None:
-        _swap(_Installed.previous)
-        _Installed.session = _Installed.previous = None
+    if _installed.double is not None:
+        _installed.double = None
+        _swap(_before.pop())
 
 
 def _swap(library: object) -> None:
     pynvml.nvmlLib = library
-    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - pointers are cached by name for ever
+    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - pointers are cached by name for the process's life
     pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the new library was never initialised
-
-
-def set_epoch(epoch_seconds: float) -> None:
-    """Let the driver stamp by another Unix time of the scenario's start, as it does once the wall clock was set.
-
-    Raises:
-        ValueError: The fake driver is not installed.
-    """
-    _session().epoch_seconds = epoch_seconds
-
-
-def fail(function_name: str, code: int, device_index: int | None = None, times: int | None = None) -> None:
-    """Let a C function answer an error until ``clear_failures``.
-
-    Args:
-        function_name: C symbol as pynvml looks it up, e.g. ``nvmlDeviceGetMemoryInfo_v2``.
-        code: nvmlReturn_t; 13 is what a missing symbol looks like.
-        device_index: Index of the GPU in the truth; ``None``: whatever it is called for.
-        times: How many calls fail; ``None``: all.
-
-    Raises:
-        ValueError: The fake driver has no such function, or is not installed.
-    """
-    _session().failures.add(function_name, code, device_index, times)
-
-
-def clear_failures() -> None:
-    """End every error that ``fail`` asked for."""
-    _session().failures.by_name.clear()
 
 
 def events_told() -> bool:
     """Return whether every event set has delivered its events so far and is waited on again; true without a set."""
-    session = _session()
+    session = _installed.get()
     node = session.now(fresh=True)
-    return all(driver_processes.is_delivered(registered, node) for registered in list(session.event_sets.values()))
-
-
-def _session() -> Session:
-    if _Installed.session is None:
-        raise ValueError("the simulated driver is not installed: call driver.install(truth) first")
-    return _Installed.session
+    return all(
+        registered.waits
+        and not any(
+            (mask & _XID and registered.told.get(gpu.uuid, 0) < len(gpu.xids))
+            or (mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu))
+            for gpu in node.gpus
+            if (mask := registered.masks.get(gpu.uuid, 0))
+        )
+        for registered in list(session.event_sets.values())
+    )

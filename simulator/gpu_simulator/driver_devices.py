@@ -1,33 +1,127 @@
-"""NVML functions of a device: handles, identity, single values, and many values in one call."""
+"""Values of the fields of a simulated GPU, and the NVML functions of a device that return them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
+
+import pynvml
 
 from exporter.model import Field
 from gpu_simulator.driver_session import (
-    INSUFFICIENT_SIZE,
-    INVALID_ARGUMENT,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    RESET_REQUIRED,
     CArgument,
     Refused,
     Session,
     Target,
     check_version,
     device,
-    out,
-    plain,
     put_pointer,
     put_text,
     supported,
     system,
 )
-from gpu_simulator.gpu_values import instance_bar1_bytes, is_before, read
-from gpu_simulator.models import MIB, ModelFacts, facts_of
-from gpu_simulator.truth import Fault, GpuTruth, MigTruth
+from gpu_simulator.models import MIB, UTILISATION, table
+from gpu_simulator.truth import Fault, GpuTruth, MigTruth, ModelSpec, NodeTruth
+
+_NVML = table("nvml")
+_BAR1_PER_MEMORY_SLICE = 0.047186
+"""Part of the board's BAR1 that an instance shows per memory slice, recorded on H100 with driver 590.48.01."""
+
+
+def _video_clock_mhz(gpu: GpuTruth) -> int:
+    """Between the two points of the H100 capture: 765 MHz idle, 1545 MHz at the highest SM clock."""
+    return max(765, round(1545 * gpu.sm_clock_mhz / max(gpu.model.max_sm_clock_mhz, 1)))
+
+
+def _usable_mib(gpu: GpuTruth) -> float | None:
+    total, reserved = read(gpu, Field.FB_TOTAL), read(gpu, Field.FB_RESERVED)
+    return None if total is None or reserved is None else total - reserved
+
+
+def _free_mib(gpu: GpuTruth) -> float | None:
+    usable, used = _usable_mib(gpu), read(gpu, Field.FB_USED)
+    return None if usable is None or used is None else max(usable - used, 0.0)
+
+
+def _used_ratio(gpu: GpuTruth) -> float | None:
+    usable, used = _usable_mib(gpu), read(gpu, Field.FB_USED)
+    return None if not usable or used is None else used / usable
+
+
+_PATHS = {Field[name]: attrgetter(path) for name, path in _NVML["read"].items()}
+_PERCENTS = {Field[name]: attrgetter(path) for name, path in _NVML["percent"].items()}
+_COUNTERS = {Field[name]: attrgetter(path) for name, path in _NVML["counters"].items()}
+_CONSTANTS = {Field[name]: value for name, value in _NVML["constants"].items()}
+_READERS: Mapping[Field, Callable[[GpuTruth], int | float | None]] = {
+    Field.BAR1_FREE: lambda g: g.model.bar1_mib - 1,
+    Field.VIDEO_CLOCK: _video_clock_mhz,
+    Field.GPU_MAX_OP_TEMP: lambda g: g.model.celsius[0],
+    Field.MEM_MAX_OP_TEMP: lambda g: None if g.memory_temp_celsius is None else 95,
+    Field.GPU_TEMP_LIMIT: lambda g: g.model.celsius[0] - g.gpu_temp_celsius,
+    Field.SLOWDOWN_TEMP: lambda g: sum(g.model.celsius[:2]),
+    Field.SHUTDOWN_TEMP: lambda g: g.model.celsius[0] + g.model.celsius[2],
+    Field.TOTAL_ENERGY_CONSUMPTION: lambda g: g.energy_joules * 1000.0,
+    Field.FB_TOTAL: lambda g: g.model.memory_bytes / MIB,
+    Field.FB_RESERVED: lambda g: g.model.memory_reserved_bytes / MIB,
+    Field.FB_USED: lambda g: g.load.memory_used_bytes / MIB,
+    Field.FB_FREE: _free_mib,
+    Field.FB_USED_PERCENT: _used_ratio,
+    Field.GPU_RECOVERY_ACTION: lambda g: int(g.fault is Fault.RESET_REQUIRED),
+    **_PATHS,
+}
+_HEALTHY_ZERO = frozenset(
+    field
+    for field in Field
+    if field is not Field.ECC_INFOROM_VER
+    and re.search(
+        r"_VIOLATION$|^ECC_|^RETIRED_|REMAP|^NVLINK_(CRC|REPLAY|RECOVERY|ERROR|COUNT)|_SLOWDOWN_NS$"
+        r"|^PCIE_(REPLAY|COUNT)|^MEMORY_UNREPAIRABLE",
+        field.name,
+    )
+)
+"""Counters and flags of a board without any error so far; a scenario overrides them."""
+
+
+def read(gpu: GpuTruth, field: Field) -> int | float | None:
+    """Return the value of ``field`` in the units of ``Field``; ``None`` where the driver says NOT_SUPPORTED.
+
+    An override wins over everything, then what the model lacks, then what MIG takes away, then the truth.
+    """
+    if field in gpu.overrides:
+        return gpu.overrides[field]
+    if field in gpu.model.not_supported or (gpu.mig_enabled and field in UTILISATION):
+        return None
+    if field in _PERCENTS:
+        return round(min(max(float(_PERCENTS[field](gpu)), 0.0), 1.0) * 100)
+    if field in _COUNTERS:
+        return int(_COUNTERS[field](gpu))
+    if field in _HEALTHY_ZERO or field in _CONSTANTS:
+        return int(_CONSTANTS.get(field, 0))
+    reader = _READERS.get(field)
+    value: int | float | None = reader(gpu) if reader else None
+    return value
+
+
+def driver_major(node: NodeTruth) -> int:
+    """Return ``590`` of ``590.48.01``."""
+    return int(node.driver_version.partition(".")[0])
+
+
+def cuda_major(node: NodeTruth) -> int:
+    """Return the major version of the CUDA that comes with the node's driver."""
+    return next((cuda for since, cuda in ((580, 13), (525, 12)) if driver_major(node) >= since), 11)
+
+
+def is_before(node: NodeTruth, field: Field) -> bool:
+    """Return whether the node's driver is older than a field."""
+    return driver_major(node) < int(_NVML["since"].get(field.name, 0))
+
+
+def instance_bar1_bytes(gpu: GpuTruth, instance: MigTruth) -> int:
+    """Return the size of an instance's part of the board's BAR1, none of which is in use."""
+    return int(round((read(gpu, Field.BAR1_TOTAL) or 0) * MIB) * _BAR1_PER_MEMORY_SLICE * instance.memory_slices)
+
 
 _BRAND_NVIDIA = 14
 _MEMORY_V2 = 0x02000028
@@ -41,37 +135,29 @@ def whole(gpu: GpuTruth, field: Field, scale: float = 1.0) -> int:
     return round(supported(read(gpu, field)) * scale)
 
 
-def instance_of(target: Target) -> MigTruth:
-    """The instance behind a MIG handle; other handles are refused."""
-    if target.instance is None:
-        raise Refused(NOT_SUPPORTED)
-    return target.instance
-
-
 def _lookup(session: Session, name: str, device: CArgument, uuid: str | None) -> None:
     """Store the handle of an enumerated GPU; a lost one cannot even be found."""
     if uuid is None:
-        raise Refused(NOT_FOUND)
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
     session.refuse_faulty(name, session.find_gpu(uuid), static=True)
     put_pointer(device, session.pointer((uuid, "")))
 
 
 @system("nvmlDeviceGetCount_v2")
 def _count(session: Session, count: CArgument) -> None:
-    out(count).value = len(session.enumerated)
+    count.value = len(session.enumerated)
 
 
 @system("nvmlDeviceGetHandleByIndex_v2")
-def _by_index(session: Session, index: CArgument, device: CArgument) -> None:
-    position = plain(index)
-    if not 0 <= position < len(session.enumerated):
-        raise Refused(INVALID_ARGUMENT)
-    _lookup(session, "nvmlDeviceGetHandleByIndex_v2", device, session.enumerated[position])
+def _by_index(session: Session, index: int, device: CArgument) -> None:
+    if not 0 <= index < len(session.enumerated):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    _lookup(session, "nvmlDeviceGetHandleByIndex_v2", device, session.enumerated[index])
 
 
 @system("nvmlDeviceGetHandleByPciBusId_v2")
-def _by_pci_bus_id(session: Session, text: CArgument, device: CArgument) -> None:
-    wanted = _bus_id(text.value.decode())
+def _by_pci_bus_id(session: Session, text: bytes, device: CArgument) -> None:
+    wanted = _bus_id(text.decode())
     gpus = (gpu for gpu in session.now().gpus if gpu.uuid in session.enumerated)
     uuid = next((gpu.uuid for gpu in gpus if _bus_id(gpu.pci_bus_id) == wanted), None)
     _lookup(session, "nvmlDeviceGetHandleByPciBusId_v2", device, uuid)
@@ -83,32 +169,25 @@ def _bus_id(text: str) -> tuple[int, str]:
     try:
         return (int(domain, 16), rest.upper())
     except ValueError as error:
-        raise Refused(INVALID_ARGUMENT) from error
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT) from error
 
 
 @device("nvmlDeviceGetInforomVersion", static=True)
-def _inforom(target: Target, kind: CArgument, buffer: CArgument, size: CArgument) -> None:
-    versions = facts_of(target.gpu).inforom[1:]
-    if not 0 <= plain(kind) < len(versions):
-        raise Refused(INVALID_ARGUMENT)
-    _put(buffer, size, versions[plain(kind)])
-
-
-def _put(buffer: CArgument, size: CArgument, version: str | None) -> None:
-    if version is None:
-        raise Refused(NOT_SUPPORTED)
-    put_text(buffer, size, version)
+def _inforom(target: Target, kind: int, buffer: CArgument, size: int) -> None:
+    versions = target.gpu.model.inforom[1:]
+    if not 0 <= kind < len(versions):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    put_text(buffer, size, versions[kind])
 
 
 @device("nvmlDeviceGetPciInfo_v3", static=True)
-def _pci(target: Target, info: CArgument) -> None:
-    struct = out(info)
+def _pci(target: Target, struct: CArgument) -> None:
     domain, rest = _bus_id(target.gpu.pci_bus_id)
     bus, _, number = rest.partition(":")
     struct.busId = f"{domain:08X}:{rest}".encode()
     struct.busIdLegacy = f"{domain:04X}:{rest}".encode()
     struct.domain, struct.bus, struct.device = domain, int(bus, 16), int(number.split(".")[0], 16)
-    struct.pciDeviceId = facts_of(target.gpu).pci_device_id
+    struct.pciDeviceId = target.gpu.model.pci_device_id
 
 
 def _name(target: Target) -> str:
@@ -119,8 +198,8 @@ _TEXTS: Mapping[str, Callable[[Target], str | None]] = {
     "nvmlDeviceGetName": _name,
     "nvmlDeviceGetUUID": lambda target: (target.instance or target.gpu).uuid,
     "nvmlDeviceGetSerial": lambda target: target.gpu.serial,
-    "nvmlDeviceGetVbiosVersion": lambda target: facts_of(target.gpu).vbios,
-    "nvmlDeviceGetInforomImageVersion": lambda target: facts_of(target.gpu).inforom[0],
+    "nvmlDeviceGetVbiosVersion": lambda target: target.gpu.model.vbios,
+    "nvmlDeviceGetInforomImageVersion": lambda target: target.gpu.model.inforom[0],
 }
 _OF_INSTANCES_TOO = frozenset(
     {"nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
@@ -129,79 +208,38 @@ _NUMBERS: Mapping[str, Callable[[Target], int]] = {
     "nvmlDeviceGetBrand": lambda _: _BRAND_NVIDIA,
     "nvmlDeviceGetMinorNumber": lambda target: target.gpu.minor,
     "nvmlDeviceGetMaxMigDeviceCount": lambda target: target.gpu.model.compute_slices if target.gpu.mig_enabled else 0,
-    "nvmlDeviceGetGpuInstanceId": lambda target: instance_of(target).gpu_instance_id,
-    "nvmlDeviceGetComputeInstanceId": lambda target: instance_of(target).compute_instance_id,
+    "nvmlDeviceGetGpuInstanceId": lambda target: supported(target.instance).gpu_instance_id,
+    "nvmlDeviceGetComputeInstanceId": lambda target: supported(target.instance).compute_instance_id,
 }
 """Static numbers with one out-argument."""
-_STRUCTS: Mapping[str, tuple[int, str, Field]] = {
-    "nvmlDeviceGetTemperatureV": (0x0100000C, "temperature", Field.GPU_TEMP),
-    "nvmlDeviceGetMarginTemperature": (0x01000008, "marginTemperature", Field.GPU_TEMP_LIMIT),
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1": (0x01000008, "unrepairableMemory", Field.MEMORY_UNREPAIRABLE_FLAG),
-}
-"""C functions with a versioned struct: its version word, its member and the member's field."""
-_SCALARS: Mapping[str, tuple[Field, float]] = {
-    "nvmlDeviceGetPowerUsage": (Field.POWER_USAGE, 1000.0),
-    "nvmlDeviceGetPowerManagementLimit": (Field.POWER_MGMT_LIMIT, 1000.0),
-    "nvmlDeviceGetPowerManagementDefaultLimit": (Field.POWER_MGMT_LIMIT_DEF, 1000.0),
-    "nvmlDeviceGetEnforcedPowerLimit": (Field.ENFORCED_POWER_LIMIT, 1000.0),
-    "nvmlDeviceGetPerformanceState": (Field.PSTATE, 1.0),
-    "nvmlDeviceGetFanSpeed": (Field.FAN_SPEED, 1.0),
-    "nvmlDeviceGetCurrentClocksEventReasons": (Field.CLOCK_THROTTLE_REASONS, 1.0),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": (Field.CLOCK_THROTTLE_REASONS, 1.0),
-    "nvmlDeviceGetMaxPcieLinkGeneration": (Field.PCIE_MAX_LINK_GEN, 1.0),
-    "nvmlDeviceGetMaxPcieLinkWidth": (Field.PCIE_MAX_LINK_WIDTH, 1.0),
-    "nvmlDeviceGetCurrPcieLinkGeneration": (Field.PCIE_LINK_GEN, 1.0),
-    "nvmlDeviceGetCurrPcieLinkWidth": (Field.PCIE_LINK_WIDTH, 1.0),
-    "nvmlDeviceGetVirtualizationMode": (Field.VIRTUAL_MODE, 1.0),
-}
-"""C functions with one out-argument: the field, and what one of its units is in NVML's."""
-_ENGINES: Mapping[str, Field] = {
-    "nvmlDeviceGetEncoderUtilization": Field.ENC_UTIL,
-    "nvmlDeviceGetDecoderUtilization": Field.DEC_UTIL,
-    "nvmlDeviceGetJpgUtilization": Field.JPG_UTIL,
-    "nvmlDeviceGetOfaUtilization": Field.OFA_UTIL,
-}
-_CHOICES: Mapping[str, Mapping[int, Field]] = {
-    "nvmlDeviceGetClockInfo": {0: Field.SM_CLOCK, 1: Field.SM_CLOCK, 2: Field.MEM_CLOCK, 3: Field.VIDEO_CLOCK},
-    "nvmlDeviceGetMaxClockInfo": {0: Field.MAX_SM_CLOCK, 1: Field.MAX_SM_CLOCK, 2: Field.MAX_MEM_CLOCK},
-    "nvmlDeviceGetTemperature": {0: Field.GPU_TEMP},
-    "nvmlDeviceGetTemperatureThreshold": {
-        0: Field.SHUTDOWN_TEMP,
-        1: Field.SLOWDOWN_TEMP,
-        2: Field.MEM_MAX_OP_TEMP,
-        3: Field.GPU_MAX_OP_TEMP,
-    },
-}
-"""C functions with a choice and one out-argument: the field of each choice."""
 
 
-def _put_text_of(text_of: Callable[[Target], str | None], target: Target, buffer: CArgument, size: CArgument) -> None:
-    _put(buffer, size, text_of(target))
+def _put_text_of(text_of: Callable[[Target], str | None], target: Target, buffer: CArgument, size: int) -> None:
+    put_text(buffer, size, text_of(target))
 
 
 def _put_number(number_of: Callable[[Target], int], target: Target, value: CArgument) -> None:
-    out(value).value = number_of(target)
+    value.value = number_of(target)
 
 
-def _put_member(layout: tuple[int, str, Field], target: Target, struct: CArgument) -> None:
+def _put_member(layout: tuple[int, str, str], target: Target, struct: CArgument) -> None:
     version, attribute, field = layout
-    check_version(out(struct), version)
-    setattr(out(struct), attribute, whole(target.gpu, field))
+    check_version(struct, version)
+    setattr(struct, attribute, whole(target.gpu, Field[field]))
 
 
-def _put_scalar(item: tuple[Field, float], target: Target, value: CArgument) -> None:
-    out(value).value = whole(target.gpu, *item)
+def _put_scalar(item: tuple[str, float], target: Target, value: CArgument) -> None:
+    value.value = whole(target.gpu, Field[item[0]], item[1])
 
 
-def _put_engine(field: Field, target: Target, value: CArgument, period: CArgument) -> None:
-    out(value).value = whole(target.gpu, field)
-    out(period).value = _SAMPLING_PERIOD_US
+def _put_engine(field: str, target: Target, value: CArgument, period: CArgument) -> None:
+    value.value, period.value = whole(target.gpu, Field[field]), _SAMPLING_PERIOD_US
 
 
-def _put_chosen(fields: Mapping[int, Field], target: Target, choice: CArgument, value: CArgument) -> None:
-    if plain(choice) not in fields:
-        raise Refused(INVALID_ARGUMENT)
-    out(value).value = whole(target.gpu, fields[plain(choice)])
+def _put_chosen(fields: Sequence[str], target: Target, choice: int, value: CArgument) -> None:
+    if not 0 <= choice < len(fields):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    value.value = whole(target.gpu, Field[fields[choice]])
 
 
 def _declare(
@@ -213,22 +251,22 @@ def _declare(
 
 _declare(_TEXTS, _put_text_of, static=True, mig=_OF_INSTANCES_TOO)
 _declare(_NUMBERS, _put_number, static=True, mig=_OF_INSTANCES_TOO)
-_declare(_STRUCTS, _put_member)
-_declare(_SCALARS, _put_scalar)
-_declare(_ENGINES, _put_engine)
-_declare(_CHOICES, _put_chosen)
+_declare(_NVML["structs"], _put_member)
+_declare(_NVML["scalars"], _put_scalar)
+_declare(_NVML["engines"], _put_engine)
+_declare(_NVML["choices"], _put_chosen)
 
 
 @device("nvmlDeviceGetPowerManagementLimitConstraints")
 def _limits(target: Target, lowest: CArgument, highest: CArgument) -> None:
-    out(lowest).value = whole(target.gpu, Field.POWER_MGMT_LIMIT_MIN, 1000.0)
-    out(highest).value = whole(target.gpu, Field.POWER_MGMT_LIMIT_MAX, 1000.0)
+    lowest.value = whole(target.gpu, Field.POWER_MGMT_LIMIT_MIN, 1000.0)
+    highest.value = whole(target.gpu, Field.POWER_MGMT_LIMIT_MAX, 1000.0)
 
 
 @device("nvmlDeviceGetUtilizationRates")
 def _utilisation(target: Target, rates: CArgument) -> None:
-    out(rates).gpu = whole(target.gpu, Field.GPU_UTIL)
-    out(rates).memory = whole(target.gpu, Field.MEM_COPY_UTIL)
+    rates.gpu = whole(target.gpu, Field.GPU_UTIL)
+    rates.memory = whole(target.gpu, Field.MEM_COPY_UTIL)
 
 
 def _memory_bytes(target: Target) -> tuple[int, int, int, int]:
@@ -242,22 +280,19 @@ def _memory_bytes(target: Target) -> tuple[int, int, int, int]:
 
 
 @device("nvmlDeviceGetMemoryInfo_v2", mig=True)
-def _memory_v2(target: Target, info: CArgument) -> None:
-    struct = out(info)
+def _memory_v2(target: Target, struct: CArgument) -> None:
     check_version(struct, _MEMORY_V2)
     struct.total, struct.reserved, struct.free, struct.used = _memory_bytes(target)
 
 
 @device("nvmlDeviceGetMemoryInfo", mig=True)
-def _memory(target: Target, info: CArgument) -> None:
-    struct = out(info)
+def _memory(target: Target, struct: CArgument) -> None:
     struct.total, reserved, struct.free, used = _memory_bytes(target)
     struct.used = used + reserved
 
 
 @device("nvmlDeviceGetBAR1MemoryInfo", mig=True)
-def _bar1(target: Target, info: CArgument) -> None:
-    struct = out(info)
+def _bar1(target: Target, struct: CArgument) -> None:
     if target.instance:
         struct.bar1Total = struct.bar1Free = instance_bar1_bytes(target.gpu, target.instance)
         struct.bar1Used = 0
@@ -267,19 +302,18 @@ def _bar1(target: Target, info: CArgument) -> None:
 
 
 @device("nvmlDeviceGetRetiredPages")
-def _retired_pages(target: Target, cause: CArgument, count: CArgument, pages: CArgument) -> None:
-    field = Field.RETIRED_SBE if plain(cause) == _ECC_CORRECTED else Field.RETIRED_DBE
-    number, room = whole(target.gpu, field), out(count).value
-    out(count).value = number
+def _retired_pages(target: Target, cause: int, count: CArgument, pages: CArgument) -> None:
+    field = Field.RETIRED_SBE if cause == _ECC_CORRECTED else Field.RETIRED_DBE
+    number, room = whole(target.gpu, field), count.value
+    count.value = number
     if number > room or (number and pages is None):
-        raise Refused(INSUFFICIENT_SIZE)
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     for position in range(number):
-        out(pages)[position] = 0x1000 * (position + 1)
+        pages[position] = 0x1000 * (position + 1)
 
 
 @device("nvmlDeviceGetGridLicensableFeatures_v4")
-def _licences(target: Target, features: CArgument) -> None:
-    struct = out(features)
+def _licences(target: Target, struct: CArgument) -> None:
     licensed = whole(target.gpu, Field.VGPU_LICENSE_STATUS)
     struct.isGridLicenseSupported = struct.licensableFeaturesCount = licensed
     if licensed:
@@ -287,81 +321,14 @@ def _licences(target: Target, features: CArgument) -> None:
         struct.gridLicensableFeatures[0].featureState = 1
 
 
-_DOUBLE, _UINT, _ULONGLONG, _INT = 0, 1, 3, 5
-_MEMBER = {_DOUBLE: "ullVal", _UINT: "uiVal", _ULONGLONG: "ullVal", _INT: "siVal"}
-"""Union member per value type. The driver stores some ECC counts as integers and calls them doubles (a known bug)."""
+_KINDS = {"double": (0, "ullVal"), "uint": (1, "uiVal"), "ulonglong": (3, "ullVal"), "int": (5, "siVal")}
+"""Number and union member per value type."""
 _ALL_LINKS = 0xFFFFFFFF
 _LATENCY_US = 12
 _LAST_ECC_ID = 6
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """Where one NVML field id gets its value: the field, what one of its units is in NVML's, and the type said."""
-
-    field: Field
-    scale: float = 1.0
-    value_type: int = _ULONGLONG
-    all_links: bool = False
-
-
-_ITEMS: Mapping[int, _Item] = {
-    3: _Item(Field.ECC_SBE_VOL_TOTAL),
-    4: _Item(Field.ECC_DBE_VOL_TOTAL),
-    5: _Item(Field.ECC_SBE_AGG_TOTAL, value_type=_DOUBLE),
-    6: _Item(Field.ECC_DBE_AGG_TOTAL, value_type=_DOUBLE),
-    29: _Item(Field.RETIRED_SBE, value_type=_UINT),
-    30: _Item(Field.RETIRED_DBE, value_type=_UINT),
-    31: _Item(Field.RETIRED_PENDING, value_type=_UINT),
-    38: _Item(Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL),
-    45: _Item(Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
-    52: _Item(Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL),
-    59: _Item(Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
-    74: _Item(Field.POWER_VIOLATION),
-    75: _Item(Field.THERMAL_VIOLATION),
-    76: _Item(Field.SYNC_BOOST_VIOLATION),
-    77: _Item(Field.BOARD_LIMIT_VIOLATION),
-    78: _Item(Field.LOW_UTIL_VIOLATION),
-    79: _Item(Field.RELIABILITY_VIOLATION),
-    80: _Item(Field.TOTAL_APP_CLOCKS_VIOLATION),
-    81: _Item(Field.TOTAL_BASE_CLOCKS_VIOLATION),
-    82: _Item(Field.MEMORY_TEMP, value_type=_UINT),
-    83: _Item(Field.TOTAL_ENERGY_CONSUMPTION),
-    92: _Item(Field.RETIRED_SBE, value_type=_UINT),
-    93: _Item(Field.RETIRED_DBE, value_type=_UINT),
-    94: _Item(Field.PCIE_REPLAY_COUNTER, value_type=_UINT),
-    138: _Item(Field.NVLINK_TX_BYTES_TOTAL, 1 / 1024, all_links=True),
-    139: _Item(Field.NVLINK_RX_BYTES_TOTAL, 1 / 1024, all_links=True),
-    142: _Item(Field.CORRECTABLE_REMAPPED_ROWS, value_type=_UINT),
-    143: _Item(Field.UNCORRECTABLE_REMAPPED_ROWS, value_type=_UINT),
-    144: _Item(Field.ROW_REMAP_PENDING, value_type=_UINT),
-    145: _Item(Field.ROW_REMAP_FAILURE, value_type=_UINT),
-    161: _Item(Field.NVLINK_ERROR_DL_REPLAY),
-    162: _Item(Field.NVLINK_ERROR_DL_RECOVERY),
-    163: _Item(Field.NVLINK_ERROR_DL_CRC),
-    173: _Item(Field.PCIE_COUNT_CORRECTABLE_ERRORS, value_type=_UINT),
-    185: _Item(Field.POWER_USAGE, 1000.0, _UINT),
-    186: _Item(Field.POWER_USAGE_INSTANT, 1000.0, _UINT),
-    187: _Item(Field.POWER_MGMT_LIMIT_MIN, 1000.0, _UINT),
-    188: _Item(Field.POWER_MGMT_LIMIT_MAX, 1000.0, _UINT),
-    189: _Item(Field.POWER_MGMT_LIMIT_DEF, 1000.0, _UINT),
-    190: _Item(Field.ENFORCED_POWER_LIMIT, 1000.0, _UINT),
-    191: _Item(Field.TOTAL_ENERGY_CONSUMPTION),
-    192: _Item(Field.POWER_MGMT_LIMIT, 1000.0, _UINT),
-    197: _Item(Field.PCIE_TX_BYTES_TOTAL),
-    198: _Item(Field.PCIE_RX_BYTES_TOTAL),
-    208: _Item(Field.NVLINK_COUNT_RX_ERRORS, all_links=True),
-    211: _Item(Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, all_links=True),
-    213: _Item(Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, all_links=True),
-    214: _Item(Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, all_links=True),
-    230: _Item(Field.GPU_RECOVERY_ACTION, value_type=_UINT),
-    269: _Item(Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS),
-    270: _Item(Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS),
-    271: _Item(Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS),
-}
 _RECOVERY_ACTION = 230
 _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
-_MARGINS: Mapping[int, Callable[[ModelFacts], int]] = {
+_MARGINS: Mapping[int, Callable[[ModelSpec], int]] = {
     193: lambda board: -board.celsius[2],
     194: lambda board: -board.celsius[1],
     196: lambda _: 0,
@@ -369,38 +336,38 @@ _MARGINS: Mapping[int, Callable[[ModelFacts], int]] = {
 """Thresholds as distances below the highest operating temperature, as newer drivers answer them."""
 
 
-def _answer(target: Target, number: int, scope: int) -> tuple[int, int]:
-    """(NVML value, value type) of one field id; ``Refused`` carries its return code."""
-    item = _ITEMS.get(number)
-    if item is not None and is_before(target.node, item.field):
-        raise Refused(INVALID_ARGUMENT)
+def _answer(target: Target, number: int, scope: int) -> tuple[int, str]:
+    """Return (NVML value, value type) of one field id; ``Refused`` carries its return code."""
+    item = _NVML["items"].get(number)
+    if item is not None and is_before(target.node, Field[item["field"]]):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     if target.instance is not None:
-        raise Refused(NOT_SUPPORTED)
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if target.gpu.fault is Fault.RESET_REQUIRED and number != _RECOVERY_ACTION:
-        raise Refused(RESET_REQUIRED)
+        raise Refused(pynvml.NVML_ERROR_RESET_REQUIRED)
     if number in _MARGINS and Field.GPU_TEMP_LIMIT not in target.gpu.model.not_supported:
-        return (_MARGINS[number](facts_of(target.gpu)), _INT)
-    if item is None or (scope and number in _BOARD_POWER_IDS) or (item.all_links and scope != _ALL_LINKS):
-        raise Refused(NOT_SUPPORTED)
-    value = supported(read(target.gpu, item.field)) * item.scale
+        return (_MARGINS[number](target.gpu.model), "int")
+    if item is None or (scope and number in _BOARD_POWER_IDS) or ("links" in item and scope != _ALL_LINKS):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    value = supported(read(target.gpu, Field[item["field"]])) * item.get("scale", 1.0)
     # Counters are cut off, measured values rounded, as the units' resolution wants it.
-    return (int(value) if item.all_links else round(value), item.value_type)
+    return (int(value) if "links" in item else round(value), item.get("kind", "ulonglong"))
 
 
 @device("nvmlDeviceGetFieldValues", static=True, mig=True)
-def _field_values(target: Target, count: CArgument, values: CArgument) -> None:
+def _field_values(target: Target, count: int, values: CArgument) -> None:
     if target.gpu.fault is Fault.UNKNOWN_ERROR:
         target.session.refuse_faulty("nvmlDeviceGetFieldValues", target.gpu, static=False)
     timestamp_us = round((target.session.epoch_seconds + target.node.at_seconds) * 1e6)
-    for value in out(values)[: plain(count)]:
+    for value in values[:count]:
         try:
-            number, value_type = _answer(target, value.fieldId, value.scopeId)
+            number, kind = _answer(target, value.fieldId, value.scopeId)
         except Refused as refusal:
-            if value.fieldId <= _LAST_ECC_ID and refusal.code == NOT_SUPPORTED:
+            if value.fieldId <= _LAST_ECC_ID and refusal.code == pynvml.NVML_ERROR_NOT_SUPPORTED:
                 continue  # a known driver bug: ECC items stay untouched where ECC is off
             value.timestamp, value.latencyUsec, value.nvmlReturn = timestamp_us, _LATENCY_US, refusal.code
             continue
         value.timestamp, value.latencyUsec = timestamp_us, _LATENCY_US
-        value.nvmlReturn, value.valueType = 0, value_type
+        (value.valueType, member), value.nvmlReturn = _KINDS[kind], 0
         value.value.ullVal = 0
-        setattr(value.value, _MEMBER[value_type], number)
+        setattr(value.value, member, number)

@@ -2,15 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 
-from exporter.model import DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
-from gpu_simulator.driver_devices import instance_of
+import pynvml
+
+from exporter.model import Field
 from gpu_simulator.driver_session import (
-    INVALID_ARGUMENT,
-    NOT_FOUND,
-    NOT_SUPPORTED,
     CArgument,
     GpmSample,
     Refused,
@@ -19,49 +17,34 @@ from gpu_simulator.driver_session import (
     address,
     check_version,
     device,
-    out,
-    plain,
     pointer_field,
     put_pointer,
+    supported,
     system,
 )
-from gpu_simulator.models import MIB
-from gpu_simulator.truth import GpuTruth, Load, MigTruth
+from gpu_simulator.models import MIB, table
+from gpu_simulator.truth import Load, MigTruth
 
 _PROFILE_INFO_V2 = 0x02000098
 _PROFILE_COUNT = 18
 _PROFILE = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<slices>\d+)g\.\d+gb(?P<suffix>[+-].*)?$")
-_PLAIN_INDEX = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
-_SUFFIX_INDEX = {
-    ("+me", 1): 7,
-    ("+me", 2): 8,
-    ("+gfx", 1): 10,
-    ("+gfx", 2): 11,
-    ("+gfx", 4): 12,
-    ("-me", 1): 13,
-    ("-me", 2): 14,
-    ("+me.all", 1): 15,
-    ("+me.all", 2): 16,
-    ("+gfx", 3): 17,
-}
-_ONE_SLICE_TWICE_MEMORY_INDEX = 9
+_NVML = table("nvml")
 
 
 def profile_index(name: str, memory_slices: int) -> int | None:
-    """NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` where NVML has none."""
+    """Return NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` where NVML has none."""
     match = _PROFILE.match(name)
     if match is None:
         return None
-    slices, suffix = int(match["slices"]), match["suffix"]
-    if suffix:
-        return _SUFFIX_INDEX.get((suffix, slices))
-    if slices == 1 and memory_slices > 1:
-        return _ONE_SLICE_TWICE_MEMORY_INDEX
-    return _PLAIN_INDEX.get(slices)
+    slices, suffix = int(match["slices"]), match["suffix"] or ""
+    if slices == 1 and memory_slices > 1 and not suffix:
+        suffix = "twice"
+    index: int | None = _NVML["profiles"].get(suffix, {}).get(slices)
+    return index
 
 
 def slices_of(instance: MigTruth) -> tuple[int, int]:
-    """(slices of the GPU instance, slices of the compute instance) by the profile's name."""
+    """Return the slices of the GPU instance and of the compute instance, by the profile's name."""
     match = _PROFILE.match(instance.profile)
     if match is None:
         return (instance.compute_slices, instance.compute_slices)
@@ -69,83 +52,77 @@ def slices_of(instance: MigTruth) -> tuple[int, int]:
     return (slices, int(match["compute"] or slices))
 
 
-def _require_mig_model(gpu: GpuTruth) -> None:
-    if not gpu.model.mig_profiles:
-        raise Refused(NOT_SUPPORTED)
-
-
 @device("nvmlDeviceGetMigMode", static=True)
 def _mode(target: Target, current: CArgument, pending: CArgument) -> None:
-    _require_mig_model(target.gpu)
-    out(current).value = out(pending).value = int(target.gpu.mig_enabled)
+    supported(target.gpu.model.mig_profiles or None)
+    current.value = pending.value = int(target.gpu.mig_enabled)
 
 
 @device("nvmlDeviceGetMigDeviceHandleByIndex", static=True)
-def _by_index(target: Target, index: CArgument, device: CArgument) -> None:
+def _by_index(target: Target, index: int, device: CArgument) -> None:
     if not target.gpu.mig_enabled:
-        raise Refused(NOT_SUPPORTED)
-    slots, position = target.session.mig_slots(target.gpu), plain(index)
-    if position >= max(target.gpu.model.compute_slices, len(slots)):
-        raise Refused(INVALID_ARGUMENT)
-    uuid = slots[position] if position < len(slots) else None
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    slots = target.session.mig_slots(target.gpu)
+    if index >= max(target.gpu.model.compute_slices, len(slots)):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    uuid = slots[index] if index < len(slots) else None
     if uuid is None:
-        raise Refused(NOT_FOUND)
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
     put_pointer(device, target.session.pointer((target.gpu.uuid, uuid)))
 
 
 @device("nvmlDeviceGetAttributes_v2", static=True, mig=True)
-def _attributes(target: Target, attributes: CArgument) -> None:
-    instance, struct = instance_of(target), out(attributes)
+def _attributes(target: Target, struct: CArgument) -> None:
+    instance = supported(target.instance)
     struct.multiprocessorCount = instance.multiprocessors
     struct.gpuInstanceSliceCount, struct.computeInstanceSliceCount = slices_of(instance)
     struct.memorySizeMB = instance.memory_bytes // MIB
 
 
-def _fill_profile(target: Target, index: CArgument, struct: CArgument) -> str:
+def _fill_profile(target: Target, index: int, struct: CArgument) -> str:
     """Fill what both versions of the struct have; the profile's name is returned."""
-    _require_mig_model(target.gpu)
-    if not 0 <= plain(index) < _PROFILE_COUNT:
-        raise Refused(INVALID_ARGUMENT)
+    supported(target.gpu.model.mig_profiles or None)
+    if not 0 <= index < _PROFILE_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     model = target.gpu.model
     for name, (profile_id, compute_slices, memory_slices) in model.mig_profiles.items():
-        if profile_index(name, memory_slices) != plain(index):
+        if profile_index(name, memory_slices) != index:
             continue
         struct.id, struct.sliceCount = profile_id, compute_slices
         struct.instanceCount = min(model.compute_slices // compute_slices, model.memory_slices // memory_slices)
         struct.multiprocessorCount = model.multiprocessors * compute_slices // (model.compute_slices + 1)
         struct.memorySizeMB = model.memory_bytes * memory_slices // model.memory_slices // MIB
         return name
-    raise Refused(NOT_SUPPORTED)
+    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 @device("nvmlDeviceGetGpuInstanceProfileInfoV", static=True)
-def _profile_v2(target: Target, index: CArgument, info: CArgument) -> None:
-    check_version(out(info), _PROFILE_INFO_V2)
-    out(info).name = f"MIG {_fill_profile(target, index, out(info))}".encode()
+def _profile_v2(target: Target, index: int, info: CArgument) -> None:
+    check_version(info, _PROFILE_INFO_V2)
+    info.name = f"MIG {_fill_profile(target, index, info)}".encode()
 
 
 @device("nvmlDeviceGetGpuInstanceProfileInfo", static=True)
-def _profile_v1(target: Target, index: CArgument, info: CArgument) -> None:
-    _fill_profile(target, index, out(info))
+def _profile_v1(target: Target, index: int, info: CArgument) -> None:
+    _fill_profile(target, index, info)
 
 
 @device("nvmlDeviceGetGpuInstanceById", static=True)
-def _gpu_instance(target: Target, number: CArgument, gpu_instance: CArgument) -> None:
-    if not any(instance.gpu_instance_id == plain(number) for instance in target.gpu.instances):
-        raise Refused(NOT_FOUND)
-    put_pointer(gpu_instance, target.session.pointer((target.gpu.uuid, f"gpu-instance {plain(number)}")))
+def _gpu_instance(target: Target, number: int, gpu_instance: CArgument) -> None:
+    if not any(instance.gpu_instance_id == number for instance in target.gpu.instances):
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    put_pointer(gpu_instance, target.session.pointer((target.gpu.uuid, f"gpu-instance {number}")))
 
 
 @system("nvmlGpuInstanceGetInfo")
-def _gpu_instance_info(session: Session, gpu_instance: CArgument, info: CArgument) -> None:
-    key = session.handles.get(address(gpu_instance))
+def _gpu_instance_info(session: Session, gpu_instance: int, struct: CArgument) -> None:
+    key = session.handles.get(gpu_instance)
     if key is None or not key[1].startswith("gpu-instance "):
-        raise Refused(INVALID_ARGUMENT)
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     gpu, number = session.find_gpu(key[0]), int(key[1].split()[1])
     instance = next((i for i in gpu.instances if i.gpu_instance_id == number), None)
     if instance is None:
-        raise Refused(INVALID_ARGUMENT)
-    struct = out(info)
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     struct.id, struct.profileId = number, instance.profile_id
     struct.placement.start, struct.placement.size = instance.placement_start, instance.memory_slices
     struct.device = pointer_field(struct.device, session.pointer((gpu.uuid, "")))
@@ -158,39 +135,10 @@ _PERCENT = 100.0
 _PER_MIB = 1 / (1 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    """What a GPM metric is the mean of; ``scale`` turns a ratio or bytes per second into NVML's unit."""
-
-    of: Callable[[Load], float]
-    field: Field
-    scale: float = _PERCENT
-    whole_gpu_only: bool = False
-
-
-_METRICS: Mapping[int, _Metric] = {
-    1: _Metric(lambda x: x.engine, Field.PROF_GR_ENGINE_ACTIVE),
-    2: _Metric(lambda x: x.sm, Field.PROF_SM_ACTIVE),
-    3: _Metric(lambda x: x.occupancy, Field.PROF_SM_OCCUPANCY),
-    5: _Metric(lambda x: x.tensor, Field.PROF_PIPE_TENSOR_ACTIVE),
-    10: _Metric(lambda x: x.dram, Field.PROF_DRAM_ACTIVE),
-    11: _Metric(lambda x: x.fp64, Field.PROF_PIPE_FP64_ACTIVE),
-    12: _Metric(lambda x: x.fp32, Field.PROF_PIPE_FP32_ACTIVE),
-    13: _Metric(lambda x: x.fp16, Field.PROF_PIPE_FP16_ACTIVE),
-    20: _Metric(lambda x: x.pcie_tx_bytes_per_second, Field.PROF_PCIE_TX_BYTES, _PER_MIB, whole_gpu_only=True),
-    21: _Metric(lambda x: x.pcie_rx_bytes_per_second, Field.PROF_PCIE_RX_BYTES, _PER_MIB, whole_gpu_only=True),
-    30: _Metric(lambda x: x.decode, DECODERS[0]),
-    40: _Metric(lambda x: x.jpeg, JPEG_DECODERS[0]),
-    50: _Metric(lambda x: x.optical_flow, FLOW_ENGINES[0]),
-    60: _Metric(lambda x: x.nvlink_rx_bytes_per_second, Field.PROF_NVLINK_RX_BYTES, _PER_MIB, whole_gpu_only=True),
-    61: _Metric(lambda x: x.nvlink_tx_bytes_per_second, Field.PROF_NVLINK_TX_BYTES, _PER_MIB, whole_gpu_only=True),
-}
-
-
 @device("nvmlGpmQueryDeviceSupport", static=True, mig=True)
 def _support(target: Target, support: CArgument) -> None:
-    check_version(out(support), _GPM_VERSION)
-    out(support).isSupportedDevice = int(target.gpu.model.gpm)
+    check_version(support, _GPM_VERSION)
+    support.isSupportedDevice = int(target.gpu.model.gpm)
 
 
 @system("nvmlGpmSampleAlloc")
@@ -201,14 +149,14 @@ def _alloc(session: Session, sample: CArgument) -> None:
 
 
 @system("nvmlGpmSampleFree")
-def _gpm_free(session: Session, sample: CArgument) -> None:
-    if address(sample) not in session.gpm_samples:
-        raise Refused(INVALID_ARGUMENT)
-    del session.gpm_samples[address(sample)]
+def _gpm_free(session: Session, sample: int) -> None:
+    if sample not in session.gpm_samples:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    del session.gpm_samples[sample]
 
 
 @device("nvmlGpmSampleGet", mig=True)
-def _sample(target: Target, sample: CArgument) -> None:
+def _sample(target: Target, sample: int) -> None:
     if target.instance:
         _store(target, sample, target.instance.uuid, target.instance.load_integral, whole=False)
     else:
@@ -216,12 +164,12 @@ def _sample(target: Target, sample: CArgument) -> None:
 
 
 @device("nvmlGpmMigSampleGet")
-def _mig_sample(target: Target, number: CArgument, sample: CArgument) -> None:
+def _mig_sample(target: Target, number: int, sample: int) -> None:
     instances = target.gpu.instances if target.gpu.mig_enabled else ()
-    members = [instance for instance in instances if instance.gpu_instance_id == plain(number)]
+    members = [instance for instance in instances if instance.gpu_instance_id == number]
     if not members:
-        raise Refused(NOT_FOUND if target.gpu.mig_enabled else NOT_SUPPORTED)
-    uuid = f"{target.gpu.uuid}/{plain(number)}/" + ",".join(member.uuid for member in members)
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND if target.gpu.mig_enabled else pynvml.NVML_ERROR_NOT_SUPPORTED)
+    uuid = f"{target.gpu.uuid}/{number}/" + ",".join(member.uuid for member in members)
     _store(target, sample, uuid, joined(members), whole=False)
 
 
@@ -229,35 +177,27 @@ def joined(members: Sequence[MigTruth]) -> Load:
     """Load of a GPU instance: its compute instances by their part of the slices in use."""
     weights = [slices_of(member)[1] for member in members]
     total = max(sum(weights), 1)
-    return Load(
-        **{
-            f.name: sum(
-                getattr(member.load_integral, f.name) * weight for member, weight in zip(members, weights, strict=True)
-            )
-            / total
-            for f in fields(Load)
-        }
-    )
+    pairs = [(member.load_integral, weight / total) for member, weight in zip(members, weights, strict=True)]
+    return Load(**{f.name: sum(getattr(one, f.name) * part for one, part in pairs) for f in fields(Load)})
 
 
-def _store(target: Target, sample: CArgument, uuid: str, integral: Load, *, whole: bool) -> None:
+def _store(target: Target, sample: int, uuid: str, integral: Load, *, whole: bool) -> None:
     if not target.gpu.model.gpm:
-        raise Refused(NOT_SUPPORTED)
-    if address(sample) not in target.session.gpm_samples:
-        raise Refused(INVALID_ARGUMENT)
-    target.session.gpm_samples[address(sample)] = GpmSample(
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if sample not in target.session.gpm_samples:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    target.session.gpm_samples[sample] = GpmSample(
         device_uuid=uuid, at_seconds=target.node.at_seconds, integral=integral, gpu=target.gpu, whole=whole
     )
 
 
 @system("nvmlGpmMetricsGet")
-def _metrics(session: Session, request: CArgument) -> None:
-    struct = out(request)
+def _metrics(session: Session, struct: CArgument) -> None:
     check_version(struct, _GPM_VERSION)
     old = session.gpm_samples.get(address(struct.sample1))
     new = session.gpm_samples.get(address(struct.sample2))
     if old is None or new is None or old.device_uuid != new.device_uuid or struct.numMetrics > _MOST_METRICS:
-        raise Refused(INVALID_ARGUMENT)
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for metric in struct.metrics[: struct.numMetrics]:
         try:
             metric.value = _mean(old, new, metric.metricId)
@@ -267,16 +207,16 @@ def _metrics(session: Session, request: CArgument) -> None:
 
 
 def _mean(old: GpmSample, new: GpmSample, number: int) -> float:
-    """Mean of a metric between two samples; NaN where they are too close or in the wrong order."""
-    metric = _METRICS.get(number)
-    if metric is None or metric.field in new.gpu.model.not_supported or (metric.whole_gpu_only and not new.whole):
-        raise Refused(NOT_SUPPORTED)
+    """Return the mean of a metric between two samples; NaN where they are too close or in the wrong order."""
+    of, field_id = _NVML["metrics"].get(number, ("", None))
+    field, is_rate = Field(field_id) if field_id else None, of.endswith("_per_second")
+    if field is None or field in new.gpu.model.not_supported or (is_rate and not new.whole):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    scale = _PER_MIB if is_rate else _PERCENT
     seconds = new.at_seconds - old.at_seconds
     if seconds < _SHORTEST_SECONDS:
         return math.nan
-    if new.whole and metric.field in new.gpu.overrides:
-        fixed = new.gpu.overrides[metric.field]
-        if fixed is None:
-            raise Refused(NOT_SUPPORTED)
-        return fixed * metric.scale
-    return (metric.of(new.integral) - metric.of(old.integral)) / seconds * metric.scale
+    if new.whole and field in new.gpu.overrides:
+        return supported(new.gpu.overrides[field]) * scale
+    moved: float = getattr(new.integral, of) - getattr(old.integral, of)
+    return moved / seconds * scale

@@ -1,48 +1,40 @@
-"""State of the fake driver: initialisation, handles, faults, injected errors, and how C functions are declared."""
+"""State of the fake driver: initialisation, handles, faults and process samples; and how C functions are declared.
+
+What a double of any C library needs is here, too: arguments, injected errors, and the truth that it answers from.
+"""
 
 import ctypes
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
+
+import pynvml
 
 from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, NodeTruth, ProcessTruth
 
 _Name = TypeVar("_Name", int, str)
 CArgument: TypeAlias = Any
-"""An argument of a C function: a ctypes scalar, byref object, array, pointer, plain int or None."""
-
-UNINITIALIZED = 1
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NOT_FOUND = 6
-INSUFFICIENT_SIZE = 7
-DRIVER_NOT_LOADED = 9
-TIMEOUT = 10
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-LIB_RM_VERSION_MISMATCH = 18
-ARGUMENT_VERSION_MISMATCH = 25
-GPU_NOT_FOUND = 28
-UNKNOWN = 999
+"""An argument of a C function: number, bytes, address, array, callback, None, or the object of a ``byref``."""
+Call = Callable[..., None]
+"""A C function: takes the double's state and the arguments, fills what is ``byref`` or raises ``Refused``."""
 
 _NODE_FAULTS = {
-    Fault.DRIVER_UNLOADED: (DRIVER_NOT_LOADED, DRIVER_NOT_LOADED),
-    Fault.LIBRARY_MISMATCH: (LIB_RM_VERSION_MISMATCH, LIB_RM_VERSION_MISMATCH),
-    Fault.LIBRARY_MISSING: (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED),
+    Fault.DRIVER_UNLOADED: (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
+    Fault.LIBRARY_MISMATCH: (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+    Fault.LIBRARY_MISSING: (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
 }
 """Codes of (initialisation, other calls). Uninstalling removes module and library: a process that has the library
 mapped finds no driver, a later process finds no library."""
 _GPU_FAULTS = {
-    Fault.GPU_LOST: GPU_IS_LOST,
-    Fault.GPU_ABSENT: GPU_IS_LOST,
-    Fault.RESET_REQUIRED: RESET_REQUIRED,
-    Fault.UNKNOWN_ERROR: UNKNOWN,
+    Fault.GPU_LOST: pynvml.NVML_ERROR_GPU_IS_LOST,
+    Fault.GPU_ABSENT: pynvml.NVML_ERROR_GPU_IS_LOST,
+    Fault.RESET_REQUIRED: pynvml.NVML_ERROR_RESET_REQUIRED,
+    Fault.UNKNOWN_ERROR: pynvml.NVML_ERROR_UNKNOWN,
 }
-HANG_POLL_SECONDS = 0.05
+_HANG_POLL_SECONDS = 0.05
 SAMPLES_PER_SECOND = 7
 SAMPLES_KEPT = 72
 """Process samples per GPU (reference: 72 samples, wraps after 10 s)."""
@@ -52,12 +44,183 @@ _FIRST_POINTER = 0x7F50_0000_1000
 """Above 2^32, so that a truncated handle shows."""
 
 
-class Refused(Exception):  # noqa: N818 - control flow inside the driver, becomes a return code and never leaves it
-    """A call that does not succeed; ``code`` is the nvmlReturn_t."""
+class Refused(Exception):  # noqa: N818 - control flow inside the double, becomes a return code and never leaves it
+    """A call that does not succeed; ``code`` is what the C function returns."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+@dataclass(slots=True, kw_only=True)
+class _InjectedError:
+    """An error that a test asks for."""
+
+    code: int
+    selector: int | None
+    times: int | None
+
+
+class Timing(TypedDict, total=False):
+    """Time of a double."""
+
+    cache_seconds: float
+    """How long one answer of the truth serves, in real seconds, so that a burst of calls costs one; 0: each asks."""
+    epoch_seconds: float
+    """Unix time of the scenario's start, for time stamps only."""
+    monotonic: Callable[[], float]
+    """Real clock for cache, waits and watches, seconds."""
+    sleep: Callable[[float], None]
+    """How hangs, slow calls and waits pass time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Double:
+    """A C library that does not exist: the truth it answers from, its ``Timing``, and errors that tests ask for."""
+
+    source: Callable[[], NodeTruth]
+    cache_seconds: float = 0.02
+    epoch_seconds: float = 1_700_000_000.0
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    calls: Mapping[str, Call]
+    errors: dict[str, list[_InjectedError]] = field(default_factory=dict)
+    last_pointer: int = _FIRST_POINTER
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _truth: NodeTruth | None = None
+    _truth_at: float = 0.0
+
+    def now(self, *, fresh: bool = False) -> NodeTruth:
+        """Return the truth, at most ``cache_seconds`` old unless ``fresh``."""
+        moment = self.monotonic()
+        if fresh or self._truth is None or moment - self._truth_at >= self.cache_seconds:
+            truth = self.source()
+            with self.lock:
+                self._truth, self._truth_at = truth, moment
+                self.follow(truth)
+            return truth
+        return self._truth
+
+    def follow(self, truth: NodeTruth) -> None:
+        """Take a new truth."""
+
+    def wait_while(self, fault: Fault) -> NodeTruth:
+        """Return only when the node has no such fault (any more), with the truth of then."""
+        node = self.now()
+        while fault in node.faults:
+            self.sleep(_HANG_POLL_SECONDS)
+            node = self.now(fresh=True)
+        return node
+
+    def new_pointer(self) -> int:
+        """Return an address that was never given out before."""
+        with self.lock:
+            self.last_pointer += 0x10
+            return self.last_pointer
+
+    def refuse(self, name: str, selectors: Iterable[int | None] = (None,)) -> None:
+        """Refuse where an injected error of ``name`` is for one of ``selectors``."""
+        wanted = frozenset(selectors)
+        for error in self.errors.get(name, ()):
+            if error.times != 0 and error.selector in wanted:
+                if error.times is not None:
+                    error.times -= 1
+                raise Refused(error.code)
+
+    def library(self, **others: Callable[..., object]) -> "_Library":
+        """Return what stands for the loaded library.
+
+        Args:
+            others: Functions that return something else than a code.
+        """
+        return _Library(self, others)
+
+
+class _Library:
+    """Has the C functions of a double as plain functions."""
+
+    def __init__(self, double: Double, others: Mapping[str, Callable[..., object]]) -> None:
+        self._double, self._others = double, others
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        double, call, other = self._double, self._double.calls.get(name), self._others.get(name)
+        if call is None and other is None:
+            raise AttributeError(name)
+
+        def function(*arguments: CArgument) -> object:
+            plain = map(_plain, arguments)
+            if other is not None:
+                return other(*plain)
+            try:
+                double.calls[name](double, *plain)
+            except Refused as refusal:
+                return refusal.code
+            return 0
+
+        return function
+
+
+def _plain(argument: CArgument) -> CArgument:
+    """Return the object of a ``byref``, the value of a scalar, and the address in a pointer."""
+    if isinstance(argument, ctypes._SimpleCData):  # noqa: SLF001 - the base of all scalars
+        return argument.value
+    return address(argument) if isinstance(argument, ctypes._Pointer) else getattr(argument, "_obj", argument)  # noqa: SLF001 - as above
+
+
+def address(pointer: CArgument) -> int:
+    """Return the address in a pointer, 0 for NULL."""
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+_Double = TypeVar("_Double", bound=Double)
+
+
+class Installed(Generic[_Double]):
+    """The one double of its kind in this process.
+
+    Args:
+        name: Of the library, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.double: _Double | None = None
+
+    def get(self) -> _Double:
+        """Return the double.
+
+        Raises:
+            ValueError: It is not installed.
+        """
+        if self.double is None:
+            raise ValueError(f"the simulated {self._name} is not installed: call install(truth) first")
+        return self.double
+
+    def set_epoch(self, epoch_seconds: float) -> None:
+        """Stamp by another Unix time of the scenario's start, as after the wall clock was set."""
+        self.get().epoch_seconds = epoch_seconds
+
+    def fail(self, function_name: str, code: int, *, only: int | None = None, times: int | None = None) -> None:
+        """Make a C function return an error until ``clear_failures``.
+
+        Args:
+            function_name: C symbol, e.g. ``nvmlDeviceGetMemoryInfo_v2`` or ``dcgmWatchFields``.
+            code: nvmlReturn_t (13 is what a missing symbol looks like) or dcgmReturn_t.
+            only: Index of the GPU in the truth, or DCGM field in a group, that it is for; ``None``: every call.
+            times: How many calls fail; ``None``: all.
+
+        Raises:
+            ValueError: The library has no such function, or is not installed.
+        """
+        double = self.get()
+        if function_name not in double.calls:
+            raise ValueError(f"the simulated {self._name} has no function {function_name!r}")
+        error = _InjectedError(code=code, selector=only, times=times)
+        double.errors.setdefault(function_name, []).append(error)
+
+    def clear_failures(self) -> None:
+        """End every error that ``fail`` asked for."""
+        self.get().errors.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,86 +246,15 @@ class GpmSample:
 
 @dataclass(slots=True, kw_only=True)
 class EventSet:
-    """Registrations of one event set: per GPU the mask, Xids already told, and the MIG layout last seen."""
+    """Registrations of one event set: per GPU the mask, Xids already delivered, and the MIG layout last seen."""
 
     masks: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     layouts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     waits: bool = False
-    """Whether its owner waits and has taken all that it was told."""
+    """Whether its owner waits and has taken all that was delivered."""
     undefined: bool = False
-    """Whether a registration ended in an unknown error: such a set is of no use any more, and tells nothing."""
-
-
-@dataclass(slots=True, kw_only=True)
-class InjectedError:
-    """An error that a test asks for."""
-
-    code: int
-    selector: int | None
-    """Index of the GPU, or id of the DCGM field, that it is for; ``None``: every call."""
-    times: int | None
-    """How many calls fail; ``None``: all."""
-
-
-@dataclass(slots=True)
-class InjectedErrors:
-    """Errors that tests ask for, by C function."""
-
-    library: str
-    calls: Mapping[str, object]
-    by_name: dict[str, list[InjectedError]] = field(default_factory=dict)
-
-    def add(self, name: str, code: int, selector: int | None, times: int | None) -> None:
-        """Make the C function ``name`` answer ``code``.
-
-        Raises:
-            ValueError: The library has no such function.
-        """
-        if name not in self.calls:
-            raise ValueError(f"the simulated {self.library} has no function {name!r}")
-        self.by_name.setdefault(name, []).append(InjectedError(code=code, selector=selector, times=times))
-
-    def refuse(self, name: str, selectors: Iterable[int | None] = (None,)) -> None:
-        """Refuse where an error of ``name`` is for one of ``selectors``."""
-        wanted = frozenset(selectors)
-        for error in self.by_name.get(name, ()):
-            if error.times == 0 or error.selector not in wanted:
-                continue
-            if error.times is not None:
-                error.times -= 1
-            raise Refused(error.code)
-
-
-class CLibrary:
-    """Stands for a loaded C library: its symbols are plain functions, most of which return a code.
-
-    Args:
-        state: First argument of each call.
-        calls: Functions by symbol that raise ``Refused`` or return for success.
-        others: Functions by symbol that return something else.
-    """
-
-    def __init__(
-        self, state: object, calls: Mapping[str, Callable[..., None]], others: Mapping[str, Callable[..., object]]
-    ) -> None:
-        self._state, self._calls, self._others = state, calls, others
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        if name in self._others:
-            return self._others[name]
-        if name not in self._calls:
-            raise AttributeError(name)
-        call, state = self._calls[name], self._state
-
-        def function(*arguments: CArgument) -> int:
-            try:
-                call(state, *arguments)
-            except Refused as refusal:
-                return refusal.code
-            return 0
-
-        return function
+    """Whether a registration ended in an unknown error: such a set delivers nothing any more."""
 
 
 def fill_slots(slots: list[_Name | None], alive: Sequence[_Name]) -> list[_Name | None]:
@@ -176,14 +268,7 @@ def fill_slots(slots: list[_Name | None], alive: Sequence[_Name]) -> list[_Name 
     return slots
 
 
-_ENGINES: tuple[Callable[[ProcessTruth], float], ...] = (
-    lambda p: p.sm_ratio,
-    lambda p: p.mem_ratio,
-    lambda p: p.enc_ratio,
-    lambda p: p.dec_ratio,
-    lambda p: p.jpg_ratio,
-    lambda p: p.ofa_ratio,
-)
+_ENGINES = ("sm_ratio", "mem_ratio", "enc_ratio", "dec_ratio", "jpg_ratio", "ofa_ratio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +311,7 @@ class ProcessSamples:
         self.last_tick = tick
 
     def _pick(self, engine: int, processes: Sequence[ProcessTruth]) -> tuple[int, float]:
-        shares = {p.pid: ratio for p in processes if (ratio := _ENGINES[engine](p)) > 0.0}
+        shares = {p.pid: ratio for p in processes if (ratio := getattr(p, _ENGINES[engine])) > 0.0}
         total = sum(shares.values())
         credit = self.credit[engine]
         for gone in credit.keys() - shares.keys():
@@ -259,18 +344,9 @@ class ProcessSamples:
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
-    """One loaded library: everything a process's driver state consists of.
+class Session(Double):
+    """One loaded library: everything a process's driver state consists of."""
 
-    ``monotonic`` and ``sleep`` are real time, needed for waits, hangs and for how long a truth is kept;
-    ``epoch_seconds`` is the Unix time of the scenario's start, used in timestamps only.
-    """
-
-    source: Callable[[], NodeTruth]
-    monotonic: Callable[[], float]
-    sleep: Callable[[float], None]
-    cache_seconds: float
-    epoch_seconds: float
     references: int = 0
     dead_code: int = 0
     enumerated: tuple[str, ...] = ()
@@ -281,26 +357,13 @@ class Session:
     gpm_samples: dict[int, GpmSample | None] = field(default_factory=dict)
     event_sets: dict[int, EventSet] = field(default_factory=dict)
     samples: dict[str, ProcessSamples] = field(default_factory=dict)
-    failures: InjectedErrors = field(default_factory=lambda: InjectedErrors("driver", CALLS))
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    _next_pointer: int = _FIRST_POINTER
-    _cached: NodeTruth | None = None
-    _cached_at: float = 0.0
 
-    def now(self, *, fresh: bool = False) -> NodeTruth:
-        """The truth, at most ``cache_seconds`` old unless ``fresh``; process samples follow it."""
-        moment = self.monotonic()
-        if fresh or self._cached is None or moment - self._cached_at >= self.cache_seconds:
-            truth = self.source()
-            with self.lock:
-                self._cached, self._cached_at = truth, moment
-                for gpu in truth.gpus:
-                    if not gpu.mig_enabled:
-                        self.samples.setdefault(gpu.uuid, ProcessSamples()).observe(
-                            truth.at_seconds, () if Fault.PROCESSES_LOST in truth.faults else gpu.processes
-                        )
-            return truth
-        return self._cached
+    def follow(self, truth: NodeTruth) -> None:
+        """Take the process samples that are due."""
+        for gpu in truth.gpus:
+            if not gpu.mig_enabled:
+                processes = () if Fault.PROCESSES_LOST in truth.faults else gpu.processes
+                self.samples.setdefault(gpu.uuid, ProcessSamples()).observe(truth.at_seconds, processes)
 
     def open(self, *, tolerate_no_gpus: bool) -> None:
         """One more initialisation; the first one enumerates the GPUs that are there."""
@@ -308,9 +371,9 @@ class Session:
             if self.references == 0:
                 present = tuple(gpu.uuid for gpu in self.now().gpus if gpu.fault is not Fault.GPU_ABSENT)
                 if not present and not tolerate_no_gpus:
-                    raise Refused(GPU_NOT_FOUND)
+                    raise Refused(pynvml.NVML_ERROR_GPU_NOT_FOUND)
                 self.enumerated = present
-                if self.dead_code == UNINITIALIZED:
+                if self.dead_code == pynvml.NVML_ERROR_UNINITIALIZED:
                     self.dead_code = 0
             self.references += 1
 
@@ -318,89 +381,72 @@ class Session:
         """One initialisation less; the last one ends every handle, sample and event set."""
         with self.lock:
             if self.references == 0:
-                raise Refused(UNINITIALIZED)
+                raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
             self.references -= 1
             if self.references == 0:
                 for owned in (self.handles, self.pointers, self.slots, self.gpm_samples, self.event_sets):
                     owned.clear()
 
-    def wait_while_hung(self) -> NodeTruth:
-        """Return only when the driver does not hang (any more), with the truth of then."""
-        node = self.now()
-        while Fault.HANG in node.faults:
-            self.sleep(HANG_POLL_SECONDS)
-            node = self.now(fresh=True)
-        return node
-
-    def gate(self, name: str, *, needs_init: bool) -> None:
+    def gate(self, name: str, *, needs_init: bool = True) -> None:
         """Everything that can stop any call: hang, latency, missing driver, injected errors, no init."""
-        node = self.wait_while_hung()
+        node = self.wait_while(Fault.HANG)
         if seconds := node.faults.get(Fault.SLOW):
             self.sleep(seconds)
-        self.failures.refuse(name)
+        self.refuse(name)
+        mismatch, uninitialized = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_UNINITIALIZED
         for fault, codes in _NODE_FAULTS.items():
-            if fault in node.faults:
-                self._remember_death(fault)
-                raise Refused(codes[needs_init])
-        if self.dead_code == LIB_RM_VERSION_MISMATCH or (self.dead_code and needs_init):
+            if fault not in node.faults:
+                continue
+            # A mapped library stays mismatched for the life of its process; a driver that was gone needs a new init.
+            if fault is Fault.LIBRARY_MISMATCH:
+                self.dead_code = mismatch
+            elif self.references and not self.dead_code:
+                self.dead_code = uninitialized
+            raise Refused(codes[needs_init])
+        if self.dead_code == mismatch or (self.dead_code and needs_init):
             raise Refused(self.dead_code)
         if needs_init and self.references == 0:
-            raise Refused(UNINITIALIZED)
-
-    def _remember_death(self, fault: Fault) -> None:
-        """A mapped library stays mismatched for the life of its process; a driver that was gone needs a new init."""
-        if fault is Fault.LIBRARY_MISMATCH:
-            self.dead_code = LIB_RM_VERSION_MISMATCH
-        elif self.references and not self.dead_code:
-            self.dead_code = UNINITIALIZED
+            raise Refused(uninitialized)
 
     def pointer(self, key: tuple[str, str]) -> int:
-        """Handle of (GPU UUID, MIG UUID or empty), the same one for the life of this initialisation."""
+        """Return the handle of (GPU UUID, MIG UUID or empty), the same for the life of this initialisation."""
         with self.lock:
             if key not in self.pointers:
                 self.pointers[key] = self.new_pointer()
                 self.handles[self.pointers[key]] = key
             return self.pointers[key]
 
-    def new_pointer(self) -> int:
-        """An address that was never given out before."""
-        with self.lock:
-            self._next_pointer += 0x10
-            return self._next_pointer
-
     def find_gpu(self, uuid: str) -> GpuTruth:
-        """The enumerated GPU; refused as lost when the truth does not have it any more."""
+        """Return the enumerated GPU; refused as lost when the truth does not have it any more."""
         gpu = next((gpu for gpu in self.now().gpus if gpu.uuid == uuid), None)
         if gpu is None:
-            raise Refused(GPU_IS_LOST)
+            raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         return gpu
 
     def refuse_faulty(self, name: str, gpu: GpuTruth, *, static: bool) -> None:
         """Refuse ``name`` where the GPU's fault or an injected error says so; ``static`` facts outlive most faults."""
         while gpu.fault is Fault.HANG:
-            self.sleep(HANG_POLL_SECONDS)
+            self.sleep(_HANG_POLL_SECONDS)
             self.now(fresh=True)
             gpu = self.find_gpu(gpu.uuid)
         if gpu.fault is Fault.SLOW:
             self.sleep(_SLOW_GPU_SECONDS)
-        self.failures.refuse(name, [gpu.index])
+        self.refuse(name, [gpu.index])
         code = _GPU_FAULTS.get(gpu.fault) if gpu.fault else None
-        if code is not None and (code == GPU_IS_LOST or not static):
+        if code is not None and (code == pynvml.NVML_ERROR_GPU_IS_LOST or not static):
             raise Refused(code)
 
-    def target(self, name: str, handle: CArgument, *, static: bool = False) -> Target:
-        """What ``handle`` stands for; a stale one or one of a destroyed MIG instance is an invalid argument."""
-        key = self.handles.get(address(handle))
-        if key is None:
-            raise Refused(INVALID_ARGUMENT)
-        gpu = self.find_gpu(key[0])
+    def target(self, name: str, handle: int, *, static: bool = False) -> Target:
+        """Return what ``handle`` stands for; a stale one or one of a destroyed MIG instance is an invalid argument."""
+        if handle not in self.handles:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        gpu_uuid, uuid = self.handles[handle]
+        gpu = self.find_gpu(gpu_uuid)
         self.refuse_faulty(name, gpu, static=static)
-        if not key[1]:
-            return Target(session=self, node=self.now(), gpu=gpu)
         instances = gpu.instances if gpu.mig_enabled else ()
-        instance = next((instance for instance in instances if instance.uuid == key[1]), None)
-        if instance is None:
-            raise Refused(INVALID_ARGUMENT)
+        instance = next((instance for instance in instances if instance.uuid == uuid), None)
+        if uuid and instance is None:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return Target(session=self, node=self.now(), gpu=gpu, instance=instance)
 
     def mig_slots(self, gpu: GpuTruth) -> list[str | None]:
@@ -410,16 +456,14 @@ class Session:
             return list(fill_slots(self.slots.setdefault(gpu.uuid, []), alive))
 
 
-Call = Callable[..., None]
-"""One C function: takes the session and C arguments, fills its out-arguments or raises ``Refused``."""
 CALLS: dict[str, Call] = {}
 """Every C function of the fake driver, by symbol."""
 
 
-def system(name: str, *, needs_init: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def system(name: str, *, needs_init: bool = True) -> Callable[[Call], Call]:
     """Declare a function that takes no device handle: ``handler(session, *arguments)``."""
 
-    def declare(handler: Callable[..., None]) -> Callable[..., None]:
+    def declare(handler: Call) -> Call:
         def call(session: Session, *arguments: CArgument) -> None:
             session.gate(name, needs_init=needs_init)
             handler(session, *arguments)
@@ -430,22 +474,20 @@ def system(name: str, *, needs_init: bool = True) -> Callable[[Callable[..., Non
     return declare
 
 
-def device(
-    name: str, *, static: bool = False, mig: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def device(name: str, *, static: bool = False, mig: bool = False) -> Callable[[Call], Call]:
     """Declare a function whose first argument is a device: ``handler(target, *arguments)``.
 
     ``static`` facts answer while the GPU needs a reset. ``mig`` functions take MIG handles too; the others
     answer NOT_SUPPORTED to them, as the driver does.
     """
 
-    def declare(handler: Callable[..., None]) -> Callable[..., None]:
-        def call(session: Session, *arguments: CArgument) -> None:
-            session.gate(name, needs_init=True)
-            target = session.target(name, arguments[0], static=static)
+    def declare(handler: Call) -> Call:
+        def call(session: Session, handle: int, *arguments: CArgument) -> None:
+            session.gate(name)
+            target = session.target(name, handle, static=static)
             if target.instance is not None and not mig:
-                raise Refused(NOT_SUPPORTED)
-            handler(target, *arguments[1:])
+                raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            handler(target, *arguments)
 
         CALLS[name] = call
         return handler
@@ -453,26 +495,9 @@ def device(
     return declare
 
 
-def out(argument: CArgument) -> CArgument:
-    """The object behind a ``byref``; arrays and buffers come as themselves."""
-    return getattr(argument, "_obj", argument)
-
-
-def plain(argument: CArgument) -> int:
-    """The integer in a ctypes scalar, or the integer itself."""
-    return int(argument if isinstance(argument, int) else argument.value)
-
-
-def address(pointer: CArgument) -> int:
-    """The address in a pointer argument, 0 for NULL."""
-    if pointer is None or isinstance(pointer, int):
-        return pointer or 0
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
-
-
 def put_pointer(argument: CArgument, value: int) -> None:
     """Store ``value`` in a pointer-typed out-argument."""
-    ctypes.c_void_p.from_buffer(out(argument)).value = value
+    ctypes.c_void_p.from_buffer(argument).value = value
 
 
 def pointer_field(field_of: CArgument, value: int) -> CArgument:
@@ -480,22 +505,25 @@ def pointer_field(field_of: CArgument, value: int) -> CArgument:
     return type(field_of).from_buffer(bytearray(value.to_bytes(8, "little")))
 
 
-def put_text(buffer: CArgument, size: CArgument, text: str) -> None:
-    """Store a NUL-terminated string in a buffer of ``size`` bytes."""
-    data = text.encode()
-    if len(data) + 1 > plain(size):
-        raise Refused(INSUFFICIENT_SIZE)
-    out(buffer).value = data
+def put_text(buffer: CArgument, size: int, text: str | None) -> None:
+    """Store a NUL-terminated string in a buffer of ``size`` bytes; ``None`` is not supported."""
+    data = str(supported(text)).encode()
+    if len(data) + 1 > size:
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    buffer.value = data
 
 
-def check_version(struct: CArgument, *versions: int) -> None:
-    """Refuse a versioned struct whose version word is not one of ``versions``."""
-    if struct.version not in versions:
-        raise Refused(ARGUMENT_VERSION_MISMATCH)
+def check_version(struct: CArgument, version: int) -> None:
+    """Refuse a versioned struct of another version."""
+    if struct.version != version:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 
-def supported(value: float | None) -> int | float:
-    """``value``, or NOT_SUPPORTED where there is none."""
+_Value = TypeVar("_Value")
+
+
+def supported(value: _Value | None) -> _Value:
+    """Return ``value``, or refuse as not supported where there is none."""
     if value is None:
-        raise Refused(NOT_SUPPORTED)
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return value

@@ -1,15 +1,17 @@
 """The recorded series of a simulated fleet as text, and the truth behind them, by UTC day."""
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
 from exporter.model import Totals
-from gpu_simulator.fleet_ledger import Line, NodeLedger, day_of, node_ledger
+from gpu_simulator.fleet_ledger import NO_TIME, Line, NodeLedger, node_ledger
 from gpu_simulator.fleet_plan import (
+    DAY_SECONDS,
     HOUR_SECONDS,
     NOBODY,
     RECORDED_AFTER_SECONDS,
@@ -40,12 +42,6 @@ class TruthKey(NamedTuple):
     labels: str = ""
     model: str = ""
     mode: str = ""
-
-
-TruthRows = dict[tuple[int, TruthKey, str], Line]
-"""By Unix time of the day's begin, owner and currency."""
-TruthHours = dict[tuple[int, str], set[int]]
-"""Recorded hours by day and cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,64 +75,12 @@ class FleetTruth:
         return self.sum().allocated_seconds
 
 
-@dataclass(slots=True)
-class TruthCounter:
-    """Adds up nodes; what several processes counted can be merged."""
-
-    start_seconds: int
-    end_seconds: int
-    by_node: bool = True
-    rows: TruthRows = field(default_factory=dict)
-    hours: TruthHours = field(default_factory=dict)
-
-    def add(self, ledger: NodeLedger) -> None:
-        """Add one node."""
-        node = ledger.node
-        plan = node.plan
-        days = [
-            day_of(plan, hour) if self.start_seconds < plan.stamp(hour) <= self.end_seconds else 0
-            for hour in range(plan.hours)
-        ]
-        for (owner, mode), lines in ledger.lines.items():
-            key = TruthKey(node.cluster, node.name if self.by_node else "", *owner, owner.labels, node.spec.name, mode)
-            at, row = 0, Line()
-            for hour, line in lines.items():
-                day = days[hour]
-                if day and day != at:
-                    at, row = day, self.rows.setdefault((day, key, node.currency), Line())
-                if day:
-                    row.add(line)
-        for hour in ledger.there:
-            if days[hour]:
-                self.hours.setdefault((days[hour], node.cluster), set()).add(hour)
-
-    def merge(self, other: "TruthCounter") -> None:
-        """Add what another has counted."""
-        for key, row in other.rows.items():
-            self.rows.setdefault(key, Line()).add(row)
-        for place, hours in other.hours.items():
-            self.hours.setdefault(place, set()).update(hours)
-
-    def truth(self) -> FleetTruth:
-        """What was counted so far."""
-        days: dict[int, dict[TruthKey, Totals]] = {}
-        for (day, key, currency), row in sorted(self.rows.items(), key=lambda item: item[0]):
-            lines = days.setdefault(day, {})
-            lines[key] = lines.get(key, Totals()) + row.totals(currency)
-        recorded: dict[int, dict[str, int]] = {}
-        for (day, cluster), hours in sorted(self.hours.items()):
-            recorded.setdefault(day, {})[cluster] = len(hours)
-        return FleetTruth(
-            start_seconds=self.start_seconds, end_seconds=self.end_seconds, days=days, recorded_hours=recorded
-        )
-
-
 def fleet_truth(plan: FleetPlan) -> FleetTruth:
-    """The truth over all of a fleet's time, with its nodes apart."""
-    counter = TruthCounter(plan.start_seconds, plan.end_seconds)
-    for ledger in map(node_ledger, fleet_nodes(plan)):
-        counter.add(ledger)
-    return counter.truth()
+    """Return the truth over all of a fleet's time, with its nodes kept apart."""
+    sums = FleetSums(plan)
+    for node in fleet_nodes(plan):
+        sums.add(node_ledger(node))
+    return sums.truth()
 
 
 def truth_json(truth: FleetTruth) -> dict[str, Any]:
@@ -209,32 +153,27 @@ def series(
     return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if zeros or value > 0])
 
 
+def _whose(owner: FleetOwner) -> dict[str, str]:
+    """Return the labels of an owner."""
+    return {
+        "workload_namespace": owner.namespace,
+        "workload_kind": owner.kind,
+        "workload_name": owner.name,
+        "team": owner.team,
+    }
+
+
 def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
-    """The owners' series of one node, its facts and prices; with ``devices`` what was used of each device, too."""
+    """Yield the owners' series of one node, its facts and prices; with ``devices`` the use of each device, too."""
     node = ledger.node
     place = {**extra, "cluster": node.cluster, "node": node.name}
     for (owner, mode), lines in ledger.lines.items():
-        whose = {
-            "workload_namespace": owner.namespace,
-            "workload_kind": owner.kind,
-            "workload_name": owner.name,
-            "team": owner.team,
-            "cost_labels": owner.labels,
-            "model": node.spec.name,
-            "mode": mode,
-        }
-        yield from quantities_text("owner", {**place, **whose}, lines, ending.ledger)
-        yield from money_text("owner", {**place, **whose}, node.currency, lines, ending.ledger)
-    facts = node.facts
-    known = labels(
-        **place,
-        instance_type=facts.instance_type,
-        capacity_type=facts.capacity_type,
-        region=facts.region,
-        gpu_product=facts.gpu_product,
-    )
-    yield series("gpu_node_info", known, ((hour, 1) for hour in ledger.there), ending.live)
-    yield series("gpu_exporter_simulated", labels(**place), ((hour, 1) for hour in ledger.there), ending.live)
+        inside = {**place, **_whose(owner), "cost_labels": owner.labels, "model": node.spec.name, "mode": mode}
+        yield from quantities_text("owner", inside, lines, ending.ledger)
+        yield from money_text("owner", inside, node.currency, lines, ending.ledger)
+    there = [(hour, 1) for hour in ledger.there]
+    yield series("gpu_node_info", labels(**place, **asdict(node.facts)), there, ending.live)
+    yield series("gpu_exporter_simulated", labels(**place), there, ending.live)
     if devices:
         yield from _prices(ledger, place, ending.live)
         yield from _evidence(ledger, place, ending.live)
@@ -243,7 +182,7 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
 def quantities_text(
     level: str, inside: Mapping[str, str], lines: Mapping[int, Line], ending: tuple[str, ...]
 ) -> Iterator[str]:
-    """The hourly series of a level that are the same in all currencies: seconds and joules."""
+    """The recorded series of a level that are the same in all currencies: seconds and joules."""
     rows = lines.items()
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_ms") / _MS) for hour, row in rows)
@@ -258,7 +197,7 @@ def quantities_text(
 def money_text(
     level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Line], ending: tuple[str, ...]
 ) -> Iterator[str]:
-    """The hourly money of a level, in one currency."""
+    """The recorded money of a level, in one currency."""
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
         yield series(f"{level}:gpu_cost:delta1h", labels(**inside, state=state, currency=currency), values, ending)
@@ -311,13 +250,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
         if owner == UNATTRIBUTED:
             continue
         part = node.slots[slot]
-        inside = labels(
-            **_device_labels(node, slot, place),
-            workload_namespace=owner.namespace,
-            workload_kind=owner.kind,
-            workload_name=owner.name,
-            team=owner.team,
-        )
+        inside = labels(**_device_labels(node, slot, place), **_whose(owner))
         total = int(memory * (part.share_ratio if part.instance else 1))
         used = int(total * (0.1 + 0.8 * node.random(f"memory/{slot}/{owner}").random()))
         rows = hours.items()
@@ -347,61 +280,85 @@ Rows = dict[int, Line]
 
 @dataclass(slots=True)
 class FleetSums:
-    """What the rules sum over nodes. Several can be merged."""
+    """What all nodes have; several can be merged. Without ``by_node`` the truth has no nodes."""
 
-    rows: dict[tuple[str, FleetOwner, str], dict[str, Rows]] = field(default_factory=dict)
-    """By cluster, owner and model; then by currency."""
+    plan: FleetPlan
+    by_node: bool = True
+    rows: dict[tuple[TruthKey, str], Rows] = field(default_factory=dict)
+    """By key and currency."""
+    hours: dict[str, set[int]] = field(default_factory=dict)
+    """Recorded hours by cluster."""
     working: dict[str, dict[int, float]] = field(default_factory=dict)
     """By cluster and hour: GPUs that are held and at work."""
 
     def add(self, ledger: NodeLedger) -> None:
         """Add one node."""
         node = ledger.node
-        for (owner, _), lines in ledger.lines.items():
-            rows = self.rows.setdefault((node.cluster, owner, node.spec.name), {}).setdefault(node.currency, {})
-            for hour, line in lines.items():
-                rows.setdefault(hour, Line()).add(line)
+        name = node.name if self.by_node else ""
+        for (owner, mode), lines in ledger.lines.items():
+            key = TruthKey(node.cluster, name, *owner, owner.labels, node.spec.name, mode)
+            _add(self.rows.setdefault((key, node.currency), {}), lines)
+        self.hours.setdefault(node.cluster, set()).update(ledger.there)
         working = self.working.setdefault(node.cluster, {})
         for (_, owner), hours in ledger.uses.items():
-            if owner == UNATTRIBUTED:
-                continue
-            for hour, (active, idle, unknown) in hours.items():
+            for hour, (active, idle, unknown) in hours.items() if owner != UNATTRIBUTED else ():
                 if active and active >= _AT_WORK_RATIO * (active + idle):
                     working[hour] = working.get(hour, 0.0) + (active + idle + unknown) / _HOUR_MS
 
     def merge(self, other: "FleetSums") -> None:
         """Add what another has summed."""
-        for key, currencies in other.rows.items():
-            for currency, hours in currencies.items():
-                _add(self.rows.setdefault(key, {}).setdefault(currency, {}), hours)
+        for place, rows in other.rows.items():
+            _add(self.rows.setdefault(place, {}), rows)
+        for cluster, hours in other.hours.items():
+            self.hours.setdefault(cluster, set()).update(hours)
         for cluster, gpus in other.working.items():
             working = self.working.setdefault(cluster, {})
             for hour, count in gpus.items():
                 working[hour] = working.get(hour, 0.0) + count
 
+    def truth(self, start_seconds: int | None = None, end_seconds: int | None = None) -> FleetTruth:
+        """Return the totals by day of the hours that end after the start and by the end; the plan's by default."""
+        start = self.plan.start_seconds if start_seconds is None else start_seconds
+        end = self.plan.end_seconds if end_seconds is None else end_seconds
+        stamps = {hour: self.plan.stamp(hour) for hour in range(self.plan.hours)}
+        day_of = {hour: (at - 1) // DAY_SECONDS * DAY_SECONDS for hour, at in stamps.items() if start < at <= end}
+        sums: dict[tuple[int, TruthKey, str], Line] = {}
+        for (key, currency), rows in self.rows.items():
+            for hour, row in rows.items():
+                if hour in day_of:
+                    place = (day_of[hour], key, currency)
+                    sums[place] = sums.get(place, NO_TIME) + row
+        days: dict[int, dict[TruthKey, Totals]] = {}
+        for (day, key, currency), row in sorted(sums.items(), key=lambda item: item[0]):
+            lines = days.setdefault(day, {})
+            lines[key] = lines.get(key, Totals()) + row.totals(currency)
+        recorded: dict[int, Counter[str]] = {}
+        for cluster, hours in sorted(self.hours.items()):
+            for hour in sorted(hours & day_of.keys()):
+                recorded.setdefault(day_of[hour], Counter())[cluster] += 1
+        return FleetTruth(
+            start_seconds=start, end_seconds=end, days=days, recorded_hours=dict(sorted(recorded.items()))
+        )
+
     def text(self, ending: Ends, extra: Mapping[str, str]) -> Iterator[str]:
-        """All series."""
+        """Yield all series that the rules sum over nodes."""
+        workloads: dict[TruthKey, dict[str, Rows]] = {}
+        for (key, currency), rows in self.rows.items():
+            _add(workloads.setdefault(key._replace(node="", mode=""), {}).setdefault(currency, {}), rows)
         capacity: dict[str, Rows] = {}
         held: dict[str, Rows] = {}
-        for (cluster, owner, model), currencies in sorted(self.rows.items()):
-            inside = {
-                **extra,
-                "cluster": cluster,
-                "workload_namespace": owner.namespace,
-                "workload_kind": owner.kind,
-                "workload_name": owner.name,
-                "team": owner.team,
-                "cost_labels": owner.labels,
-                "model": model,
-            }
+        for key, currencies in sorted(workloads.items()):
+            owner = FleetOwner(key.namespace, key.kind, key.workload, key.team)
+            whose = {**_whose(owner), "cost_labels": key.labels, "model": key.model}
+            inside = {**extra, "cluster": key.cluster, **whose}
             every: Rows = {}
             for currency, rows in sorted(currencies.items()):
                 _add(every, rows)
-                yield from money_text("workload", inside, currency, _in_order(rows), ending.ledger)
-            yield from quantities_text("workload", inside, _in_order(every), ending.ledger)
-            _add(capacity.setdefault(cluster, {}), every)
+                yield from money_text("workload", inside, currency, dict(sorted(rows.items())), ending.ledger)
+            yield from quantities_text("workload", inside, dict(sorted(every.items())), ending.ledger)
+            _add(capacity.setdefault(key.cluster, {}), every)
             if owner not in {NOBODY, UNATTRIBUTED}:
-                _add(held.setdefault(cluster, {}), every)
+                _add(held.setdefault(key.cluster, {}), every)
         for cluster, rows in sorted(capacity.items()):
             yield from self._funnel(cluster, rows, held.get(cluster, {}), ending, extra)
 
@@ -409,33 +366,30 @@ class FleetSums:
         self, cluster: str, capacity: Rows, held: Rows, ending: Ends, extra: Mapping[str, str]
     ) -> Iterator[str]:
         inside = labels(**extra, cluster=cluster)
-        metered = [(hour, row.allocated_ms) for hour, row in sorted(capacity.items())]
-        of_hours = ((hour, ms / _MS) for hour, ms in metered)
-        yield series("cluster:gpu_capacity_seconds:delta1h", inside, of_hours, ending.ledger)
-        owned = sorted(held.items())
+        metered, owned = sorted(capacity.items()), sorted(held.items())
+        seconds = ((hour, row.allocated_ms / _MS) for hour, row in metered)
+        yield series("cluster:gpu_capacity_seconds:delta1h", inside, seconds, ending.ledger)
         for word, counts in (
-            ("capacity", metered),
-            ("allocated", [(hour, row.allocated_ms) for hour, row in owned]),
-            ("effective", [(hour, row.active_ms) for hour, row in owned]),
+            ("capacity", [(hour, row.allocated_ms / _HOUR_MS) for hour, row in metered]),
+            ("allocated", [(hour, row.allocated_ms / _HOUR_MS) for hour, row in owned]),
+            ("effective", [(hour, row.active_ms / _HOUR_MS) for hour, row in owned]),
+            ("active", [(hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items())]),
         ):
-            gauges = ((hour, ms / _HOUR_MS) for hour, ms in counts)
-            yield series(f"cluster:gpu_{word}:sum", inside, gauges, ending.live)
-        at_work = ((hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items()))
-        yield series("cluster:gpu_active:sum", inside, at_work, ending.live)
+            yield series(f"cluster:gpu_{word}:sum", inside, counts, ending.live)
 
 
-def _add(rows: Rows, more: Rows) -> None:
+def _add(rows: Rows, more: Mapping[int, Line]) -> None:
     for hour, row in more.items():
-        rows.setdefault(hour, Line()).add(row)
-
-
-def _in_order(rows: Rows) -> Rows:
-    return dict(sorted(rows.items()))
+        rows[hour] = rows.get(hour, NO_TIME) + row
 
 
 _BATCH_NODES = 4
 _HEAD = "# HELP gpu_exporter_simulated 1: nothing here is real. Written by gpu-cost-exporter simulate fleet.\n"
 _FOOT = "# EOF\n"
+
+
+_Batch = tuple[str, FleetSums]
+"""Series of some nodes, and their sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,13 +404,6 @@ class Writing:
     processes: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
     """Labels that every series gets: ``{"replica": "a"}``."""
-
-
-class _Batch(NamedTuple):
-    text: str
-    sums: FleetSums
-    counter: TruthCounter
-    nodes: int
 
 
 def write_fleet(
@@ -475,37 +422,30 @@ def write_fleet(
     """
     nodes = fleet_nodes(plan)
     batches = [nodes[first : first + _BATCH_NODES] for first in range(0, len(nodes), _BATCH_NODES)]
-    sums, counter = FleetSums(), _counter(plan, writing)
+    sums = FleetSums(plan, writing.by_node)
     output.write(_HEAD)
     done = 0
     with _mapped(partial(_batch, plan, writing), batches, writing.processes) as results:
-        for batch in results:
-            output.write(batch.text)
-            sums.merge(batch.sums)
-            counter.merge(batch.counter)
-            done += batch.nodes
+        for batch, (text, more) in zip(batches, results, strict=True):
+            output.write(text)
+            sums.merge(more)
+            done += len(batch)
             if progress is not None:
                 progress(done)
     output.writelines(sums.text(ends(plan, writing.form), writing.extra))
     if writing.form == "openmetrics":
         output.write(_FOOT)
-    return counter.truth()
-
-
-def _counter(plan: FleetPlan, writing: Writing) -> TruthCounter:
-    return TruthCounter(plan.start_seconds, plan.end_seconds, writing.by_node)
+    return sums.truth()
 
 
 def _batch(plan: FleetPlan, writing: Writing, nodes: Sequence[FleetNode]) -> _Batch:
-    ending = ends(plan, writing.form)
-    sums, counter = FleetSums(), _counter(plan, writing)
+    ending, sums = ends(plan, writing.form), FleetSums(plan, writing.by_node)
     texts: list[str] = []
     for node in nodes:
         ledger = node_ledger(node)
         texts.extend(node_text(ledger, ending, writing.extra, devices=writing.devices))
         sums.add(ledger)
-        counter.add(ledger)
-    return _Batch("".join(texts), sums, counter, len(nodes))
+    return "".join(texts), sums
 
 
 @contextmanager

@@ -4,13 +4,15 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from exporter.model import Money, Totals
 from gpu_simulator.fleet_plan import (
     DAY_HOURS,
     DAY_SECONDS,
+    FLEET,
     HOUR_SECONDS,
     NOBODY,
     FleetNode,
@@ -44,22 +46,10 @@ class Holding(NamedTuple):
 _WEEK_DAYS, _OPEN_HOUR, _CLOSE_HOUR = 5, 9, 18
 _SESSION_RATIO, _BURST_RATIO = 0.3, 0.6
 _JITTER_RATIO = 0.05
-_DAY_RATIOS = (
-    (0.3, 0.25, 0.2, 0.2, 0.2, 0.3, 0.4, 0.55),
-    (0.7, 0.85, 0.95, 1.0, 1.0, 1.0, 0.95, 0.95),
-    (0.9, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4),
-)
-"""Of what is asked for at its busiest: each hour from midnight, eight in a row."""
 _HUNG_RATIO, _HALF_RATIO = 0.12, 0.2
 _MOST_WAIT_SECONDS = 900.0
-_SERVICE_LOADS: tuple[LoadShape, ...] = (
-    ("diurnal", 0.95),
-    ("diurnal", 0.8),
-    ("busy", 0.95),
-    ("low", 0.12),
-    ("idle", 0.0),
-)
-_TASK_LOADS: tuple[LoadShape, ...] = ("busy", 0.95), ("busy", 0.8), ("bursty", 0.7), ("idle", 0.0)
+_SERVICE_LOADS: tuple[LoadShape, ...] = tuple((shape, level) for shape, level in FLEET["service_loads"])
+_TASK_LOADS: tuple[LoadShape, ...] = tuple((shape, level) for shape, level in FLEET["task_loads"])
 _PART_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.25)
 
 
@@ -80,7 +70,7 @@ def activity_ratio(holding: Holding, hour_of_day: int, weekday: int, random: Ran
     if shape == "busy":
         ratio = level - _JITTER_RATIO * random.random()
     elif shape == "diurnal":
-        ratio = level * _DAY_RATIOS[hour_of_day // 8][hour_of_day % 8]
+        ratio = level * float(FLEET["day"][hour_of_day])
     elif shape == "bursty":
         ratio = level if random.random() < _BURST_RATIO else 0.0
     elif shape == "sessions":
@@ -218,8 +208,7 @@ _EPOCH_WEEKDAY = 3
 """1970-01-01 was a Thursday."""
 
 
-@dataclass(slots=True)
-class Line:
+class Line(NamedTuple):
     """What adds up for one owner: of an hour, a day or a model; integers add up without rounding."""
 
     active_ms: int = 0
@@ -242,16 +231,9 @@ class Line:
         """Money by state."""
         return Money(active=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
 
-    def add(self, line: "Line") -> None:
-        """Add another line."""
-        self.active_ms += line.active_ms
-        self.idle_ms += line.idle_ms
-        self.unknown_ms += line.unknown_ms
-        self.unpriced_ms += line.unpriced_ms
-        self.energy_joules += line.energy_joules
-        self.active_cost += line.active_cost
-        self.idle_cost += line.idle_cost
-        self.unknown_cost += line.unknown_cost
+    def __add__(self, other: tuple[Any, ...]) -> "Line":
+        """Return the sum of two lines."""
+        return Line(*map(add, self, other))
 
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
@@ -263,6 +245,9 @@ class Line:
             energy_joules=float(self.energy_joules),
             money={currency: self.money} if self.money.total else {},
         )
+
+
+NO_TIME = Line()
 
 
 class LineOwner(NamedTuple):
@@ -315,17 +300,11 @@ def node_ledger(node: FleetNode) -> NodeLedger:
     recorded = recording_hours(node.plan)
     away = away_hours(node)
     uses = _uses(node, away)
-    sums: dict[LineOwner, dict[int, list[int]]] = {}
+    sums: dict[LineOwner, dict[int, HourUse]] = {}
     for (slot, owner), hours in uses.items():
         rows = sums.setdefault(LineOwner(owner, node.slots[slot].mode), {})
         for hour, use in hours.items():
-            row = rows.get(recorded[hour])
-            if row is None:
-                rows[recorded[hour]] = list(use)
-            else:
-                row[0] += use.active_ms
-                row[1] += use.idle_ms
-                row[2] += use.unknown_ms
+            rows[recorded[hour]] = HourUse(*map(add, rows.get(recorded[hour], _NOTHING), use))
     return NodeLedger(
         node=node,
         lines={key: {hour: _line(node, hour, *rows[hour]) for hour in sorted(rows)} for key, rows in sums.items()},
@@ -403,8 +382,3 @@ def _line(node: FleetNode, hour: int, active: int, idle: int, unknown: int) -> L
         return Line(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0, 0.0)
     money = (round(one * price / _HOUR_MS, 9) for one in (active, idle, unknown))
     return Line(active, idle, unknown, 0, joules, *money)
-
-
-def day_of(plan: FleetPlan, hour: int) -> int:
-    """Unix time of the begin of the UTC day that an hour lies in; the hour before midnight is of the day before."""
-    return (plan.stamp(hour) - 1) // DAY_SECONDS * DAY_SECONDS

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts
-from gpu_simulator.models import MODELS
+from gpu_simulator.models import MODELS, table
 from gpu_simulator.truth import ModelSpec
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
@@ -149,31 +149,16 @@ class _Pool(NamedTuple):
     capacity_type: str
     price: float
     parts: int = 1
-    """Instances or replicas of a GPU."""
     profile: str = ""
     instance_ratio: float = 1.0
-    """Part of a GPU that an instance is: the larger of its parts of compute and memory slices, as the agent has it."""
 
 
 _DOZEN = 12
 _MIXED_DOZENS = 4
 """One dozen of nodes in so many has everything; the others train and serve, as most of a large fleet does."""
-_MIXED = (
-    _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
-    _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
-    _Pool("serve", "h100", "p5.48xlarge", "on-demand", 6.88),
-    _Pool("interactive", "h100", "p5.48xlarge", "on-demand", 6.88, 2, "3g.40gb", 4 / 8),
-    _Pool("train", "a100-80gb", "p4de.24xlarge", "reserved", 2.7),
-    _Pool("batch", "a100-80gb", "p4de.24xlarge", "spot", 1.39),
-    _Pool("interactive", "a100-80gb", "p4de.24xlarge", "on-demand", 2.7, 7, "1g.10gb", 1 / 7),
-    _Pool("serve", "l40s", "g6e.48xlarge", "on-demand", 2.25),
-    _Pool("batch", "l40s", "g6e.48xlarge", "spot", 1.1),
-    _Pool("interactive", "t4", "g4dn.metal", "on-demand", 0.53, 4),
-    _Pool("parts", "t4", "g4dn.metal", "on-demand", 0.53, 4),
-    _Pool("batch", "h200", "", "", 3.5),
-)
+FLEET = table("fleet")
+_MIXED = tuple(_Pool(**row) for row in FLEET["pools"])
 _COMMON = (*_MIXED[:3], *_MIXED[:3], *_MIXED[4:6], _MIXED[4], *_MIXED[7:9], _MIXED[7])
-_REGIONS = ("us-east-1", "eu-central-1", "us-west-2")
 _LARGE_GROUP = 2 * _DOZEN
 """Nodes that are next to each other, of which those of one model train together: up to eight."""
 
@@ -209,7 +194,7 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
         facts=NodeFacts(
             instance_type=pool.instance_type,
             capacity_type=pool.capacity_type,
-            region="" if on_premises else _REGIONS[place % len(_REGIONS)],
+            region="" if on_premises else FLEET["regions"][place % len(FLEET["regions"])],
             gpu_product=spec.name.replace(" ", "-"),
         ),
         slots=tuple(slot for gpu in range(plan.gpus_per_node) for slot in _slots(pool, gpu)),
@@ -252,25 +237,9 @@ class FleetOwner(NamedTuple):
 NOBODY = FleetOwner(kind="Unallocated")
 UNATTRIBUTED = FleetOwner(kind="Unattributed")
 
-_TEAMS = ("vision", "speech", "search", "ads", "robotics", "genomics", "research", "platform", "fraud", "maps")
+_TEAMS: list[str] = FLEET["teams"]
 _NODES_PER_TEAM = 8
-_LIFETIMES = (
-    (0.0, 5),
-    (0.01, 20),
-    (0.05, 48),
-    (0.1, 67),
-    (0.25, 183),
-    (0.5, 655),
-    (0.75, 2303),
-    (0.9, 7389),
-    (0.95, 16_994),
-    (0.99, 147_608),
-    (1.0, 400_000),
-)
-"""Quantiles of lifetimes, in seconds; what lies between is drawn from the line between their neighbours.
-
-Those of the GPU pods of Alibaba's public cluster-trace-gpu-v2023 that ran.
-"""
+_LIFETIMES: list[tuple[float, int]] = [(rank, seconds) for rank, seconds in FLEET["lifetimes"]]
 _RANKS = tuple(rank for rank, _ in _LIFETIMES)
 _UNKNOWN_RATIO, _PLAIN_POD_RATIO = 0.01, 0.05
 _CRON_RATIO = 0.6

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gpu_simulator.plan import Claim, GpuPlan, IdForm, MigStrategy, Plugin, Runtime, Sharing
+from gpu_simulator.plan import Claim, GpuPlan, IdForm, MigStrategy, NodePlan, Runtime, Sharing
 from gpu_simulator.truth import MigTruth
 
 _NAMESPACE = uuid.UUID("5f1f3c1c-6d0b-4d55-8f3a-0a4a2f3b7c10")
@@ -67,8 +67,9 @@ def outside_cgroup_text(name: str) -> str:
     return "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
-def resource_name(plugin: Plugin, gpu: GpuPlan, instance: MigTruth | None) -> str:
-    """Extended resource under which a device plugin advertises a device."""
+def resource_name(plan: NodePlan, gpu: GpuPlan, instance: MigTruth | None) -> str:
+    """Return the extended resource under which the node's device plugin advertises a device."""
+    plugin = plan.plugin
     if plugin.ids is IdForm.VOLCANO:
         return VOLCANO_NUMBER
     name = "nvidia.com/gpu"
@@ -86,40 +87,32 @@ def claim_name(pod: str, container: str, claim: Claim, *, only_container: bool) 
     return f"{pod}-gpu" if only_container else f"{pod}-{container}-gpu"
 
 
-def dra_device(minor: int, profile: str = "", profile_id: int = 0, placement_start: int = 0) -> str:
-    """Name of a device in its pool, as driver 25.12 makes it; with a profile, of a MIG instance."""
-    name = f"gpu-{minor}"
-    return f"{name}-mig-{profile.replace('.', '')}-{profile_id}-{placement_start}" if profile else name
+def dra_device(gpu: GpuPlan, instance: MigTruth | None = None) -> str:
+    """Return the name of a device in its pool, as driver 25.12 makes it."""
+    name = f"gpu-{gpu.minor}"
+    if instance is None:
+        return name
+    return f"{name}-mig-{instance.profile.replace('.', '')}-{instance.profile_id}-{instance.placement_start}"
 
 
 def claim_uid(namespace: str, name: str) -> str:
-    """UID of a DRA claim."""
+    """Return the UID of a DRA claim."""
     return stable_uuid("claim", namespace, name)
 
 
-def _base_id(plugin: Plugin, node: str, gpu: GpuPlan, instance: MigTruth | None) -> str:
-    if plugin.ids is IdForm.GKE:
-        return f"nvidia{gpu.minor}" + (f"/gi{instance.gpu_instance_id}" if instance else "")
-    if plugin.ids is IdForm.DRA:
-        device = dra_device(gpu.minor)
-        if instance:
-            device = dra_device(gpu.minor, instance.profile, instance.profile_id, instance.placement_start)
-        return f"{DRA_PREFIX}{DRA_DRIVER}/{node}/{device}"
-    if instance is None:
-        return gpu.uuid
-    if plugin.ids is IdForm.LEGACY_MIG:
-        return f"MIG-{gpu.uuid}/{instance.gpu_instance_id}/{instance.compute_instance_id}"
-    return instance.uuid
-
-
 def device_ids(
-    plugin: Plugin, node: str, gpu: GpuPlan, instance: MigTruth | None, replicas: Sequence[int]
+    plan: NodePlan, gpu: GpuPlan, instance: MigTruth | None, replicas: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """Ids by which the kubelet lists a device, or these replicas of it."""
-    base = _base_id(plugin, node, gpu, instance)
-    if plugin.ids in (IdForm.HAMI, IdForm.VOLCANO) and instance is None:
-        return tuple(f"{base}-{number}" for number in replicas or (0,))
-    if not replicas or plugin.ids is IdForm.DRA:
-        return (base,)
-    separator = "/vgpu" if plugin.ids is IdForm.GKE else "::"
-    return tuple(f"{base}{separator}{number}" for number in replicas)
+    """Return the ids by which the kubelet lists a device, or these replicas of it."""
+    base, separator = instance.uuid if instance else gpu.uuid, "::"
+    match plan.plugin.ids:
+        case IdForm.DRA:
+            return (f"{DRA_PREFIX}{DRA_DRIVER}/{plan.node}/{dra_device(gpu, instance)}",)
+        case IdForm.HAMI | IdForm.VOLCANO if instance is None:
+            return tuple(f"{base}-{number}" for number in replicas or (0,))
+        case IdForm.GKE:
+            base = f"nvidia{gpu.minor}" + (f"/gi{instance.gpu_instance_id}" if instance else "")
+            separator = "/vgpu"
+        case IdForm.LEGACY_MIG if instance:
+            base = f"MIG-{gpu.uuid}/{instance.gpu_instance_id}/{instance.compute_instance_id}"
+    return tuple(f"{base}{separator}{number}" for number in replicas) or (base,)

@@ -2,223 +2,62 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
 
 from exporter.model import Field
-from gpu_simulator.truth import GpuTruth, MigTruth, ModelSpec
+from gpu_simulator.truth import MigTruth, ModelSpec
 
 MIB = 1024 * 1024
 
 
-def _named(pattern: str) -> frozenset[Field]:
-    return frozenset(field for field in Field if re.search(pattern, field.name))
-
-
-NVLINK = _named("NVLINK") - _named("^NVLINK_COUNT")
-"""Fields that a board without NVLink, or one in MIG mode, does not have."""
-_NVLINK_5 = _named("^NVLINK_COUNT")
-_RETIRED_PAGES = _named("^RETIRED_")
-REMAPPED_ROWS = _named("REMAP")
-_THRESHOLDS = frozenset({Field.SLOWDOWN_TEMP, Field.SHUTDOWN_TEMP, Field.MEM_MAX_OP_TEMP, Field.GPU_MAX_OP_TEMP})
 UTILISATION = frozenset(
     {Field.GPU_UTIL, Field.MEM_COPY_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL}
 )
-NOT_SUPPORTED_IN_MIG_MODE = UTILISATION | REMAPPED_ROWS | NVLINK
-"""What a board stops telling once it is partitioned (recorded on H100, driver 590.48.01)."""
-
-# Recorded: remapping replaced page retirement, SXM boards have no fan, and limits are told as a margin only.
-_HOPPER_NOT_SUPPORTED = _RETIRED_PAGES | _NVLINK_5 | _THRESHOLDS | {Field.FAN_SPEED, Field.POWER_INFOROM_VER}
-_AMPERE_NOT_SUPPORTED = _RETIRED_PAGES | _NVLINK_5 | {Field.FAN_SPEED, Field.GPU_TEMP_LIMIT, Field.POWER_USAGE_INSTANT}
-
 _SEVEN_SLICES = {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}
 """Streaming multiprocessors by compute slices on Hopper; 60 for three is recorded, not a typing error."""
 
 
-def _seven_slice_profiles(slice_gb: int) -> dict[str, tuple[int, int, int]]:
-    """Profiles of A100, H100 and H200: name to (NVML profile id, compute slices, memory slices)."""
-    return {
-        f"1g.{slice_gb}gb": (0, 1, 1),
-        f"2g.{2 * slice_gb}gb": (1, 2, 2),
-        f"3g.{4 * slice_gb}gb": (2, 3, 4),
-        f"4g.{4 * slice_gb}gb": (3, 4, 4),
-        f"7g.{8 * slice_gb}gb": (4, 7, 8),
-        f"1g.{2 * slice_gb}gb": (9, 1, 2),
-    }
+def _fields(*expressions: str) -> frozenset[Field]:
+    return frozenset(field for field in Field if any(re.search(one, field.name) for one in expressions))
 
 
-_H100 = ModelSpec(
-    name="NVIDIA H100 80GB HBM3",
-    memory_bytes=81559 * MIB,
-    memory_reserved_bytes=479 * MIB,
-    power_limit_watts=700.0,
-    idle_watts=70.0,
-    max_sm_clock_mhz=1980,
-    max_mem_clock_mhz=2619,
-    multiprocessors=132,
-    gpm=True,
-    mig_profiles=_seven_slice_profiles(10),
-    compute_slices=7,
-    memory_slices=8,
-    not_supported=_HOPPER_NOT_SUPPORTED,
-)
-_A100 = replace(
-    _H100,
-    name="NVIDIA A100-SXM4-80GB",
-    memory_bytes=81920 * MIB,
-    memory_reserved_bytes=653 * MIB,
-    power_limit_watts=400.0,
-    idle_watts=60.0,
-    max_sm_clock_mhz=1410,
-    max_mem_clock_mhz=1593,
-    multiprocessors=108,
-    gpm=False,
-    not_supported=_AMPERE_NOT_SUPPORTED,
-)
-MODELS: dict[str, ModelSpec] = {
-    "h100": _H100,
-    "h200": replace(
-        _H100,
-        name="NVIDIA H200",
-        memory_bytes=143771 * MIB,
-        memory_reserved_bytes=603 * MIB,
-        idle_watts=76.0,
-        max_mem_clock_mhz=3201,
-        mig_profiles=_seven_slice_profiles(18),
-    ),
-    "a100-40gb": replace(
-        _A100,
-        name="NVIDIA A100-SXM4-40GB",
-        memory_bytes=40960 * MIB,
-        memory_reserved_bytes=571 * MIB,
-        idle_watts=52.0,
-        max_mem_clock_mhz=1215,
-        mig_profiles=_seven_slice_profiles(5),
-    ),
-    "a100-80gb": _A100,
-    "a30": ModelSpec(
-        name="NVIDIA A30",
-        memory_bytes=24576 * MIB,
-        memory_reserved_bytes=443 * MIB,
-        power_limit_watts=165.0,
-        idle_watts=29.0,
-        max_sm_clock_mhz=1440,
-        max_mem_clock_mhz=1215,
-        multiprocessors=56,
-        gpm=False,
-        mig_profiles={"1g.6gb": (0, 1, 1), "2g.12gb": (1, 2, 2), "4g.24gb": (3, 4, 4)},
-        compute_slices=4,
-        memory_slices=4,
-        not_supported=_AMPERE_NOT_SUPPORTED,
-    ),
-    "l40s": ModelSpec(
-        name="NVIDIA L40S",
-        memory_bytes=46068 * MIB,
-        memory_reserved_bytes=609 * MIB,
-        power_limit_watts=350.0,
-        idle_watts=36.0,
-        max_sm_clock_mhz=2520,
-        max_mem_clock_mhz=9001,
-        multiprocessors=142,
-        gpm=False,
-        not_supported=_HOPPER_NOT_SUPPORTED | NVLINK | {Field.MEMORY_TEMP},
-    ),
-    "t4": ModelSpec(
-        name="Tesla T4",
-        memory_bytes=15360 * MIB,
-        memory_reserved_bytes=451 * MIB,
-        power_limit_watts=70.0,
-        idle_watts=9.0,
-        max_sm_clock_mhz=1590,
-        max_mem_clock_mhz=5001,
-        multiprocessors=40,
-        gpm=False,
-        not_supported=NVLINK
-        | _NVLINK_5
-        | REMAPPED_ROWS
-        | {
-            Field.MEMORY_TEMP,
-            Field.FAN_SPEED,
-            Field.GPU_TEMP_LIMIT,
-            Field.POWER_USAGE_INSTANT,
-            Field.JPG_UTIL,
-            Field.OFA_UTIL,
-        },
-    ),
-}
+NOT_SUPPORTED_IN_MIG_MODE = UTILISATION | _fields("REMAP", "^(?!NVLINK_COUNT).*NVLINK")
+"""What a board stops reporting once it is partitioned (recorded on H100, driver 590.48.01)."""
+
+
+@cache
+def table(name: str) -> dict[Any, Any]:
+    """Return a table that comes with the package."""
+    text = resources.files("gpu_simulator").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+def _models() -> dict[str, ModelSpec]:
+    rows = table("models")
+    return {key: _spec(_with_defaults(rows, key)) for key in rows}
+
+
+def _with_defaults(rows: Mapping[str, dict[str, Any]], key: str) -> dict[str, Any]:
+    own = dict(rows[key])
+    like = own.pop("like", None)
+    return (_with_defaults(rows, like) if like else {}) | own
+
+
+def _spec(row: dict[str, Any]) -> ModelSpec:
+    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    facts["memory_bytes"] = facts.pop("memory_mib") * MIB
+    facts["memory_reserved_bytes"] = facts.pop("memory_reserved_mib") * MIB
+    facts["not_supported"] = _fields(*facts["not_supported"])
+    facts["mig_profiles"] = {name: tuple(numbers) for name, numbers in facts.get("mig_profiles", {}).items()}
+    return ModelSpec(**facts)
+
+
+MODELS = _models()
 """Every model by the short name that scenarios use."""
-
-IDLE_SM_CLOCK_MHZ = {"h100": 345, "h200": 345, "a100-40gb": 210, "a100-80gb": 210, "a30": 210, "l40s": 210, "t4": 300}
-"""SM clock of a GPU without any process, by the same short names; Hopper recorded, the others from data sheets."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """Fixed facts of a model that no scenario needs to vary; ``None`` is what nvidia-smi shows as N/A.
-
-    Source of H100 and L40S: nvidia-smi captures of the project utkuozdemir/nvidia_gpu_exporter; the rest: data sheets.
-    """
-
-    vbios: str = "96.00.A5.00.01"
-    inforom: tuple[str | None, str | None, str | None, str | None] = ("G520.0200.00.05", "2.1", "7.16", None)
-    """Versions of image, OEM, ECC and power."""
-    pci_device_id: int = 0x233010DE
-    pcie_generation: int = 5
-    min_power_watts: float = 200.0
-    bar1_mib: int = 131072
-    celsius: tuple[int, int, int] = (87, 2, 8)
-    """Highest operating temperature, and how far above it the board slows down and shuts down."""
-    compute_capability: tuple[int, int] = (9, 0)
-
-
-_AMPERE_INFOROM = ("G506.0200.00.04", "2.0", "6.16", None)
-_FACTS: Mapping[str, ModelFacts] = {
-    "H100": ModelFacts(),
-    "H200": ModelFacts(pci_device_id=0x233510DE, bar1_mib=262144),
-    "L40S": ModelFacts(
-        vbios="95.02.66.00.02",
-        inforom=("G133.0242.00.03", "2.1", "6.16", None),
-        pci_device_id=0x26B910DE,
-        pcie_generation=4,
-        min_power_watts=100.0,
-        bar1_mib=65536,
-        celsius=(88, 2, 5),
-        compute_capability=(8, 9),
-    ),
-    "A100": ModelFacts(
-        vbios="92.00.45.00.03",
-        inforom=_AMPERE_INFOROM,
-        pci_device_id=0x20B210DE,
-        pcie_generation=4,
-        min_power_watts=100.0,
-        celsius=(85, 4, 7),
-        compute_capability=(8, 0),
-    ),
-    "A30": ModelFacts(
-        vbios="92.00.66.00.0A",
-        inforom=("1001.0205.00.03", *_AMPERE_INFOROM[1:]),
-        pci_device_id=0x20B710DE,
-        pcie_generation=4,
-        min_power_watts=100.0,
-        bar1_mib=32768,
-        celsius=(85, 2, 8),
-        compute_capability=(8, 0),
-    ),
-    "T4": ModelFacts(
-        vbios="90.04.96.00.01",
-        inforom=("G183.0200.00.02", "1.1", "5.0", None),
-        pci_device_id=0x1EB810DE,
-        pcie_generation=3,
-        min_power_watts=60.0,
-        bar1_mib=256,
-        celsius=(85, 8, 11),
-        compute_capability=(7, 5),
-    ),
-}
-
-
-def facts_of(gpu: GpuTruth) -> ModelFacts:
-    """Return the facts of a GPU's model, found by a part of its name; those of an H100 for an unknown model."""
-    return next((board for part, board in _FACTS.items() if part in gpu.model.name), _FACTS["H100"])
 
 
 def _instance_memory_bytes(model: ModelSpec, memory_slices: int) -> int:

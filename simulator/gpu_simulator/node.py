@@ -10,7 +10,6 @@ from pathlib import Path
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import api_objects, identities
-from gpu_simulator.api_objects import ApiObjects
 from gpu_simulator.api_server import ApiServer
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.scenario import Scenario
@@ -145,11 +144,18 @@ class SimulatedNode:
         self._scenario = scenario
         self._clock = clock
         self._epoch_seconds = epoch_seconds
-        self._directory = directory
         self._truth: NodeTruth | None = None
-        self._kubelet = KubeletServer(self.kubelet_socket, self.truth)
-        self._api = ApiServer(
-            self._objects,
+        self.kubelet_socket = directory / "pod-resources" / "kubelet.sock"
+        """Socket of the pod-resources API."""
+        self.proc_root = directory / "proc"
+        """What stands for ``/proc``."""
+        self.pod_log_root = directory / "pods"
+        """What stands for ``/var/log/pods``."""
+        self.kubeconfig = directory / "api" / "kubeconfig"
+        """How to reach the Kubernetes API of the node's cluster; there from ``start`` on."""
+        self.kubelet = KubeletServer(self.kubelet_socket, self.truth)
+        self.api = ApiServer(
+            lambda: api_objects.objects_of(self.truth()),
             lambda: self.truth().faults,
             token_file=directory / "api" / "token",
             kubeconfig=self.kubeconfig,
@@ -163,45 +169,12 @@ class SimulatedNode:
             self._epoch_seconds = self._clock()
         return self._epoch_seconds
 
-    @property
-    def kubelet_socket(self) -> Path:
-        """Socket of the pod-resources API."""
-        return self._directory / "pod-resources" / "kubelet.sock"
-
-    @property
-    def proc_root(self) -> Path:
-        """What stands for ``/proc``."""
-        return self._directory / "proc"
-
-    @property
-    def pod_log_root(self) -> Path:
-        """What stands for ``/var/log/pods``."""
-        return self._directory / "pods"
-
-    @property
-    def kubelet(self) -> KubeletServer:
-        """The kubelet's server, for tests that restart it."""
-        return self._kubelet
-
-    @property
-    def kubeconfig(self) -> Path:
-        """How to reach the Kubernetes API of the node's cluster; there from ``start`` on."""
-        return self._directory / "api" / "kubeconfig"
-
-    @property
-    def api(self) -> ApiServer:
-        """The API server, for tests that restart it or count requests."""
-        return self._api
-
     def truth(self) -> NodeTruth:
         """The node now, give or take the hundredths of a second in which all servers ask."""
         t = self._clock() - self.epoch_seconds
         if self._truth is None or abs(t - self._truth.at_seconds) > _SAME_INSTANT_SECONDS:
             self._truth = _with_agent(self._scenario.at(t), self._agent)
         return self._truth
-
-    def _objects(self) -> ApiObjects:
-        return api_objects.objects_of(self.truth())
 
     async def start(self) -> None:
         """Make socket, API and trees; they follow the scenario until ``stop``.
@@ -212,8 +185,8 @@ class SimulatedNode:
         self.kubelet_socket.parent.mkdir(parents=True, exist_ok=True)
         self._refresh()
         self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        await self._kubelet.start()
-        await self._api.start()
+        await self.kubelet.start()
+        await self.api.start()
         self._refreshing = asyncio.create_task(self._keep_fresh(), name="simulated-filesystem")
 
     async def stop(self) -> None:
@@ -223,8 +196,8 @@ class SimulatedNode:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refreshing
             self._refreshing = None
-        await self._api.stop()
-        await self._kubelet.stop()
+        await self.api.stop()
+        await self.kubelet.stop()
 
     def child_command(
         self, interval_seconds: float, fields: Iterable[Field], dcgm_address: str = ""
@@ -241,20 +214,10 @@ class SimulatedNode:
         """
         if not self._scenario.source:
             raise ConfigError(f"scenario {self._scenario.name!r} has no file; a child process can load only a file's")
-        return (
-            sys.executable,
-            "-m",
-            "gpu_simulator.child",
-            "--scenario",
-            self._scenario.source,
-            "--epoch",
-            repr(self.epoch_seconds),
-            "--interval",
-            repr(interval_seconds),
-            "--fields",
-            ",".join(str(int(field)) for field in sorted(fields)),
-            *(("--dcgm-address", dcgm_address) if dcgm_address else ()),
-        )
+        command = [sys.executable, "-m", "gpu_simulator.child", "--scenario", self._scenario.source]
+        command += ["--epoch", repr(self.epoch_seconds), "--interval", repr(interval_seconds)]
+        command += ["--fields", ",".join(str(int(field)) for field in sorted(fields))]
+        return (*command, *(("--dcgm-address", dcgm_address) if dcgm_address else ()))
 
     def _refresh(self) -> None:
         write_filesystem(self.truth(), self.proc_root, self.pod_log_root)

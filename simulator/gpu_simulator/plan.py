@@ -1,12 +1,14 @@
 """What a scenario says, once it is checked: boards, pods, processes and faults, with times since its start."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from exporter.model import Field
-from gpu_simulator.activity import Mix, Signal
-from gpu_simulator.truth import DcgmTruth, Fault, MigTruth, ModelSpec
+from exporter.model import Field, PodMetadata
+from gpu_simulator.activity import Signal, Vector
+from gpu_simulator.models import MIB
+from gpu_simulator.truth import Board, DcgmTruth, Fault
 
 
 class IdForm(StrEnum):
@@ -104,18 +106,9 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPlan:
-    """One board."""
+class GpuPlan(Board):
+    """One board, and how it is shared."""
 
-    index: int
-    minor: int
-    uuid: str
-    pci_bus_id: str
-    serial: str
-    model_key: str
-    model: ModelSpec
-    mig_enabled: bool = False
-    instances: tuple[MigTruth, ...] = ()
     sharing: Sharing = Sharing.NONE
     replicas: int = 1
     """Of the GPU, or of each of its MIG instances."""
@@ -166,7 +159,7 @@ class ContainerPlan:
     name: str
     claims: tuple[Claim, ...]
     signal: Signal
-    mix: Mix
+    mix: Vector
     memory_bytes: int
     """On each device, its processes' and what their contexts add."""
     processes: tuple[ProcessPlan, ...]
@@ -175,29 +168,17 @@ class ContainerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerPlan:
-    """What a pod's controller is."""
-
-    kind: str
-    name: str
-    api: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodPlan:
+class PodPlan(PodMetadata):
     """One pod, or a pod that comes again and again. Without a namespace: processes outside every pod."""
 
-    namespace: str
-    name: str
+    uid: str = ""
+    """Of each occurrence; always empty here."""
     window: Window
     containers: tuple[ContainerPlan, ...]
     linger_seconds: float = 0.0
     """How long its processes outlive it."""
     finished_seconds: float = 0.0
     """How long after its end an old kubelet lists it still."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    owner: OwnerPlan | None = None
     sidecars: tuple[str, ...] = ()
     """Containers without devices."""
 
@@ -256,3 +237,116 @@ class NodePlan:
     dra_version: str = ""
     """Of ``resource.k8s.io``; empty: a cluster without."""
     dcgm: DcgmTruth = field(default_factory=DcgmTruth)
+
+
+_ROUNDING = 1e-9
+WHOLE_PERCENT = 100
+_Slot = tuple[int, int | None, int]
+"""GPU, position in its MIG layout, replica."""
+_Conflict = tuple[int, str]
+"""Number of the pod, and what it cannot have."""
+
+
+def conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan], ids: IdForm) -> Iterator[_Conflict]:
+    """Yield every pod that cannot have its devices together with the pods before it."""
+    if ids is IdForm.KAI:
+        yield from _kai_conflicts(pods, gpus)
+    yield from _claim_conflicts(pods)
+    yield from _device_conflicts(pods, gpus)
+    for gpu in gpus:
+        if gpu.sharing is Sharing.FRACTION:
+            yield from _part_conflicts([(number, pod) for number, pod in enumerate(pods) if _claims_on(pod, gpu)], gpu)
+
+
+def _kai_conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan]) -> Iterator[_Conflict]:
+    """One container of a pod can have parts, and all alike: there is one annotation for them."""
+    for number, pod in enumerate(pods):
+        parts = {
+            (container.name, claim.fraction, claim.memory_bytes)
+            for container in pod.containers
+            for claim in container.claims
+            if gpus[claim.gpu].sharing is Sharing.FRACTION
+        }
+        if len(parts) > 1:
+            yield number, "are different parts, or of different containers; allowed: parts of the same size"
+
+
+def _claim_conflicts(pods: Sequence[PodPlan]) -> Iterator[_Conflict]:
+    """A container that names a DRA claim gets all of its devices, so that all must list the same ones."""
+    devices: dict[tuple[str, str], set[Claim]] = {}
+    for number, pod in enumerate(pods):
+        for container in pod.containers:
+            for name in {claim.claim_name for claim in container.claims} - {""}:
+                listed = {replace(claim, scale=1.0) for claim in container.claims if claim.claim_name == name}
+                if devices.setdefault((pod.namespace, name), listed) != listed:
+                    yield number, f"has other devices of claim {name!r} than another container; allowed: the same"
+
+
+def _device_conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan]) -> Iterator[_Conflict]:
+    """Two pods cannot have the same whole device, or the same replica, at the same time, but by one claim."""
+    taken: dict[_Slot, list[tuple[PodPlan, str]]] = defaultdict(list)
+    for number, pod in enumerate(pods):
+        for slot, claim in _slots(pod, gpus):
+            others = [
+                other
+                for other, name in taken[slot]
+                if (other is pod or _overlap(other.window, pod.window))
+                and not (claim.claim_name and name == claim.claim_name and other.namespace == pod.namespace)
+            ]
+            if others:
+                gpu, instance, replica = slot
+                what = f"GPU {gpu}" + (f" MIG {instance}" if instance is not None else "")
+                what += f" replica {replica}" if gpus[gpu].replicas > 1 else ""
+                yield number, f"{what} is held by {others[0].namespace}/{others[0].name} at the same time"
+            taken[slot].append((pod, claim.claim_name))
+
+
+def _slots(pod: PodPlan, gpus: Sequence[GpuPlan]) -> Iterator[tuple[_Slot, Claim]]:
+    for container in pod.containers:
+        for claim in container.claims:
+            if gpus[claim.gpu].sharing is not Sharing.FRACTION and not claim.admin:
+                for number in claim.replicas or (0,):
+                    yield (claim.gpu, claim.instance, number), claim
+
+
+def _claims_on(pod: PodPlan, gpu: GpuPlan) -> list[Claim]:
+    """Return the claims of a pod that hold a part of a GPU."""
+    claims = (claim for container in pod.containers for claim in container.claims)
+    return [claim for claim in claims if claim.gpu == gpu.index and not claim.admin]
+
+
+def _part_conflicts(numbered: Sequence[tuple[int, PodPlan]], gpu: GpuPlan) -> Iterator[_Conflict]:
+    """Parts of one GPU cannot be more than it has at any time; recurring pods count as always there."""
+    for position, (number, pod) in enumerate(numbered):
+        pods = [other for _, other in numbered[: position + 1]]
+        # The most is in use when a pod comes: at the pod's own start, or at that of one before it.
+        for start in {other.window.start_seconds for other in pods}:
+            there = [
+                other for other in pods if other.window.every_seconds is not None or other.window.occurrence(start)
+            ]
+            told = _excess(there, gpu) if pod in there else ""
+            if told:
+                yield number, f"GPU {gpu.index} would have {told} in use at the same time"
+                break
+
+
+def _excess(pods: Sequence[PodPlan], gpu: GpuPlan) -> str:
+    """Return what is too much of a GPU; containers that name one DRA claim have one part together."""
+    found = [(pod.namespace, claim) for pod in pods for claim in _claims_on(pod, gpu)]
+    named = {(namespace, claim.claim_name): claim for namespace, claim in found if claim.claim_name}
+    claims = [*(claim for _, claim in found if not claim.claim_name), *named.values()]
+    room = gpu.model.memory_bytes
+    memory = sum(claim.memory_bytes or (round(claim.fraction * room) if claim.fraction else room) for claim in claims)
+    if memory > room * (1 + _ROUNDING) + len(claims):
+        return f"{memory // MIB} of {room // MIB} MiB"
+    cores = sum(claim.cores for claim in claims)
+    return f"{cores} of {WHOLE_PERCENT} % of its cores" if cores > WHOLE_PERCENT else ""
+
+
+def _overlap(one: Window, other: Window) -> bool:
+    """Return whether two lifetimes can meet; of recurring ones only the plain case of never-ending is sure."""
+    if one.every_seconds is not None or other.every_seconds is not None:
+        return False
+    starts = max(one.start_seconds, other.start_seconds)
+    ends = [window.end_seconds for window in (one, other) if window.end_seconds is not None]
+    return all(starts < end for end in ends)

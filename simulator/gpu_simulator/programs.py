@@ -157,27 +157,27 @@ class Webhook:
         return web.Response(text="ok\n")
 
 
-_OF_PROMETHEUS = (
-    ("Prometheus", ("graph?{query}", "classic/graph?{query}", "api/v1/query?query=gpu_pod_idle_for_seconds")),
-    ("alerts", ("alerts", "classic/alerts", "api/v1/alerts")),
-)
 _QUERY = "g0.expr=gpu_pod_idle_for_seconds&g0.tab=1"
-_OF_ALERTMANAGER = (("Alertmanager", ("", "api/v2/alerts")),)
 _SECONDS = 5.0
 
 
-async def page_addresses(prometheus: str, alertmanager: str) -> Sequence[tuple[str, str]]:
-    """What to show people, and where: of each the first address that answers, as some packages come without pages.
+async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, str]]:
+    """Return what to show people, and where: of each the first address that answers, as some packages have no pages.
 
     Args:
-        prometheus: Its address, with a slash at the end.
+        prometheus: Its port on 127.0.0.1.
         alertmanager: The same.
     """
+    figures = "api/v1/query?query=gpu_pod_idle_for_seconds"
+    pages = (
+        ("Prometheus", prometheus, (f"graph?{_QUERY}", f"classic/graph?{_QUERY}", figures)),
+        ("alerts", prometheus, ("alerts", "classic/alerts", "api/v1/alerts")),
+        ("Alertmanager", alertmanager, ("", "api/v2/alerts")),
+    )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
         return [
-            (name, await _first(session, [base + path.format(query=_QUERY) for path in paths]))
-            for base, told in ((prometheus, _OF_PROMETHEUS), (alertmanager, _OF_ALERTMANAGER))
-            for name, paths in told
+            (name, await _first(session, [f"http://127.0.0.1:{port}/{path}" for path in paths]))
+            for name, port, paths in pages
         ]
 
 

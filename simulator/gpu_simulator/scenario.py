@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -10,17 +10,15 @@ from pathlib import Path
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import activity, cluster, holders, identities, scenario_file
-from gpu_simulator.cluster import KnownPod
-from gpu_simulator.holders import DeviceState, DeviceUse, board_uses, device_state
-from gpu_simulator.models import IDLE_SM_CLOCK_MHZ, NOT_SUPPORTED_IN_MIG_MODE, instance_base_bytes
-from gpu_simulator.plan import FaultPlan, GpuPlan, IdForm, MigStrategy, NodePlan, XidPlan
-from gpu_simulator.truth import ClusterTruth, Fault, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
+from gpu_simulator.holders import DeviceKey, DeviceState, DeviceUse, board_uses, device_state
+from gpu_simulator.models import NOT_SUPPORTED_IN_MIG_MODE, instance_base_bytes
+from gpu_simulator.plan import GpuPlan, IdForm, MigStrategy, NodePlan, XidPlan
+from gpu_simulator.truth import GPU_FAULTS, Board, ClusterTruth, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
 
 XIDS_KEPT = 256
 """Newest Xid events of a GPU that a truth lists; the ones before are long read by everybody."""
 
 _SUFFIX = ".yaml"
-_UNHEALTHY = frozenset({Fault.GPU_LOST, Fault.RESET_REQUIRED, Fault.UNKNOWN_ERROR, Fault.GPU_ABSENT})
 _BUSY = 0.001
 _FULL_POWER = 0.92
 """Part of the power limit that a fully busy GPU draws."""
@@ -28,14 +26,12 @@ _FULL_POWER = 0.92
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A plan made ready to be asked; the same ``t`` always gets the same answer."""
+    """A plan that answers for any instant; the same ``t`` always gets the same answer."""
 
     plan: NodePlan
     source: str = ""
-    """What ``load`` was asked for, so that another process can load the same; empty for one made in memory."""
-    uses: Mapping[tuple[int, int | None], tuple[DeviceUse, ...]]
-    """Who uses each device, by (GPU index, position in its MIG layout)."""
-    known: tuple[KnownPod, ...] = ()
+    """The argument of ``load``, with which another process can load the same; empty for one made in memory."""
+    uses: Mapping[DeviceKey, tuple[DeviceUse, ...]]
     others: tuple[PodTruth, ...] = ()
     """Pods without devices."""
     slices: tuple[Mapping[str, object], ...] = ()
@@ -52,39 +48,41 @@ class Scenario:
         return self.plan.node
 
     def at(self, t: float) -> NodeTruth:
-        """The node ``t`` seconds after the scenario's start; pure.
+        """Return the node ``t`` seconds after the scenario's start; pure.
 
         Before the start (``t`` < 0) it is as at the start.
         """
         t = max(0.0, t)
-        states = {key: device_state(uses, self.plan, t) for key, uses in self.uses.items()}
-        gpus = tuple(self._gpu(gpu, states, t) for gpu in self.plan.gpus)
-        held = list(holders.holdings(self.plan, states))
-        also_listed = tuple(holders.also_listed(self.plan, held, self.uses, t))
-        present = list(cluster.present(self.plan.node, self.known, t))
-        reservations = tuple(cluster.reservations(self.plan, also_listed))
+        plan = self.plan
+        states = {key: device_state(uses, plan, t) for key, uses in self.uses.items()}
+        gpus = tuple(self._gpu(gpu, states, t) for gpu in plan.gpus)
+        held = list(holders.holdings(plan, states.values()))
+        also_listed = tuple(holders.also_listed(plan, held, (use for uses in self.uses.values() for use in uses), t))
+        present = list(cluster.present(plan, t))
+        without_devices = [(pod, pod.containers) for pod in self.others]
+        without_devices += [(pod, known.sidecars) for known, pod in present]
         return NodeTruth(
             at_seconds=t,
-            node=self.plan.node,
-            driver_version=self.plan.driver_version,
+            node=plan.node,
+            driver_version=plan.driver_version,
             gpus=gpus,
-            holders=tuple(holders.holders(self.plan, held, states)),
-            other_pods=tuple(cluster.without_devices(self.others, present)),
+            holders=tuple(holders.holder_truth(plan, one) for one in held if not one.use.claim.admin),
+            other_pods=tuple((pod.namespace, pod.name, one) for pod, names in without_devices for one in names),
             also_listed=also_listed,
             allocatable=self._allocatable(gpus),
-            pods=(*(pod for _, pod in present), *reservations, *self.others),
+            pods=(*(pod for _, pod in present), *cluster.reservations(plan, also_listed), *self.others),
             cluster=ClusterTruth(
-                node_labels=self.plan.node_labels,
-                namespaces=self.plan.namespaces,
+                node_labels=plan.node_labels,
+                namespaces=plan.namespaces,
                 slices=self.slices if t < cluster.STALE_SECONDS else self.slices[1:],
-                claims=cluster.claims(self.plan, held),
-                dra_version=self.plan.dra_version,
+                claims=cluster.claims(plan, held),
+                dra_version=plan.dra_version,
             ),
-            dcgm=self.plan.dcgm,
-            faults={f.kind: f.parameter for f in self.plan.faults if f.gpu is None and f.window.occurrence(t)},
+            dcgm=plan.dcgm,
+            faults={f.kind: f.parameter for f in plan.faults if f.gpu is None and f.window.occurrence(t)},
         )
 
-    def _gpu(self, gpu: GpuPlan, states: Mapping[tuple[int, int | None], DeviceState], t: float) -> GpuTruth:
+    def _gpu(self, gpu: GpuPlan, states: Mapping[DeviceKey, DeviceState], t: float) -> GpuTruth:
         instances = tuple(
             _with_load(plan, states.get((gpu.index, position), DeviceState()))
             for position, plan in enumerate(gpu.instances)
@@ -93,51 +91,42 @@ class Scenario:
         memory = state.memory_bytes
         if gpu.mig_enabled:
             memory = sum(instance.load.memory_used_bytes for instance in instances)
-        load = activity.load(state.vector, memory)
+        model, load = gpu.model, activity.load(state.vector, memory)
         integral = activity.load(state.integral, clamp=False)
         busy = state.processes != () or any(instance.processes for instance in instances)
-        power = gpu.model.idle_watts + _dynamic(gpu, load)
+        power = model.idle_watts + _dynamic(gpu, load)
+        has_memory_temp = Field.MEMORY_TEMP not in model.not_supported
+        static = {field.name: getattr(gpu, field.name) for field in fields(Board)} | {"instances": instances}
         return GpuTruth(
-            index=gpu.index,
-            minor=gpu.minor,
-            uuid=gpu.uuid,
-            pci_bus_id=gpu.pci_bus_id,
-            serial=gpu.serial,
-            model=gpu.model,
+            **static,
             load=load,
             load_integral=integral,
-            mig_enabled=gpu.mig_enabled,
-            instances=instances,
             processes=() if gpu.mig_enabled else state.processes,
             power_watts=power,
-            energy_joules=gpu.model.idle_watts * t + _dynamic(gpu, integral),
-            gpu_temp_celsius=31 + gpu.index % 4 + round(36 * power / gpu.model.power_limit_watts),
-            memory_temp_celsius=None
-            if Field.MEMORY_TEMP in gpu.model.not_supported
-            else 36 + gpu.index % 3 + round(38 * load.dram),
-            sm_clock_mhz=gpu.model.max_sm_clock_mhz if busy else IDLE_SM_CLOCK_MHZ[gpu.model_key],
-            mem_clock_mhz=gpu.model.max_mem_clock_mhz,
-            performance_state=8 if gpu.model_key == "t4" and not busy else 0,
+            energy_joules=model.idle_watts * t + _dynamic(gpu, integral),
+            gpu_temp_celsius=31 + gpu.index % 4 + round(36 * power / model.power_limit_watts),
+            memory_temp_celsius=36 + gpu.index % 3 + round(38 * load.dram) if has_memory_temp else None,
+            sm_clock_mhz=model.max_sm_clock_mhz if busy else model.idle_sm_clock_mhz,
+            mem_clock_mhz=model.max_mem_clock_mhz,
+            performance_state=0 if busy else model.idle_performance_state,
             clock_event_reasons=0 if max(load.engine, load.utilisation) > _BUSY else 1,
             overrides=_overrides(gpu, t),
-            fault=_gpu_fault(self.plan.faults, gpu.index, t),
+            fault=next((f.kind for f in self.plan.faults if f.gpu == gpu.index and f.window.occurrence(t)), None),
             xids=_xids(self.plan.xids, gpu.index, t),
         )
 
     def _allocatable(self, gpus: tuple[GpuTruth, ...]) -> dict[str, tuple[str, ...]]:
         plugin = self.plan.plugin
-        if plugin.ids is IdForm.DRA:
-            return {}
         listed: dict[str, tuple[str, ...]] = {}
         for gpu, truth in zip(self.plan.gpus, gpus, strict=True):
-            if truth.fault in _UNHEALTHY:
+            if truth.fault in GPU_FAULTS or plugin.ids is IdForm.DRA:
                 continue
             whole = not gpu.mig_enabled or plugin.mig_strategy is MigStrategy.NONE
             placeholders = plugin.ids in (IdForm.HAMI, IdForm.VOLCANO)
             replicas = range(max(gpu.replicas, gpu.splits)) if gpu.replicas > 1 or placeholders else ()
             for instance in (None,) if whole else gpu.instances:
-                resource = identities.resource_name(plugin, gpu, instance)
-                ids = identities.device_ids(plugin, self.plan.node, gpu, instance, replicas)
+                resource = identities.resource_name(self.plan, gpu, instance)
+                ids = identities.device_ids(self.plan, gpu, instance, replicas)
                 listed[resource] = listed.get(resource, ()) + ids
         return listed
 
@@ -175,14 +164,10 @@ def _folder() -> Traversable:
 
 
 def build(plan: NodePlan, source: str = "") -> Scenario:
-    """Make a checked plan ready to be asked."""
+    """Return a scenario of a checked plan."""
+    plan = cluster.scheduled(plan)
     return Scenario(
-        plan=plan,
-        source=source,
-        uses=board_uses(plan),
-        known=cluster.known_pods(plan),
-        others=cluster.others(plan),
-        slices=cluster.slices(plan),
+        plan=plan, source=source, uses=board_uses(plan), others=cluster.others(plan), slices=cluster.slices(plan)
     )
 
 
@@ -195,7 +180,7 @@ def _with_load(instance: MigTruth, state: DeviceState) -> MigTruth:
     )
 
 
-def _board_state(gpu: GpuPlan, states: Mapping[tuple[int, int | None], DeviceState]) -> DeviceState:
+def _board_state(gpu: GpuPlan, states: Mapping[DeviceKey, DeviceState]) -> DeviceState:
     """A partitioned board as its instances make it, each weighted with its compute slices."""
     parts = [
         (plan.compute_slices / gpu.model.compute_slices, states.get((gpu.index, position), DeviceState()))
@@ -221,10 +206,6 @@ def _overrides(gpu: GpuPlan, t: float) -> dict[Field, int | float | None]:
         if override.window.occurrence(t):
             values.update(override.values)
     return values
-
-
-def _gpu_fault(faults: tuple[FaultPlan, ...], index: int, t: float) -> Fault | None:
-    return next((f.kind for f in faults if f.gpu == index and f.window.occurrence(t)), None)
 
 
 def _xids(plans: tuple[XidPlan, ...], index: int, t: float) -> tuple[tuple[float, int], ...]:

@@ -1,6 +1,7 @@
 """Reading a scenario's keys: what is missing, unknown or of the wrong kind is noted by line, and reading goes on."""
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,7 +12,9 @@ import yaml
 from gpu_simulator.plan import Window
 
 Choice = TypeVar("Choice", bound=StrEnum)
+Scalar = str | int | float | bool
 _MOST_NODES = 500_000
+_QUOTES = " (in quotes if it looks like something else)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Problems:
     source: str
     """File or scenario name, as the user knows it."""
     lines: list[str] = field(default_factory=list)
+    sections: "list[Section]" = field(default_factory=list)
+    """Every mapping that was read."""
 
     def add(self, line: int, message: str) -> None:
         """Note one mistake."""
@@ -42,14 +47,16 @@ def close_match(word: str, allowed: Iterable[str]) -> str:
 
 
 class Section:
-    """One mapping of the file, read key by key; ``finish`` tells which keys nobody asked for."""
+    """One mapping of the file, read key by key; ``finish`` reports the keys that have no meaning."""
 
     def __init__(self, item: Item, path: str, problems: Problems) -> None:
         """Take a mapping; anything else is a mistake and reads as an empty one."""
         self.path = path
         self.line = item.line
         self._problems = problems
-        self._asked: list[str] = []
+        self._asked: dict[str, None] = {}
+        self._parts: dict[str, Section] = {}
+        problems.sections.append(self)
         self._values: Mapping[str, Item] = {}
         if isinstance(item.value, Mapping):
             self._values = item.value
@@ -66,92 +73,85 @@ class Section:
 
     def has(self, key: str) -> bool:
         """Whether the key is there with a value."""
-        self._asked.append(key)
+        self._asked[key] = None
         item = self._values.get(key)
         return item is not None and item.value is not None
 
     def item(self, key: str) -> Item | None:
-        """The raw value."""
+        """Return the raw value."""
         return self._values[key] if self.has(key) else None
 
-    def keys(self) -> tuple[str, ...]:
-        """Keys that are there, asked for or not."""
+    def names(self) -> tuple[str, ...]:
+        """Return all keys, each of which has a meaning here."""
+        self._asked |= dict.fromkeys(self._values)
         return tuple(self._values)
 
-    def number(
-        self, key: str, default: float | None = None, *, low: float = float("-inf"), high: float = float("inf")
-    ) -> float:
-        """A number between two bounds; without a default it must be there."""
-        return self._checked(key, default, low, high, lambda value: isinstance(value, (int, float)), "a number")
+    def _value(
+        self, key: str, right: Callable[[object], bool], words: str, *, required: bool, hint: str = ""
+    ) -> Scalar | None:
+        """Return the value under a key; ``None`` where there is none, or after a mistake."""
+        item = self.item(key)
+        if item is None:
+            if required:
+                self.problem(key, f"is missing; allowed: {words}")
+            return None
+        if not right(item.value):
+            self.problem(key, f"is {_told(item)}; allowed: {words}{hint}")
+            return None
+        return item.value if isinstance(item.value, (str, int, float)) else None
 
-    def optional_number(self, key: str, *, low: float = float("-inf")) -> float | None:
-        """A number where the key is there."""
+    def number(
+        self, key: str, default: float | None = None, *, low: float = -math.inf, high: float = math.inf
+    ) -> float:
+        """Return a number between two bounds; without a default it must be there."""
+        return self._number(key, default, (int, float), f"a number{_bounds(low, high)}", low, high)
+
+    def optional_number(self, key: str, *, low: float = -math.inf) -> float | None:
+        """Return a number where the key is there."""
         return self.number(key, 0.0, low=low) if self.has(key) else None
 
     def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int = 2**53) -> int:
-        """A whole number between two bounds; without a default it must be there."""
-        return int(self._checked(key, default, low, high, lambda value: isinstance(value, int), "a whole number"))
+        """Return a whole number between two bounds; without a default it must be there."""
+        return int(self._number(key, default, (int,), f"a whole number{_bounds(low, high)}", low, high))
 
-    def _checked(
-        self,
-        key: str,
-        default: float | None,
-        low: float,
-        high: float,
-        right: Callable[[object], bool],
-        words: str,
+    def _number(
+        self, key: str, default: float | None, kinds: tuple[type, ...], words: str, low: float, high: float
     ) -> float:
-        fallback = default if default is not None else max(low, min(high, 0))
-        if not self.has(key):
-            if default is None:
-                self.problem(key, f"is missing; allowed: {words}{_bounds(low, high)}")
-            return fallback
-        item = self._values[key]
-        if isinstance(item.value, bool) or not right(item.value) or not low <= float(str(item.value)) <= high:
-            self.problem(key, f"is {_told(item)}; allowed: {words}{_bounds(low, high)}")
-            return fallback
-        assert isinstance(item.value, (int, float))  # noqa: S101 - tells the type checker what was just checked
-        return item.value
+        def right(value: object) -> bool:
+            return isinstance(value, kinds) and not isinstance(value, bool) and low <= float(str(value)) <= high
+
+        value = self._value(key, right, words, required=default is None)
+        if isinstance(value, (int, float)):
+            return value
+        return default if default is not None else max(low, min(high, 0))
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text that is not empty; numbers and truth values that YAML made of it are mistakes."""
-        if not self.has(key):
-            if default is None:
-                self.problem(key, "is missing; allowed: a text")
-            return default or ""
-        item = self._values[key]
-        if not isinstance(item.value, str) or not item.value:
-            self.problem(key, f"is {_told(item)}; allowed: a text (in quotes if it looks like something else)")
-            return default or ""
-        return item.value
+        """Return a text that is not empty; numbers and truth values that YAML made of it are mistakes."""
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        """``true`` or ``false``."""
-        item = self.item(key)
-        if item is None:
-            return default
-        if not isinstance(item.value, bool):
-            self.problem(key, f"is {_told(item)}; allowed: true, false")
-            return default
-        return item.value
+        def right(value: object) -> bool:
+            return isinstance(value, str) and value != ""
+
+        value = self._value(key, right, "a text", required=default is None, hint=_QUOTES)
+        return value if isinstance(value, str) else default or ""
+
+    def flag(self, key: str) -> bool:
+        """Return ``true``, or ``false`` as without the key."""
+        return bool(self._value(key, lambda value: isinstance(value, bool), "true, false", required=False))
 
     def choice(self, key: str, default: Choice) -> Choice:
-        """One of the values of an enumeration."""
-        word = self.text(key, default.value)
-        kinds = type(default)
-        if word in {kind.value for kind in kinds}:
-            return kinds(word)
-        names = [kind.value for kind in kinds]
+        """Return one of the values of an enumeration."""
+        word, names = self.text(key, default.value), [kind.value for kind in type(default)]
+        if word in names:
+            return type(default)(word)
         self.problem(key, f"is {word!r}{close_match(word, names)}; allowed: {', '.join(names)}")
         return default
 
-    def section(self, key: str) -> "Section | None":
-        """The mapping under a key."""
-        item = self.item(key)
-        return Section(item, self._name(key), self._problems) if item else None
+    def section(self, key: str) -> "Section":
+        """Return the mapping under a key; an empty one where there is none."""
+        return self._part(key, self.item(key) or Item({}, self.line))
 
     def items(self, key: str) -> tuple[Item, ...]:
-        """The list under a key; empty where there is none."""
+        """Return the list under a key; empty where there is none."""
         item = self.item(key)
         if item is None:
             return ()
@@ -161,24 +161,25 @@ class Section:
         return item.value
 
     def sections(self, key: str) -> "tuple[Section, ...]":
-        """The list of mappings under a key."""
-        return tuple(self.sub(item, f"{key}[{number}]") for number, item in enumerate(self.items(key)))
+        """Return the list of mappings under a key."""
+        return tuple(self._part(f"{key}[{number}]", item) for number, item in enumerate(self.items(key)))
 
-    def sub(self, item: Item, name: str) -> "Section":
-        """A mapping found by the caller, named as part of this one."""
-        return Section(item, self._name(name), self._problems)
+    def _part(self, name: str, item: Item) -> "Section":
+        if name not in self._parts:
+            self._parts[name] = Section(item, self._name(name), self._problems)
+        return self._parts[name]
 
     def texts(self, key: str) -> dict[str, str]:
         """Return a mapping of names to texts: labels or annotations; empty ones are allowed, as in Kubernetes."""
         part = self.section(key)
         found: dict[str, str] = {}
-        for name in part.keys() if part else ():
-            item = part.item(name) if part else None
-            if part and (item is None or not isinstance(item.value, str)):
+        for name in part.names():
+            item = part.item(name)
+            if item is not None and isinstance(item.value, str):
+                found[name] = item.value
+            else:
                 told = "empty" if item is None else repr(item.value)
-                part.problem(name, f"is {told}; allowed: a text (in quotes if it looks like something else)")
-            elif item is not None:
-                found[name] = str(item.value)
+                part.problem(name, f"is {told}; allowed: a text{_QUOTES}")
         return found
 
     def gpu_index(self, gpus: int) -> int | None:
@@ -213,29 +214,22 @@ class Section:
         return Window(start_seconds=start, end_seconds=end, every_seconds=every)
 
     def finish(self) -> None:
-        """Tell the keys that mean nothing here."""
-        for key in self._values:
-            if key not in self._asked:
-                allowed = dict.fromkeys(self._asked)
-                hint = close_match(key, allowed)
-                self.problem(key, f"is no key here{hint}; allowed: {', '.join(allowed)}")
+        """Report the keys that mean nothing here."""
+        for key in self._values.keys() - self._asked.keys():
+            hint = close_match(key, self._asked)
+            self.problem(key, f"is no key here{hint}; allowed: {', '.join(self._asked)}")
 
 
 def _told(item: Item) -> str:
-    """A value as a mistake shows it."""
-    if isinstance(item.value, Mapping):
-        return "a mapping"
-    if isinstance(item.value, tuple):
-        return "a list"
-    if item.value is None:
-        return "empty"
-    return repr(item.value)
+    """Return a value as a mistake shows it."""
+    kinds = {dict: "a mapping", tuple: "a list", type(None): "empty"}
+    return kinds.get(type(item.value), repr(item.value))
 
 
 def _bounds(low: float, high: float) -> str:
-    if low == float("-inf") and high == float("inf"):
+    if math.isinf(low) and math.isinf(high):
         return ""
-    if high in (float("inf"), 2**53):
+    if high in (math.inf, 2**53):
         return f" from {low:g}"
     return f" from {low:g} to {high:g}"
 
@@ -244,12 +238,10 @@ def read_tree(text: str, problems: Problems) -> Item | None:
     """The file as values with lines; ``None`` after a mistake that leaves nothing to read."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problems.add(mark.line + 1 if mark else 1, f"is no YAML: {error.problem or error.context}")
-        return None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
-        problems.add(1, f"is no YAML: {str(error).splitlines()[0]}")
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        words = getattr(error, "problem", None) or getattr(error, "context", None) or str(error).splitlines()[0]
+        problems.add(mark.line + 1 if mark else 1, f"is no YAML: {words}")
         return None
     if root is None:
         problems.add(1, "is empty; allowed: a scenario, see docs/scenarios.md")

@@ -17,6 +17,7 @@ import aiohttp
 from exporter.errors import ConfigError, ExporterError
 from gpu_simulator.fleet import Writing, write_fleet
 from gpu_simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan, team_names
+from gpu_simulator.models import table
 from gpu_simulator.programs import Program, Webhook, free_port, page_addresses
 from gpu_simulator.scenario import load
 
@@ -30,33 +31,9 @@ class Substitution:
     what: str
 
 
-def _window(shipped: str, demo: str) -> tuple[Substitution, ...]:
-    """A window wherever it stands: as a range, as an offset, and as the word that an alert tells."""
-    return tuple(
-        Substitution(shipped=text.format(shipped), demo=text.format(demo), what=what)
-        for text, what in (("[{}]", "window"), ("offset {}", "the window before"))
-    )
-
-
-SUBSTITUTIONS = (
-    Substitution(shipped="interval: 30s", demo="interval: 2s", what="how often rules run"),
-    Substitution(shipped="interval: 2m", demo="interval: 6s", what="how often slow rules run"),
-    Substitution(shipped="interval: 1h", demo="interval: 1m", what="how often evidence for recommend is recorded"),
-    Substitution(shipped="[24h]", demo="[4m]", what="a day of idle money"),
-    Substitution(shipped=") / 3600", demo=") / 60", what="seconds of a window of 1h"),
-    Substitution(shipped="[2h] offset 6h", demo="[30s] offset 2m", what="since when a pool is there"),
-    Substitution(shipped="[6h]", demo="[2m]", what="for how long GPUs are free"),
-    *_window("1h", "1m"),
-    Substitution(shipped="[15m]", demo="[15s]", what="window of amounts"),
-    Substitution(shipped="[5m]", demo="[5s]", what="how long missed scrapes are bridged"),
-    Substitution(shipped="[2m]", demo="[5s]", what="how long a missed scrape of a live figure is bridged"),
-    Substitution(shipped="nobody for 6h", demo="nobody for 2m", what="words of GPUUnallocated"),
-    Substitution(
-        shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long an alert outlives its cause"
-    ),
-    Substitution(shipped="for: 15m", demo="for: 15s", what="delay of the alerts of workloads"),
-    Substitution(shipped="for: 10m", demo="for: 10s", what="delay of other alerts"),
-    Substitution(shipped="for: 5m", demo="for: 20s", what="delay of the exporter's alerts"),
+_CONFIGURATION = table("stack")
+SUBSTITUTIONS = tuple(
+    Substitution(shipped=shipped, demo=demo, what=what) for shipped, demo, what in _CONFIGURATION["substitutions"]
 )
 """In this order: a longer text comes before one that it contains."""
 
@@ -88,22 +65,9 @@ def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = S
     return rules
 
 
-def table(substitutions: tuple[Substitution, ...] = SUBSTITUTIONS) -> str:
-    """Show the substitutions, one line each."""
-    width = max(len(item.shipped) for item in substitutions)
-    return "\n".join(f"  {item.shipped:<{width}}  ->  {item.demo:<31}  {item.what}" for item in substitutions)
-
-
 NODES = 12
 CLUSTERS = ("sim-research", "sim-serving")
 _PROMTOOL_SECONDS = 120.0
-_BUDGETS = """\
-# Of the simulated fleet: one that holds, one that does not, and one for everything.
-budgets:
-  - {{name: {first}, amount: 90000, currency: USD, period: month, owner: {{team: {first}}}}}
-  - {{name: {second}, amount: 45000, currency: USD, period: month, owner: {{team: {second}}}}}
-  - {{name: all-gpus, amount: 230000, currency: USD, period: month, include_unallocated: true}}
-"""
 
 
 def demo_fleet(now_seconds: float, days: int) -> FleetPlan:
@@ -139,7 +103,7 @@ def make_history(fleet: FleetPlan, promtool: str, blocks: Path) -> None:
 def demo_budgets(fleet: FleetPlan) -> str:
     """A budget file for teams of the fleet."""
     first, second = team_names(fleet)[:2]
-    return _BUDGETS.format(first=first, second=second)
+    return str(_CONFIGURATION["budgets"]).format(first=first, second=second)
 
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
@@ -149,32 +113,10 @@ HISTORY_DAYS = 62
 SCRAPE_INTERVAL = "2s"
 GET_THEM = "get them with: make install, or apt-get install prometheus prometheus-alertmanager"
 
-PROMETHEUS_CONFIG = """\
-global: {{scrape_interval: {interval}, scrape_timeout: {interval}, evaluation_interval: {interval}}}
-rule_files: [{rules}]
-alerting: {{alertmanagers: [{{static_configs: [{{targets: ["127.0.0.1:{alertmanager}"]}}]}}]}}
-scrape_configs:
-  - job_name: gpu-cost-exporter
-    honor_labels: true
-    static_configs: [{{targets: ["127.0.0.1:{agent}"]}}]
-"""
-
 HOUR = "1m"
 """How long an hour of activity windows takes, so that an alert comes in two minutes."""
 
-# Alerts of severity none are there for Alertmanager and not for people.
-ALERTMANAGER_CONFIG = """\
-route:
-  receiver: webhook
-  group_by: ["..."]
-  group_wait: 1s
-  group_interval: 5s
-  repeat_interval: 1h
-  routes: [{{matchers: ['severity="none"'], receiver: nobody}}]
-receivers:
-  - {{name: webhook, webhook_configs: [{{url: "http://127.0.0.1:{webhook}/", send_resolved: true}}]}}
-  - {{name: nobody}}
-"""
+ALERTMANAGER_CONFIG: str = _CONFIGURATION["alertmanager"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,12 +175,10 @@ def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Pa
     alertmanager_file = directory / "alertmanager.yml"
     alertmanager_file.write_text(ALERTMANAGER_CONFIG.format(webhook=ports.webhook), encoding="utf-8")
     prometheus_file = directory / "prometheus.yml"
-    prometheus_file.write_text(
-        PROMETHEUS_CONFIG.format(
-            interval=SCRAPE_INTERVAL, rules=json.dumps(str(rules)), alertmanager=ports.alertmanager, agent=ports.agent
-        ),
-        encoding="utf-8",
+    text = str(_CONFIGURATION["prometheus"]).format(
+        interval=SCRAPE_INTERVAL, rules=json.dumps(str(rules)), alertmanager=ports.alertmanager, agent=ports.agent
     )
+    prometheus_file.write_text(text, encoding="utf-8")
     return alertmanager_file, prometheus_file
 
 
@@ -248,64 +188,34 @@ def programs(options: StackOptions, tools: Tools, ports: Ports, directory: Path)
     Raises:
         ConfigError: The rules file is not there, or is not the one of this version.
     """
-    agent = Program(
-        name="agent",
-        command=(
-            *(*options.agent_command, "--simulate", options.scenario, "--simulate-hour", HOUR),
-            *("--cost-labels", "project,environment", "--listen", f"127.0.0.1:{ports.agent}"),
-        ),
-        ready_url=f"http://127.0.0.1:{ports.agent}/readyz",
-        log=directory / "agent.log",
-    )
+
+    def program(name: str, port: int, ready: str, *command: str) -> Program:
+        url, log = f"http://127.0.0.1:{port}/{ready}", directory / f"{name.partition(' ')[0]}.log"
+        return Program(name=name, command=command, ready_url=url, log=log)
+
+    address = f"127.0.0.1:{ports.agent}"
+    more = ("--simulate", options.scenario, "--simulate-hour", HOUR, "--cost-labels", "project,environment")
+    started = [program("agent", ports.agent, "readyz", *options.agent_command, *more, "--listen", address)]
     if tools.prometheus is None or tools.alertmanager is None:
-        return [agent]
+        return started
     alertmanager_file, prometheus_file = _configure(options, ports, directory)
-    alertmanager = Program(
-        name="alertmanager",
-        command=(
-            tools.alertmanager,
-            f"--config.file={alertmanager_file}",
-            f"--storage.path={directory / 'alertmanager'}",
-            f"--web.listen-address=127.0.0.1:{ports.alertmanager}",
-            "--cluster.listen-address=",
-        ),
-        ready_url=f"http://127.0.0.1:{ports.alertmanager}/-/ready",
-        log=directory / "alertmanager.log",
-    )
-    prometheus = Program(
-        name="prometheus",
-        command=(
-            tools.prometheus,
-            f"--config.file={prometheus_file}",
-            f"--storage.tsdb.path={directory / 'prometheus'}",
-            f"--web.listen-address=127.0.0.1:{ports.prometheus}",
-            "--storage.tsdb.retention.time=1y",
-        ),
-        ready_url=f"http://127.0.0.1:{ports.prometheus}/-/ready",
-        log=directory / "prometheus.log",
-    )
-    if not _has_past(options, tools):
-        return [agent, alertmanager, prometheus]
-    return [agent, alertmanager, prometheus, _cost(ports, directory)]
+    command = [tools.alertmanager, f"--config.file={alertmanager_file}", "--cluster.listen-address="]
+    command += [f"--storage.path={directory / 'alertmanager'}", f"--web.listen-address=127.0.0.1:{ports.alertmanager}"]
+    started.append(program("alertmanager", ports.alertmanager, "-/ready", *command))
+    command = [tools.prometheus, f"--config.file={prometheus_file}", "--storage.tsdb.retention.time=1y"]
+    command += [f"--storage.tsdb.path={directory / 'prometheus'}", f"--web.listen-address=127.0.0.1:{ports.prometheus}"]
+    started.append(program("prometheus", ports.prometheus, "-/ready", *command))
+    if _has_past(options, tools):
+        address, files = f"127.0.0.1:{ports.cost}", ("--budgets", str(directory / "budgets.yaml"))
+        command = [sys.executable, "-m", "exporter", "serve", "--listen", address, "--refresh-interval", "30s", *files]
+        command += ["--prometheus", f"http://127.0.0.1:{ports.prometheus}", "--store", str(directory / "cost.db")]
+        command += ["--title", "GPU cost (simulated)", "--external-url", f"http://{address}"]
+        started.append(program("cost service", ports.cost, "readyz", *command))
+    return started
 
 
 def _has_past(options: StackOptions, tools: Tools) -> bool:
     return options.history_days > 0 and tools.promtool is not None and tools.prometheus is not None
-
-
-def _cost(ports: Ports, directory: Path) -> Program:
-    address = f"127.0.0.1:{ports.cost}"
-    return Program(
-        name="cost service",
-        command=(
-            *(sys.executable, "-m", "exporter", "serve", "--listen", address),
-            *("--prometheus", f"http://127.0.0.1:{ports.prometheus}", "--store", str(directory / "cost.db")),
-            *("--budgets", str(directory / "budgets.yaml"), "--refresh-interval", "30s"),
-            *("--title", "GPU cost (simulated)", "--external-url", f"http://{address}"),
-        ),
-        ready_url=f"http://{address}/readyz",
-        log=directory / "cost.log",
-    )
 
 
 def _make_past(options: StackOptions, tools: Tools, directory: Path) -> None:
@@ -327,20 +237,17 @@ def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str
         lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{ports.cost}/   ({days})")
     lines += [f"  {name:<18} {url}" for name, url in pages]
     if pages:
+        width = max(len(item.shipped) for item in options.substitutions)
         lines += [
             "",
             f"An hour of activity takes {HOUR}. Rules: rules/prometheus-rules.yaml with shorter times:",
-            table(options.substitutions),
+            *(f"  {item.shipped:<{width}}  ->  {item.demo:<31}  {item.what}" for item in options.substitutions),
             "",
             "Alerts that Alertmanager delivers are printed below. Ctrl-C ends everything.",
         ]
     else:
         lines += ["", "Ctrl-C ends it."]
     return "\n".join(lines)
-
-
-async def _pages(ports: Ports) -> Sequence[tuple[str, str]]:
-    return await page_addresses(f"http://127.0.0.1:{ports.prometheus}/", f"http://127.0.0.1:{ports.alertmanager}/")
 
 
 async def _bring_up(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
@@ -424,7 +331,8 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
             code = await _bring_up(started, say, stop)
             if code is not None:
                 return code
-            say(greeting(options, ports, await _pages(ports) if len(started) > 1 else (), with_cost=with_cost))
+            pages = await page_addresses(ports.prometheus, ports.alertmanager) if len(started) > 1 else ()
+            say(greeting(options, ports, pages, with_cost=with_cost))
             return await _stand_by(started, say, stop)
         finally:
             await asyncio.gather(*(part.end() for part in started))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.model import Field
+from exporter.model import Field, PodMetadata
 
 
 class Fault(StrEnum):
@@ -70,9 +70,13 @@ class Fault(StrEnum):
     """Somebody paused DCGM's profiling: its values are blank for everybody."""
 
 
+GPU_FAULTS = frozenset({Fault.GPU_LOST, Fault.RESET_REQUIRED, Fault.UNKNOWN_ERROR, Fault.GPU_ABSENT})
+"""Faults of one GPU; all others are of the driver, the kubelet, the API or the host engine as a whole."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What is fixed for a GPU model; figures from vendor data sheets and recorded nvidia-smi output."""
+    """What is fixed for a GPU model; the defaults are those of an H100."""
 
     name: str
     """As NVML names it: ``NVIDIA H100 80GB HBM3``."""
@@ -91,6 +95,19 @@ class ModelSpec:
     memory_slices: int = 0
     not_supported: frozenset[Field] = frozenset()
     """Fields for which this model's driver says NOT_SUPPORTED."""
+    idle_sm_clock_mhz: int = 345
+    """Of a GPU without any process."""
+    idle_performance_state: int = 0
+    vbios: str = "96.00.A5.00.01"
+    inforom: tuple[str | None, str | None, str | None, str | None] = ("G520.0200.00.05", "2.1", "7.16", None)
+    """Versions of image, OEM, ECC and power; ``None`` is what nvidia-smi shows as N/A."""
+    pci_device_id: int = 0x233010DE
+    pcie_generation: int = 5
+    min_power_watts: float = 200.0
+    bar1_mib: int = 131072
+    celsius: tuple[int, int, int] = (87, 2, 8)
+    """Highest operating temperature, and how far above it the board slows down and shuts down."""
+    compute_capability: tuple[int, int] = (9, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +181,8 @@ class MigTruth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTruth:
-    """One simulated GPU at an instant."""
+class Board:
+    """Identity and layout of one simulated GPU."""
 
     index: int
     minor: int
@@ -173,11 +190,17 @@ class GpuTruth:
     pci_bus_id: str
     serial: str
     model: ModelSpec
+    mig_enabled: bool = False
+    instances: tuple[MigTruth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTruth(Board):
+    """One simulated GPU at an instant."""
+
     load: Load = field(default_factory=Load)
     load_integral: Load = field(default_factory=Load)
     """Integral of ``load``'s ratios (and bytes per second) since the scenario's start, in seconds (bytes)."""
-    mig_enabled: bool = False
-    instances: tuple[MigTruth, ...] = ()
     processes: tuple[ProcessTruth, ...] = ()
     power_watts: float = 0.0
     energy_joules: float = 0.0
@@ -222,18 +245,9 @@ class HolderTruth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodTruth:
-    """A pod as the Kubernetes API knows it, with devices or without."""
+class PodTruth(PodMetadata):
+    """A pod as the Kubernetes API knows it, with devices or without; the UID is that of the API object."""
 
-    namespace: str
-    name: str
-    uid: str
-    """Of the API object."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    owner_kind: str = ""
-    owner_name: str = ""
-    owner_api: str = ""
     containers: tuple[str, ...] = ()
     phase: str = "Running"
     """``Succeeded`` and ``Failed`` are finished: a kubelet up to 1.33 may list them still."""
