@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES = 600
 FUNCTION_LINES = 50
-CEILINGS = {"exporter": (154, 33_500), "simulator": (25, 5_780)}
+CEILINGS = {"exporter": (154, 33_500), "simulator": (25, 5_755)}
 """Modules and lines of code of a tree, ``__init__`` not counted. They only go down."""
 LEAST_WORDS_RATIO = 0.17
 """Docstrings and comments per line of code in ``exporter``."""
