@@ -54,7 +54,7 @@ _BAR1 = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
 _WHOLE_WATTS = range(Field.POWER_MGMT_LIMIT, Field.ENFORCED_POWER_LIMIT + 1)
 _NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
 """The engine has lost its GPUs. With a driver that was replaced under it, it has them still and can ask nothing."""
-_FIXED = (50, 51, 52, 53, 54, 55, 57, 85, 82, 56, 80, 81, 63, 67, 69)
+_FIXED = (50, 51, 52, 53, 54, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69)
 """What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
 _ECC_MODES, _HALF_OF_FP32 = (300, 301), 1016
 _SHORTEST_MEAN_SECONDS = 0.05
@@ -94,10 +94,10 @@ def _value_of(node: NodeTruth, gpu: GpuTruth | None, members: Sequence[MigTruth]
 
     What an instance does not have itself is its parent's.
     """
-    if field_id == Field.DRIVER_VERSION:
-        return node.driver_version
-    if field_id == Field.NVML_VERSION:
-        return f"{cuda_major(node)}.{node.driver_version}"
+    version, cuda = node.driver_version, cuda_major(node)
+    of_node: dict[int, Value] = {1: version, 2: f"{cuda}.{version}", 4: len(node.gpus), 5: cuda * 1000}
+    if field_id in of_node:
+        return of_node[field_id]
     if gpu is None:
         return _Blank.NOT_SUPPORTED
     answering, value = _answers(node, gpu), _of_instance(gpu, members[0], field_id) if members else None
@@ -123,8 +123,9 @@ def _of_instance(gpu: GpuTruth, instance: MigTruth, field_id: int) -> Value | No
 def _fixed(gpu: GpuTruth) -> tuple[Value | None, ...]:
     model, (major, minor) = gpu.model, gpu.model.compute_capability
     mig = (int(gpu.mig_enabled), model.compute_slices) if model.mig_profiles else (None, None)
-    identity = (gpu.index, gpu.serial, gpu.uuid, gpu.minor, gpu.pci_bus_id)
-    return (model.name, "NVIDIA", *identity, model.vbios, *model.inforom, major << 16 | minor, *mig)
+    identity = (gpu.index, gpu.serial, gpu.uuid, gpu.minor, gpu.pci_bus_id, model.vbios)
+    abilities = (major << 16 | minor, 0, 1, int(model.gpm), *mig)
+    return (model.name, "NVIDIA", *identity, *model.inforom, *abilities)
 
 
 def _of_gpu(gpu: GpuTruth, field_id: int) -> Value | None:
