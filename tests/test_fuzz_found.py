@@ -132,10 +132,12 @@ def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_other
     assert message.gpus[0].values == {**told.gpus[0].values, Field.GPU_TEMP: 54}
 
 
-@pytest.mark.parametrize("key", ["index", "memory"])
-def test_an_identity_with_a_number_beyond_all_is_garbled(key: str) -> None:
-    body = json.loads(wire.encode(reading(0.0, gpus())))
-    body["gpus"][0][key] = 10**400
+@pytest.mark.parametrize("name", ["index", "memory_total_bytes"])
+def test_an_identity_with_a_number_beyond_all_is_garbled(name: str) -> None:
+    told = reading(0.0, gpus())
+    body = json.loads(wire.encode(told))
+    identity = body["gpus"][0]["gpu"]
+    identity[identity.index(getattr(told.gpus[0].gpu, name))] = 10**400
     with pytest.raises(SourceError, match="too large for a number"):
         wire.decode(json.dumps(body).encode())
 
