@@ -165,7 +165,7 @@ class Checks:
             self.metered_until[uuid] = max(one.end, until)
             portions_of_gpu = by_gpu.pop(uuid, [])
             self._interval(one, portions_of_gpu, agent, expected)
-            # While it is not known who holds it, no holder was seen busy: an idle clock neither counts nor restarts.
+            # While its holders are unknown, no holder is seen busy: an idle clock neither counts nor restarts.
             if any(portion.pod for portion in portions_of_gpu):
                 expected.watched[uuid] = self._watched(expected.watched.get(uuid, ()), one)
         for gpu in reading.gpus:

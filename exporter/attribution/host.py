@@ -128,10 +128,10 @@ class Tenant:
 
 
 class TenantSource(ABC):
-    """Who holds what where no kubelet says it, in the form of a kubelet's answer; and everybody who was in one lately.
+    """Holders without a kubelet, in the form of a kubelet's answer, and all recent holders.
 
     Args:
-        resource: Resource name of what is held by processes.
+        resource: Resource name of devices that processes hold.
         proc_root: The host's ``/proc``, or where it is mounted.
         unnamed_problem: Says why tenants cannot be named and how to fix it, after the names of their GPUs.
     """
@@ -310,7 +310,7 @@ _INFRASTRUCTURE = frozenset(
 
 
 class HostUsers(TenantSource):
-    """Keeps who holds what on a host without a workload manager.
+    """Tracks the holders of devices on a host without a workload manager.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.

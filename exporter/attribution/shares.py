@@ -45,7 +45,7 @@ class Declared:
         """
         whole = self.of_bytes or device_bytes
         part = max(self.memory_bytes / whole if whole else 0.0, self.ratio)
-        if part <= 0:  # nothing limits it, or nothing tells of what it is a part
+        if part <= 0:  # no limit, or the whole that it is a part of is unknown
             return 1.0, True
         return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not whole)
 

@@ -84,7 +84,7 @@ _SLUID = re.compile(r"slurmstepd\.scope/s[0-9A-Z]{8,32}(?=/|$)", re.ASCII | re.M
 
 
 class SlurmJobs(TenantSource):
-    """Keeps who holds what on a node of Slurm's.
+    """Tracks the holders of the devices of a Slurm node.
 
     Args:
         mapping_dir: Directory of files ``0`` or ``2.1`` (index of a GPU, id of a GPU instance) with a job's id per

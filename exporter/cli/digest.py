@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _EPILOG = (
     "Exit code: 0 for a digest that is whole; 1 if nothing can be read or the webhook does not take it; 2 for a wrong"
-    " flag; 3 for one that is not whole: its last section tells what is missing. See docs/cost.md."
+    " flag; 3 for one that is not whole: its last section lists what is missing. See docs/cost.md."
 )
 
 

@@ -19,7 +19,7 @@ MOST_FIGURE = 1e15
 """Seconds, joules or money: more than any fleet has. Sums of any number of such figures stay finite."""
 
 Dimension: TypeAlias = str
-"""What lines can be told apart by: a field of ``LineKey``, or ``label:KEY``. ``workload`` needs namespace and kind."""
+"""Dimension of a line: a field of ``LineKey``, or ``label:KEY``. ``workload`` needs namespace and kind."""
 LABEL = "label:"
 """Begins the dimension of one cost label: ``label:project``."""
 OTHER = "__other__"

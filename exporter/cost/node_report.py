@@ -158,7 +158,7 @@ _KEYS: Mapping[By, Callable[[Line], _Key]] = {
 
 
 def summed(report: NodeReport, by: By) -> NodeReport:
-    """The report's lines summed by ``by``; time without an owner stays apart, and by model where models are told."""
+    """The report's lines summed by ``by``; time without an owner stays apart, and by model where models are known."""
 
     def key(line: Line) -> _Key:
         if line.owner in APART and by != "owner":

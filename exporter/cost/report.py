@@ -240,7 +240,7 @@ _NOTHING = Figures()
 
 
 def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
-    """What a ledger must be told apart by for a report: a workload is one only with its namespace and kind.
+    """Dimensions that a report needs of a ledger: a workload is one only with its namespace and kind.
 
     Of cost labels it has all, so that who asks for one that does not occur can be told which there are.
     """
@@ -275,7 +275,7 @@ def make_report(
 
     Args:
         ledger: At ``dimensions_of(by)`` or finer.
-        by: What lines are told apart by.
+        by: Dimensions of the lines.
         filters: What is asked for; of dimensions that the ledger does not have its source has kept them.
         share_idle: See ``spread``.
         share_unallocated: See ``spread``.

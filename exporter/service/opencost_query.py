@@ -65,7 +65,7 @@ PARTS: Mapping[str, Property] = {
     "label:team": _TEAM,
     **{kind: _of_kind(kind) for kind in ("deployment", "statefulset", "daemonset", "job")},
 }
-"""What rows can be told apart by, besides labels."""
+"""Dimensions of rows, in addition to labels."""
 _LACKING = frozenset({"pod", "container", "service", "department", "environment", "owner", "product"})
 _NOT_RECORDED = Property(None, lambda _: "")
 
@@ -251,7 +251,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _WINDOW,
     Parameter(
         name="aggregate",
-        about="What rows are told apart by, separated by commas. The ledger does not record pods, containers, services,"
+        about="Dimensions of the rows, separated by commas. The ledger does not record pods, containers, services,"
         f" annotations, and labels that the agents do not take: every owner is {NOBODY} in them, and warning says so.",
         parse=_aggregate,
         allowed=f"{', '.join(PARTS)}, label:KEY",

@@ -27,7 +27,7 @@ class Subject:
 
     title: str
     by: tuple[Dimension, ...]
-    """What its lines are told apart by, and what is known of them besides."""
+    """Dimensions of its lines, and other facts about them."""
     name: Dimension
     """What a line is called by."""
 

@@ -230,7 +230,7 @@ WINDOW = Parameter(
 )
 BY = Parameter(
     name="by",
-    about="What lines are told apart by, separated by commas; empty: one line for all that is held.",
+    about="Dimensions of the lines, separated by commas; empty: one line for all held devices.",
     parse=_dimensions,
     allowed=f"{', '.join(DIMENSIONS)}, label:KEY",
     default="namespace",

@@ -80,10 +80,10 @@ def alone(fields: Iterable[Field]) -> frozenset[Field]:
 
 
 def is_profiling(field_id: int) -> bool:
-    """Tell whether a field is measured by the profiling module or GPM."""
+    """Return whether a field is measured by the profiling module or GPM."""
     return field_id in PROFILING
 
 
 def is_slow(field: Field) -> bool:
-    """Tell whether a field changes so rarely that every few samples are enough, as with NVML."""
+    """Return whether a field changes so rarely that every few samples are enough, as with NVML."""
     return field not in _FAST and not field.only_dcgm and not is_profiling(field)
