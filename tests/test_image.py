@@ -202,7 +202,7 @@ def test_a_mounted_socket_file_is_dead_after_a_restart_of_the_kubelet_and_the_ag
     with agent(images, driver, mounts={kubelet.socket: f"{place}:ro"}) as one:
         one.until(lambda page: matching(page, "gpu_pod_info", pod_name="train-0"), "a pod")
         kubelet.restart()
-        line = one.said("nobody listens on")
+        line = one.said("no process listens on")
         assert f"{place}: the kubelet is stopped, or its socket file was mounted instead of the directory" in line
         one.until(is_measured, "both GPUs")
 

@@ -216,7 +216,6 @@ async def test_attribution_finds_the_holders_and_shares_of_every_shipped_scenari
             {(held.device_uuid, held.namespace, held.pod, held.container): held.share_ratio for held in node.holders}
         )
         assert found.unresolved == ()
-    await client.close()
     await kubelet.stop()
 
 

@@ -54,7 +54,6 @@ async def test_kubelet_and_files_of_a_node_tell_the_scenarios_truth(tmp_path: Pa
     try:
         allocations = await client.fetch(now)
     finally:
-        await client.close()
         await node.stop()
     truth = node.truth()
     told = {(c.namespace, c.pod, c.container, i) for c in allocations.containers for d in c.devices for i in d.ids}
@@ -76,7 +75,6 @@ async def test_the_child_of_a_node_reads_what_the_scenario_says_and_the_join_fin
         reading = (await readings(node, tmp_path, 4))[-1]
         allocations = await client.fetch(reading.taken_at_seconds)
     finally:
-        await client.close()
         await node.stop()
     truth = node.truth()
     assert [gpu.gpu.uuid for gpu in reading.gpus] == [gpu.uuid for gpu in truth.gpus]

@@ -22,6 +22,6 @@ if [ -d plotly ]; then find plotly -type f ! -path plotly/__init__.py ! -name pl
 
 # A base that lacks what their libraries need, as libstdc++, is refused here and not on a node; and so is a package that needs what was
 # taken from it.
-"$home/bin/python" -c 'import aiohttp, bcrypt, google.protobuf, grpc, pynvml, sqlite3, ssl, yaml
+"$home/bin/python" -c 'import aiohttp, bcrypt, google.protobuf, grpc, h2, pynvml, sqlite3, ssl, yaml
 import kubernetes.aio.client.api_client, kubernetes.aio.config.incluster_config, kubernetes.aio.config.kube_config'
 if [ -d plotly ]; then "$home/bin/python" -c 'from exporter.service.responses import assets; assets()'; fi

@@ -261,8 +261,6 @@ async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None
         allocations = await client.fetch(around.wall())
     except AttributionError as error:
         return fail("kubelet", str(error), ""), None
-    finally:
-        await client.close()
     took = (around.monotonic() - start) * 1000
     cause = f"{config.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
     if own_pod() is None and not (allocations.containers or allocations.other_containers):

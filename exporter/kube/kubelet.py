@@ -2,20 +2,21 @@
 
 import asyncio
 import os
-import socket
-import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-import grpc
-import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
+from h2.exceptions import ProtocolError
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, telling
 from exporter.errors import AttributionError
@@ -82,45 +83,33 @@ def _add_field(message: descriptor_pb2.DescriptorProto, spec: str, schema: Mappi
         message.oneof_decl.add(name=f"_{name}")
 
 
-_CONNECT_SECONDS = 0.2
 LONGEST_PATH_BYTES = 107
 FIX_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
 
 
-def check(path: str) -> None:
-    """Look whether somebody listens on the kubelet's socket.
-
-    Args:
-        path: Of the socket.
-
-    Raises:
-        AttributionError: ``no_socket``, ``not_a_socket``, ``no_permission``, ``refused`` or ``bad_path``, with how to
-            fix it. Nothing is raised where a connection is accepted, or a busy listener does not come to it.
-    """
-    try:
-        if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise AttributionError("not_a_socket", f"{path} is not a socket; {FIX_PATH}")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(_CONNECT_SECONDS)
-            probe.connect(path)
-    except FileNotFoundError as error:
-        raise AttributionError("no_socket", _missing(path)) from error
-    except PermissionError as error:
-        raise AttributionError(
-            "no_permission",
-            f"no permission for {path}: run as user 0 (no capability is needed), and under SELinux as a type that may"
-            " connect to the kubelet",
-        ) from error
-    except ConnectionRefusedError as error:
-        raise AttributionError(
-            "refused",
-            f"nobody listens on {path}: the kubelet is stopped, or its socket file was mounted instead of the"
-            " directory and is left over from before a restart",
-        ) from error
-    except (TimeoutError, BlockingIOError):
-        pass  # it exists, and is too busy to accept
-    except (OSError, ValueError) as error:  # a name too long for a socket, a file on the way, a NUL
-        raise AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}") from error
+def _unreachable(path: str, error: Exception) -> AttributionError:
+    """Explain why a call to the kubelet's socket failed, with how to fix it."""
+    reason, text = "bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}"  # a file on the way, a NUL
+    match error:
+        case OSError() if (length := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
+            text = f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {FIX_PATH}"
+        case FileNotFoundError() if Path(path).parent.is_dir():
+            reason, text = "no_socket", f"no kubelet socket at {path}: start the kubelet, or {FIX_PATH}"
+        case FileNotFoundError():
+            missing = f"no directory for the kubelet socket {path}"
+            reason, text = "no_socket", f"{missing}: mount the directory, never the socket file, and {FIX_PATH}"
+        case PermissionError():
+            fix = "run as user 0 (no capability is needed), and under SELinux as a type that may connect to the kubelet"
+            reason, text = "no_permission", f"no permission for {path}: {fix}"
+        case ConnectionRefusedError() if not Path(path).is_socket():
+            reason, text = "not_a_socket", f"{path} is not a socket; {FIX_PATH}"
+        case ConnectionRefusedError():
+            cause = "its socket file was mounted instead of the directory and is left over from before a restart"
+            reason, text = "refused", f"no process listens on {path}: the kubelet is stopped, or {cause}"
+        case ConnectionError() | EOFError() | ProtocolError():
+            broken = "accepts and breaks off: the kubelet is restarting, or this is not its socket"
+            reason, text = "unavailable", f"{path} {broken}; {FIX_PATH}"
+    return AttributionError(reason, text)
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -135,43 +124,17 @@ def identity(path: str) -> tuple[int, int] | None:
     return found.st_ino, found.st_ctime_ns
 
 
-def check_length(path: str) -> None:
-    """Refuse a path that no unix socket can have; gRPC would complain of it on stderr.
-
-    Raises:
-        AttributionError: ``bad_path``.
-    """
-    length = len(os.fsencode(path))
-    if length > LONGEST_PATH_BYTES:
-        raise AttributionError(
-            "bad_path", f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {FIX_PATH}"
-        )
-
-
-def _missing(path: str) -> str:
-    if Path(path).parent.is_dir():
-        return f"no kubelet socket at {path}: start the kubelet, or {FIX_PATH}"
-    return f"no directory for the kubelet socket {path}: mount the directory, never the socket file, and {FIX_PATH}"
-
-
-# grpc reads both once, when it is imported: its fork handlers would hinder our child processes.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-
 DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number")
 DEADLINE_SECONDS = 2.0
 RECEIVE_LIMIT_BYTES = 32 << 20
+_READ_BYTES = 256 << 10
+_TOO_LARGE = (
+    f"kubelet's answer on {{path}} is over the limit of {RECEIVE_LIMIT_BYTES >> 20} MiB: a device plugin of this node"
+    " lists far too many ids (one per MiB?); make its unit larger"
+)
 LONGEST_WAIT_SECONDS = 10.0
 """One call in so long burdens nobody, and a recovered kubelet's answer must not be long in coming."""
 LEAST_RETRY_SECONDS = 1.0
-_OPTIONS = (
-    ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
-    # Without these an outage of some seconds lasts seconds longer for us than for the kubelet.
-    ("grpc.initial_reconnect_backoff_ms", 250),
-    ("grpc.min_reconnect_backoff_ms", 250),
-    ("grpc.max_reconnect_backoff_ms", 5000),
-)
 _MESSAGES = build_messages()
 # A kubelet that is gone costs nothing to look for, and must be found again soon; one that suffers is left in peace.
 _CHEAP_REASONS = frozenset(
@@ -262,8 +225,72 @@ class Completeness:
         return ""
 
 
+_STATUSES = (
+    "OK CANCELLED UNKNOWN INVALID_ARGUMENT DEADLINE_EXCEEDED NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED"
+    " RESOURCE_EXHAUSTED FAILED_PRECONDITION ABORTED OUT_OF_RANGE UNIMPLEMENTED INTERNAL UNAVAILABLE DATA_LOSS"
+    " UNAUTHENTICATED"
+)
+"""Names of gRPC's status codes, by number. Source: doc/statuscodes.md of the gRPC project."""
+
+
+async def _unary_call(path: str, method: str) -> bytes:
+    """Make one unary gRPC call with an empty request, on a connection of its own.
+
+    A connection per call has no memory of an outage. It also needs no threads: the gRPC library keeps up to 16, which
+    wake up 30 times a second, and ends the process where the node has no free process id.
+
+    Returns:
+        The answer, still encoded.
+
+    Raises:
+        OSError: the socket cannot be connected to.
+        AttributionError: the server refused the call, or its answer is over ``RECEIVE_LIMIT_BYTES``.
+        ProtocolError, EOFError: the server does not speak gRPC, or ended the connection within the answer.
+    """
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        connection = H2Connection(H2Configuration(header_encoding="utf-8"))
+        connection.initiate_connection()
+        names = (":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", method)
+        connection.send_headers(1, [*names, ("te", "trailers"), ("content-type", "application/grpc")])
+        connection.send_data(1, b"\0\0\0\0\0", end_stream=True)  # not compressed, length 0
+        headers: dict[str, str] = {}
+        answer = bytearray()
+        while True:
+            writer.write(connection.data_to_send())
+            received = await reader.read(_READ_BYTES)
+            if not received:
+                raise EOFError
+            for event in connection.receive_data(received):
+                match event:
+                    case ResponseReceived() | TrailersReceived():
+                        headers.update({str(name): str(value) for name, value in event.headers or ()})
+                    case DataReceived():
+                        answer += event.data or b""
+                        connection.acknowledge_received_data(event.flow_controlled_length or 0, 1)
+                        if max(len(answer), int.from_bytes(answer[1:5])) > RECEIVE_LIMIT_BYTES:
+                            raise AttributionError("too_large", _TOO_LARGE.format(path=path))
+                    case StreamReset():
+                        raise EOFError
+                    case StreamEnded():
+                        return _message(path, headers, bytes(answer))
+    finally:
+        writer.transport.abort()
+
+
+def _message(path: str, headers: Mapping[str, str], answer: bytes) -> bytes:
+    """Return the message of a complete answer; raise what its status says."""
+    code = headers.get("grpc-status", "")
+    if not code.isdecimal():
+        raise ProtocolError(f"no status of a call, HTTP {headers.get(':status')}")
+    if status := int(code):
+        name = dict(enumerate(_STATUSES.split())).get(status, "UNKNOWN")
+        raise _refusal(name, " ".join(unquote(headers.get("grpc-message", "")).split())[:200], path)
+    return answer[5:]
+
+
 class KubeletClient:
-    """One channel to the kubelet, for the life of the process.
+    """Reads who holds which device from the kubelet; keeps no connection.
 
     Args:
         socket_path: Of the kubelet's socket; it need not exist yet.
@@ -287,7 +314,6 @@ class KubeletClient:
         self._path = os.path.abspath(socket_path)  # noqa: PTH100 - resolve() would follow links that may change later
         self._resources = tuple(resources)
         self._deadline_seconds = deadline_seconds
-        self._channel: grpc.aio.Channel | None = None
         self._allocatable: tuple[DeviceIds, ...] | None = None
         self.allocatable_error: AttributionError | None = None
         """Why the last ``fetch`` had to repeat the advertised devices from an earlier one."""
@@ -324,26 +350,17 @@ class KubeletClient:
             answered_at_seconds=now, containers=containers, allocatable=self._allocatable, other_containers=others
         )
 
-    async def close(self) -> None:
-        """Close the channel."""
-        if self._channel is not None:
-            await self._channel.close(grace=None)
-            self._channel = None
-
     async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
         try:
-            raw = await self._once(method, wait=False)
-        except grpc.aio.AioRpcError as error:
-            problem = self._explain(error)
-            if problem.reason != "unavailable":
-                raise problem from error
-            # Something listens: the error is the channel's memory of an outage, or the stream broke in a restart.
-            try:
-                raw = await self._once(method, wait=True)
-            except grpc.aio.AioRpcError as again:
-                # With wait_for_ready a server that speaks no gRPC is waited for until the deadline: say the first.
-                explained = self._explain(again)
-                raise (problem if explained.reason == "deadline" else explained) from again
+            async with asyncio.timeout(self._deadline_seconds):
+                raw = await _unary_call(self._path, method)
+        except TimeoutError as error:
+            raise AttributionError(
+                "deadline",
+                f"kubelet accepts on {self._path} and did not answer within {self._deadline_seconds:g} s; see its log",
+            ) from error
+        except (OSError, EOFError, ProtocolError, ValueError) as error:
+            raise _unreachable(self._path, error) from error
         try:
             message: Message = _MESSAGES[answer].FromString(raw)
         except DecodeError as error:
@@ -353,24 +370,6 @@ class KubeletClient:
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
         return message
-
-    async def _once(self, method: str, *, wait: bool) -> bytes:
-        if self._channel is None:
-            check_length(self._path)
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
-        # Without a deserialiser: grpc would turn what it cannot read into a status of its own.
-        call: Any = self._channel.unary_unary(method, request_serializer=None, response_deserializer=None)
-        raw: bytes = await call(b"", timeout=self._deadline_seconds, wait_for_ready=wait)
-        return raw
-
-    def _explain(self, error: grpc.aio.AioRpcError) -> AttributionError:
-        details = " ".join((error.details() or "").split())[:200]
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            try:
-                check(self._path)
-            except AttributionError as cause:
-                return cause
-        return _problem(error.code(), details, self._path, self._deadline_seconds)
 
     def _containers(
         self,
@@ -415,7 +414,7 @@ class KubeletPoller:
     """Keeps the kubelet's last good answer, and says why there is no newer one.
 
     Args:
-        client: Of the kubelet; closed at the end of ``run``.
+        client: Of the kubelet.
         interval_seconds: Between two questions while all is well.
         clock: Unix time now.
     """
@@ -436,12 +435,9 @@ class KubeletPoller:
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        try:
-            while True:
-                wait_seconds = await self.poll()
-                await asyncio.sleep(wait_seconds)
-        finally:
-            await self._client.close()
+        while True:
+            wait_seconds = await self.poll()
+            await asyncio.sleep(wait_seconds)
 
     async def poll(self) -> float:
         """Ask once.
@@ -487,32 +483,18 @@ def _claims(dynamic: Any) -> tuple[ClaimedDevice, ...]:  # noqa: ANN401 - as Kub
     )
 
 
-def _problem(code: grpc.StatusCode, details: str, path: str, deadline_seconds: float) -> AttributionError:
-    text = details.lower()
-    match code:
-        case grpc.StatusCode.UNAVAILABLE:
-            fix = f"the kubelet is restarting, or this is not its socket; {FIX_PATH}"
-            problem = AttributionError("unavailable", f"{path} accepts and breaks off: {fix}")
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            late = f"did not answer within {deadline_seconds:g} s; see its log"
-            problem = AttributionError("deadline", f"kubelet accepts on {path} and {late}")
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if "rate limit" in text:
-            problem = AttributionError(
+def _refusal(status: str, details: str, path: str) -> AttributionError:
+    match status:
+        case "RESOURCE_EXHAUSTED" if "rate limit" in details.lower():
+            return AttributionError(
                 "rate_limited",
                 f"kubelet refused a call on {path}: its limit of 100 calls/s is used up by all clients of the socket"
                 " together; find the one that polls too often (CNI, topology or other GPU exporters)",
             )
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
-            problem = AttributionError(
-                "too_large",
-                f"kubelet's answer on {path} is over the limit of {RECEIVE_LIMIT_BYTES >> 20} MiB: a device plugin of"
-                " this node lists far too many ids (one per MiB?); make its unit larger",
-            )
-        case grpc.StatusCode.UNIMPLEMENTED:
+        case "UNIMPLEMENTED":
             missing = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
-            problem = AttributionError("unimplemented", missing)
-        case grpc.StatusCode.UNKNOWN if "disabled" in text:
-            problem = AttributionError("unimplemented", f"kubelet has this method switched off: {details}")
+            return AttributionError("unimplemented", missing)
+        case "UNKNOWN" if "disabled" in details.lower():
+            return AttributionError("unimplemented", f"kubelet has this method switched off: {details}")
         case _:
-            problem = AttributionError("kubelet_error", f"kubelet answered {code.name} on {path}: {details}")
-    return problem
+            return AttributionError("kubelet_error", f"kubelet answered {status} on {path}: {details}")

@@ -346,7 +346,7 @@ static int next_event(struct event_set *set, struct event_data *out) {
 
 int nvmlEventSetWait_v2(struct event_set *set, struct event_data *out, unsigned timeout_ms) {
     ENTER();
-    const unsigned step_ms = 100;
+    const unsigned step_ms = 250; // a real driver sleeps until there is an event
     for (unsigned waited_ms = 0;; waited_ms += step_ms) {
         if (next_event(set, out)) return OK;
         if (waited_ms >= timeout_ms) return TIMEOUT;

@@ -155,13 +155,15 @@ class EventWatch:
             self._errors.append("events_not_freed")
 
     def _wait(self, event_set: Any, uuids: Mapping[int, str]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        began = self._monotonic()
         try:
             data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
         except pynvml.NVMLError as error:
             if library.code_of(error) != library.TIMEOUT:
                 raise
             # A driver that answers "timeout" without waiting must not make this a busy loop.
-            self._renewed.wait(_PAUSE_SECONDS)
+            if self._monotonic() - began < _PAUSE_SECONDS:
+                self._renewed.wait(_PAUSE_SECONDS)
             return
         uuid = uuids.get(library.address(data.device))
         if data.eventType == _MIG_CHANGE:
