@@ -4,7 +4,6 @@ import ctypes
 import re
 from collections.abc import Sequence
 
-import grpc.aio
 from fuzz_page import NOW, gpus, lived, node, reading
 from fuzz_targets import Scratch, require, require_finite, target
 
@@ -33,19 +32,18 @@ _PLACED = ContainerAllocation(
 
 
 class _FedKubelet(KubeletClient):
-    """The client with answers put in where gRPC gives them."""
+    """The client with answers put in where the socket gives them."""
 
     def __init__(self, listed: bytes, allocatable: bytes | None) -> None:
         super().__init__("/run/kubelet.sock")
         self._listed = listed
         self._allocatable_answer = allocatable
 
-    async def _once(self, method: str, *, wait: bool) -> bytes:  # noqa: ARG002 - nothing is waited for
+    async def _once(self, method: str) -> bytes:
         if method == LIST_METHOD:
             return self._listed
         if self._allocatable_answer is None:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, nothing, nothing, "not there")
+            raise AttributionError("unimplemented", "not there")
         return self._allocatable_answer
 
 

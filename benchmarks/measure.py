@@ -13,7 +13,8 @@ import page_map
 import scrapes
 
 READY_SECONDS = 60.0
-WARM_UP_SECONDS = 5.0
+WARM_UP_SECONDS = 12.0
+"""In its first ten seconds the agent also makes up for its start: first lists, first save, first collections."""
 SCRAPES, PAUSE_SECONDS = 200, 0.02
 
 

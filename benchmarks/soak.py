@@ -248,7 +248,6 @@ async def soak(days: float, settings: virtual_node.Settings, figures: Figures, *
         if before is not None:
             for line in _traced().compare_to(before, "lineno")[:15]:
                 print(line)
-    await client.close()
     await runner.cleanup()
     await server.stop()
     show(figures, world, agent, days)

@@ -262,7 +262,6 @@ async def replay(loaded: scenario.Scenario, times: Sequence[float], directory: P
             page = render(families(snapshot, options), openmetrics=False).decode()
             compare(shown_on(page), truth, tally)
     finally:
-        await client.close()
         await server.stop()
 
 

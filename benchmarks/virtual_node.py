@@ -128,8 +128,7 @@ class Told(KubeletClient):
         self._has_answered = False
         self.trouble = ""
 
-    async def _once(self, method: str, *, wait: bool) -> bytes:
-        del wait
+    async def _once(self, method: str) -> bytes:
         if self.trouble == "garbage":
             return b"\xff\xfe not a message"
         # An agent outside a pod believes a first answer without pods: it has nothing to compare it with.

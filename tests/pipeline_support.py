@@ -323,7 +323,6 @@ async def _made(
     await server.start()
     stack.push_async_callback(server.stop)
     client = KubeletClient(str(directory / "kubelet.sock"), canary=agent.own_pod, deadline_seconds=KUBELET_SECONDS)
-    stack.push_async_callback(client.close)
     metadata = await stack.enter_async_context(api_of(directory, truth, clock)) if with_api else None
     owners = Owners(tenancy=metadata)
     sampled = tuple(_sources(stack, truth, clock, collectors.fields, source))

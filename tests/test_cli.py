@@ -199,14 +199,10 @@ def _follow(process: subprocess.Popen[str], until: str) -> str:
 
 
 def test_a_simulated_node_answers_as_a_kubelet_until_it_is_told_to_end(tmp_path: Path) -> None:
-    from exporter.kube.kubelet import KubeletClient  # noqa: PLC0415 - gRPC is slow to import
+    from exporter.kube.kubelet import KubeletClient  # noqa: PLC0415 - protobuf is slow to import
 
     async def ask(path: str) -> int:
-        client = KubeletClient(path)
-        try:
-            return len((await client.fetch(time.time())).containers)
-        finally:
-            await client.close()
+        return len((await KubeletClient(path).fetch(time.time())).containers)
 
     with subprocess.Popen(
         [*PROGRAM, "simulate", "node", "demo", "--dir", str(tmp_path / "node")], stdout=subprocess.PIPE, text=True

@@ -84,7 +84,7 @@ def divide(
         known: Looks up pods.
         now: Monotonic clock, in seconds.
     """
-    split = split_activity(judgement.activity, holders, _samples(matched, values) if matched else None)
+    split = split_activity(judgement.activity, holders, _samples(matched, values, len(holders)) if matched else None)
     sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
     memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
     pods: list[PodUse] = []
@@ -123,8 +123,10 @@ def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[f
     return least / holder.device_share_ratio, most / holder.device_share_ratio
 
 
-def _samples(matched: Matched, values: Mapping[Field, int | float]) -> list[SampledUse] | None:
+def _samples(matched: Matched, values: Mapping[Field, int | float], holder_count: int) -> list[SampledUse] | None:
     """Return what the processes were sampled to use; ``None`` where that does not divide the device's activity."""
+    if holder_count == 1 and not matched.unattributed:
+        return None  # all of it is the holder's
     processes = [process for bucket in matched.buckets for process in bucket.processes]
     if matched.by_mps or not samples_cover(values, processes):
         return None
@@ -245,8 +247,7 @@ class Viewer:
             shares = instance_parts(gpu.gpu, [part.instance for part in gpu.instances])
         yield self._view(gpu, None, own, attribution, xids, now)
         for part, judgement in parts:
-            view = self._view(gpu, part, judgement, attribution, xids, now)
-            yield replace(view, share_ratio=shares[part.instance.uuid].ratio)
+            yield self._view(gpu, part, judgement, attribution, xids, now, shares[part.instance.uuid].ratio)
 
     def _judge(self, gpu: GpuReading, part: MigReading | None, reading: Reading, *, new: bool) -> Judgement:
         """Judge a GPU or one of its instances, once per reading."""
@@ -276,6 +277,7 @@ class Viewer:
         attribution: Attribution,
         xids: XidRecords,
         now: float,
+        share_ratio: float = 1.0,
     ) -> DeviceView:
         uuid = part.instance.uuid if part else gpu.gpu.uuid
         values = part.values if part else gpu.values
@@ -289,6 +291,7 @@ class Viewer:
         return DeviceView(
             gpu=gpu.gpu,
             instance=part.instance if part else None,
+            share_ratio=share_ratio,
             state=gpu.state,
             reason=gpu.reason,
             values=values,

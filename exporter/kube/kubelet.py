@@ -352,8 +352,7 @@ class KubeletClient:
 
     async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
         try:
-            async with asyncio.timeout(self._deadline_seconds):
-                raw = await _unary_call(self._path, method)
+            raw = await self._once(method)
         except TimeoutError as error:
             raise AttributionError(
                 "deadline",
@@ -370,6 +369,10 @@ class KubeletClient:
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
         return message
+
+    async def _once(self, method: str) -> bytes:
+        async with asyncio.timeout(self._deadline_seconds):
+            return await _unary_call(self._path, method)
 
     def _containers(
         self,
