@@ -221,9 +221,8 @@ class Divider:
             else:
                 lost.add(left, ratio)
         if covered < 1 - DUST:  # slices of no instance, or of one that the driver does not describe
-            hides = views[0].lacks_instances
-            rest = lost if hides and not views[0].rest_is_free else free
-            rest.add(1 - covered, 0.0 if up and not hides else None)
+            rest = free if views[0].rest_is_free else lost
+            rest.add(1 - covered, 0.0 if up and rest is free and not views[0].lacks_instances else None)
         mode = mode_of_rest(views)
         parts += [
             rest.part(gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))

@@ -296,7 +296,7 @@ class Viewer:
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
             pods=use.pods,
-            rest_is_free=not attribution.unresolved or not is_doubtful(attribution, uuid, gpu),
+            rest_is_free=not is_doubtful(attribution, uuid, gpu),
             lacks_instances=part is None and gpu.lacks_instances,
             unattributed_activity_ratio=use.unattributed_activity_ratio if known and not partitioned else None,
             unattributed_memory_bytes=use.unattributed_memory_bytes if known else None,
