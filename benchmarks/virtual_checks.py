@@ -236,6 +236,9 @@ class Checks:
                     share = self.world.known[held[key]].unit.share
                     self.hold("share", what, true=portion.allocated_seconds <= share * one.seconds + 1e-9)
                 self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
+        if age > EXPIRY_SECONDS + 5:  # or the kubelet has never answered
+            what = f"{one.uuid}: {free} s free; answer {age:.0f} s old"
+            self.hold("no held time is Unallocated", what, true=free == 0)
         if one.seen and age <= EXPIRY_SECONDS - 5 and kubelet.latest is not None:
             shares = sum(
                 self.world.known[uid].unit.share

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from agent_support import running_agent
-from join_support import NOW
+from join_support import NOW, instance, mig_uuid
 from test_join import gpu, gpu_uuid, held, replicas_of
 from test_metering import ML, seconds, shown, started
 
@@ -15,19 +15,32 @@ from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Allocations, DeviceIds, Field, GpuReading, Reading
+from exporter.model import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Allocations,
+    ContainerAllocation,
+    DeviceIds,
+    Field,
+    GpuReading,
+    MigReading,
+    Reading,
+)
 
 HOLDERS = (held("a", f"{gpu_uuid(0)}::0"), held("b", f"{gpu_uuid(0)}::1"))
+WHOLE = GpuReading(gpu=gpu(0), values={Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 90})
+IN_PARTS = GpuReading(gpu=gpu(0, mig=True), instances=tuple(MigReading(instance=instance(one)) for one in (1, 2)))
+"""Two instances of a seventh each; five sevenths are in none."""
 
 
 class Answers:
     """The kubelet's answers, given by hand."""
 
-    def __init__(self, *advertised: str) -> None:
+    def __init__(self, *advertised: str, holders: tuple[ContainerAllocation, ...] = HOLDERS) -> None:
         self.problem, self.errors = "", dict[str, int]()
         self.latest = Allocations(
             answered_at_seconds=NOW,
-            containers=HOLDERS,
+            containers=holders,
             allocatable=(DeviceIds(resource="nvidia.com/gpu", ids=advertised),),
         )
 
@@ -42,13 +55,12 @@ def attributor(nowhere: Path, metering: Metering, *advertised: str) -> Attributo
     )
 
 
-def live(metering: Metering, made: Attributor, first: float, last: float) -> None:
-    """Let the agent sample a GPU that is busy."""
+def live(metering: Metering, made: Attributor, first: float, last: float, seen: GpuReading = WHOLE) -> None:
+    """Let the agent sample a GPU."""
     viewer = Viewer(attributor=made, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
     steady = first
     while steady <= last:
-        busy = GpuReading(gpu=gpu(0), values={Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 90})
-        reading = Reading(source="nvml", taken_at_seconds=NOW + steady, duration_seconds=0.0, gpus=(busy,))
+        reading = Reading(source="nvml", taken_at_seconds=NOW + steady, duration_seconds=0.0, gpus=(seen,))
         views = viewer.views(reading, made.join(reading, NOW + steady, steady), {}, steady)
         metering.observe(views, sampled_steady=steady, now=NOW + steady, steady=steady)
         metering.save_now(NOW + steady, steady)
@@ -71,12 +83,27 @@ def test_holders_of_a_gpu_that_became_unhealthy_pay_for_what_they_hold(tmp_path:
     assert sum(seconds(shown(metering, 30.0), UNALLOCATED)) == pytest.approx(20.0 * 2 / 4)
 
 
-def test_a_shared_gpu_that_was_never_advertised_is_nobodys_for_sure_and_not_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seen", [WHOLE, IN_PARTS], ids=["as listed", "in MIG mode since"])
+def test_a_shared_gpu_that_was_never_advertised_is_nobodys_for_sure_and_not_free(
+    tmp_path: Path, seen: GpuReading
+) -> None:
     metering = started(tmp_path)
-    live(metering, attributor(tmp_path / "no", metering), 0.0, 10.0)
+    live(metering, attributor(tmp_path / "no", metering), 0.0, 10.0, seen)
     metering.save_now(NOW, 30.0, last=True)
     assert sum(seconds(shown(metering, 30.0), UNATTRIBUTED)) == pytest.approx(10.0)
     assert sum(seconds(shown(metering, 30.0), ML)) == sum(seconds(shown(metering, 30.0), UNALLOCATED)) == 0
+
+
+def test_an_expired_answer_leaves_no_slice_of_a_partitioned_gpu_free(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    made = attributor(tmp_path / "no", metering)
+    made.kubelet = Answers(holders=(held("a", mig_uuid(1)),))
+    live(metering, made, 0.0, 80.0, IN_PARTS)
+    metering.save_now(NOW, 90.0, last=True)
+    view = shown(metering, 90.0)
+    assert sum(seconds(view, ML)) == pytest.approx(60.0 / 7)
+    assert sum(seconds(view, UNALLOCATED)) == pytest.approx(60.0 * 6 / 7), "free while the answer counts"
+    assert sum(seconds(view, UNATTRIBUTED)) == pytest.approx(20.0)
 
 
 def test_what_is_remembered_outlives_a_driver_that_shows_no_gpu(tmp_path: Path) -> None:

@@ -14,17 +14,16 @@ from exporter.model import (
     DeviceState,
     DeviceView,
     Holder,
+    HolderKey,
     Owner,
     PodAccount,
     PodUse,
     ShareMode,
+    is_other_pod,
 )
 
 DUST = 1e-12
 """Shares below this are rounding."""
-
-SlotKey = tuple[str, str, str, str]
-"""(device uuid, namespace, pod, container)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,8 @@ class Slot:
     """The GPU's lowest power so far, the same in all of its slots."""
 
     @property
-    def key(self) -> SlotKey:
-        """What must be the same for the same container to hold the same device."""
+    def key(self) -> HolderKey:
+        """Container and device."""
         return self.device_uuid, self.namespace, self.pod, self.container
 
 
@@ -118,7 +117,7 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
     A holder before and after had the smaller of its two parts throughout; a part without a holder before and after was
     free. All other parts have an unknown holder, and the use of every part is unknown.
     """
-    held: dict[SlotKey, Slot] = {}
+    held: dict[HolderKey, Slot] = {}
     free_before = 0.0
     for slot in before:
         if slot.pod:
@@ -129,9 +128,7 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
     for part in after.parts:
         if part.pod:
             earlier = held.get(part.slot.key)
-            same = earlier is not None and not (
-                earlier.pod_uid and part.pod.pod_uid and earlier.pod_uid != part.pod.pod_uid
-            )
+            same = earlier is not None and not is_other_pod(earlier.pod_uid, part.pod.pod_uid)
             share = min(part.slot.share_ratio, earlier.share_ratio) if earlier and same else 0.0
         else:
             share = min(part.slot.share_ratio, free_before) if part.slot.account.owner == UNALLOCATED else 0.0
@@ -176,7 +173,7 @@ class Divider:
     """Divides GPUs among their holders; remembers the holders so that the same ones are not described again."""
 
     owner_of: Callable[[Holder], Owner]
-    _known: dict[SlotKey, tuple[Holder, Slot, PodAccount]] = field(default_factory=dict)
+    _known: dict[HolderKey, tuple[Holder, Slot, PodAccount]] = field(default_factory=dict)
 
     def divide(self, views: Sequence[DeviceView]) -> list[Division]:
         """Divide every GPU of a sample.
@@ -221,9 +218,8 @@ class Divider:
             else:
                 lost.add(left, ratio)
         if covered < 1 - DUST:  # slices of no instance, or of one that the driver does not describe
-            hides = views[0].lacks_instances
-            rest = lost if hides and not views[0].rest_is_free else free
-            rest.add(1 - covered, 0.0 if up and not hides else None)
+            rest = free if views[0].rest_is_free else lost
+            rest.add(1 - covered, 0.0 if up and rest is free and not views[0].lacks_instances else None)
         mode = mode_of_rest(views)
         parts += [
             rest.part(gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
@@ -247,9 +243,8 @@ class Divider:
         return GpuPart(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active, estimated=estimated)
 
     def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:
-        key = (view.uuid, holder.namespace, holder.pod, holder.container)
         owner = self.owner_of(holder)
-        known = self._known.get(key)
+        known = self._known.get(holder.key)
         if known is not None:
             of_holder, slot, pod = known
             if of_holder == holder and slot.account.owner == owner and pod.gpu_index == view.gpu.index:
@@ -276,7 +271,7 @@ class Divider:
             container=holder.container,
             pod_uid=holder.pod_uid,
         )
-        self._known[key] = (holder, slot, pod)
+        self._known[holder.key] = (holder, slot, pod)
         return slot, pod
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-HolderKey = tuple[str, str, str, str]
-"""(device uuid, namespace, pod, container)."""
+from exporter.model import HolderKey, is_other_pod
 
 UNMEASURED_SECONDS = 300.0
 """More unmeasured time than this restarts the idle clock. An upgrade of the agent takes less."""
@@ -63,19 +62,13 @@ def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, IdleMemory
     memories: dict[HolderKey, IdleMemory] = {}
     for row in rows:
         device, namespace, pod, container = row["holder"]
-        figures = {name: float(row[name]) for name in _FIGURES}
+        figures: dict[str, Any] = {name: float(row[name]) for name in _FIGURES}
         if not all(isinstance(text, str) for text in (device, namespace, pod, container, row["pod_uid"])):
             raise TypeError(f"not the holder of an idle clock: {row!r}")
         ordered = figures["first_seen"] <= figures["last_seen"]
         if not (ordered and all(0 <= figure < math.inf for figure in figures.values())):
             raise ValueError(f"not the figures of an idle clock: {row!r}")
-        memories[device, namespace, pod, container] = IdleMemory(
-            pod_uid=row["pod_uid"],
-            first_seen=figures["first_seen"],
-            last_seen=figures["last_seen"],
-            idle_seconds=figures["idle_seconds"],
-            unmeasured_seconds=figures["unmeasured_seconds"],
-        )
+        memories[device, namespace, pod, container] = IdleMemory(pod_uid=row["pod_uid"], **figures)
     return memories
 
 
@@ -132,7 +125,7 @@ class IdleClock:
 
     def _memory_of(self, key: HolderKey, now: float, pod_uid: str | None) -> IdleMemory:
         memory = self._memory.get(key)
-        if memory is None or (pod_uid and memory.pod_uid and pod_uid != memory.pod_uid):
+        if memory is None or is_other_pod(memory.pod_uid, pod_uid):
             memory = self._memory[key] = IdleMemory(pod_uid=pod_uid, first_seen=now, last_seen=now)
         memory.pod_uid = memory.pod_uid or pod_uid
         if pod_uid and self._earlier:

@@ -5,7 +5,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.model import Account, Money, Owner, PodAccount, Portion, Price, ShareMode, ShownLedger, Totals
+from exporter.model import (
+    Account,
+    HolderKey,
+    Money,
+    Owner,
+    PodAccount,
+    Portion,
+    Price,
+    ShareMode,
+    ShownLedger,
+    Totals,
+    is_other_pod,
+)
 
 PLAIN = (
     "active_seconds",
@@ -21,20 +33,6 @@ _MOST = 1e300
 
 
 @dataclass(slots=True, kw_only=True)
-class _Purse:
-    """Money in one currency, by state."""
-
-    active: float = 0.0
-    idle: float = 0.0
-    unknown: float = 0.0
-
-    def add(self, paid: "Money | _Purse") -> None:
-        self.active += paid.active
-        self.idle += paid.idle
-        self.unknown += paid.unknown
-
-
-@dataclass(slots=True, kw_only=True)
 class Tally:
     """Sums for an account or a pod; they only grow."""
 
@@ -44,7 +42,8 @@ class Tally:
     energy_joules: float = 0.0
     energy_unknown_seconds: float = 0.0
     unpriced_seconds: float = 0.0
-    purses: dict[str, _Purse] = field(default_factory=dict)
+    money: dict[str, Money] = field(default_factory=dict)
+    """By currency."""
     _totals: Totals | None = None
 
     @property
@@ -71,48 +70,27 @@ class Tally:
         if currency is None:
             self.unpriced_seconds += seconds
         else:
-            self._purse(currency).add(paid)
+            self.money[currency] = self.money[currency] + paid if currency in self.money else paid
         self._totals = None
 
     def plus(self, other: "Tally") -> "Tally":
         """Return the sum of both as a tally of its own."""
-        sums = {name: getattr(self, name) + getattr(other, name) for name in PLAIN}
-        total = Tally(**sums)
-        for one in (self, other):
-            for currency, purse in one.purses.items():
-                total._purse(currency).add(purse)
-        return total
+        total = self.totals() + other.totals()
+        return Tally(**{name: getattr(total, name) for name in PLAIN}, money=dict(total.money))
 
     def totals(self) -> Totals:
         """Return the sums of this moment; the same object until something is added."""
         if self._totals is None:
-            self._totals = Totals(
-                active_seconds=self.active_seconds,
-                idle_seconds=self.idle_seconds,
-                unknown_seconds=self.unknown_seconds,
-                energy_joules=self.energy_joules,
-                energy_unknown_seconds=self.energy_unknown_seconds,
-                unpriced_seconds=self.unpriced_seconds,
-                money={
-                    currency: Money(active=purse.active, idle=purse.idle, unknown=purse.unknown)
-                    for currency, purse in self.purses.items()
-                },
-            )
+            self._totals = Totals(**{name: getattr(self, name) for name in PLAIN}, money=dict(self.money))
         return self._totals
 
     def dump(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
         data: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
         data["money"] = {
-            currency: {state: getattr(purse, state) for state in STATES} for currency, purse in self.purses.items()
+            currency: {state: getattr(paid, state) for state in STATES} for currency, paid in self.money.items()
         }
         return data
-
-    def _purse(self, currency: str) -> _Purse:
-        purse = self.purses.get(currency)
-        if purse is None:
-            purse = self.purses[currency] = _Purse()
-        return purse
 
 
 def tally_of(data: Mapping[str, Any]) -> Tally:
@@ -121,12 +99,12 @@ def tally_of(data: Mapping[str, Any]) -> Tally:
     Raises:
         KeyError, TypeError, ValueError: It is not that, or a figure in it cannot be.
     """
-    purses = {
-        currency: _Purse(**{state: amount(purse, state) for state in STATES})
-        for currency, purse in data["money"].items()
+    paid = {
+        currency: Money(**{state: amount(by_state, state) for state in STATES})
+        for currency, by_state in data["money"].items()
     }
     plain: dict[str, Any] = {name: amount(data, name) for name in PLAIN}
-    return Tally(**plain, purses=purses)
+    return Tally(**plain, money=paid)
 
 
 def amount(data: Mapping[str, Any], name: str) -> float:
@@ -156,10 +134,6 @@ def text(data: Mapping[str, Any], name: str) -> str:
     return value
 
 
-PodKey = tuple[str, str, str, str]
-"""(device uuid, namespace, pod, container)."""
-
-
 @dataclass(slots=True, kw_only=True)
 class PodTable:
     """Tallies of pods; one is dropped ``linger_seconds`` after its last charge."""
@@ -168,7 +142,7 @@ class PodTable:
     _tallies: dict[PodAccount, Tally] = field(default_factory=dict)
     _changed: dict[PodAccount, float] = field(default_factory=dict)
     """Monotonic time of the last charge in this process; a pod from before a restart has none at first."""
-    _now: dict[PodKey, PodAccount] = field(default_factory=dict)
+    _now: dict[HolderKey, PodAccount] = field(default_factory=dict)
     """The pod that has a name now."""
 
     def tally(self, pod: PodAccount, steady: float) -> Tally:
@@ -183,14 +157,14 @@ class PodTable:
     def _known(self, pod: PodAccount) -> PodAccount:
         if pod in self._tallies:
             return pod
-        before = self._now.get(_key(pod))
+        before = self._now.get(pod.key)
         tally = None
-        if before is not None and before in self._tallies and not _other_pod(before, pod):
+        if before is not None and before in self._tallies and not is_other_pod(before.pod_uid, pod.pod_uid):
             if pod.pod_uid is None and replace(pod, pod_uid=before.pod_uid) == before:
                 return before
             tally = self._tallies.pop(before)
             self._changed.pop(before, None)
-        self._now[_key(pod)] = pod
+        self._now[pod.key] = pod
         self._tallies[pod] = tally or Tally()
         return pod
 
@@ -200,8 +174,8 @@ class PodTable:
             if steady <= self._changed.setdefault(pod, steady) + self.linger_seconds:
                 continue
             del self._tallies[pod], self._changed[pod]
-            if self._now.get(_key(pod)) == pod:
-                del self._now[_key(pod)]
+            if self._now.get(pod.key) == pod:
+                del self._now[pod.key]
 
     def shown(self) -> dict[PodAccount, Totals]:
         """Return the totals of this moment."""
@@ -218,7 +192,7 @@ class PodTable:
         """Continue from what ``pods_of`` has read."""
         self._tallies = dict(tallies)
         self._changed = {}
-        self._now = {_key(pod): pod for pod in tallies}
+        self._now = {pod.key: pod for pod in tallies}
 
 
 def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Tally]:
@@ -228,14 +202,6 @@ def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Tally]:
         KeyError, TypeError, AttributeError, ValueError: It is something else.
     """
     return {_pod_of(entry): tally_of(entry["totals"]) for entry in entries}
-
-
-def _key(pod: PodAccount) -> PodKey:
-    return pod.device_uuid, pod.namespace, pod.pod, pod.container
-
-
-def _other_pod(before: PodAccount, after: PodAccount) -> bool:
-    return bool(before.pod_uid and after.pod_uid and before.pod_uid != after.pod_uid)
 
 
 def _pod_of(entry: Mapping[str, Any]) -> PodAccount:
@@ -424,18 +390,8 @@ class Ledger:
             "capacity_seconds": self.sheet.capacity_seconds,
             "conservation_error_seconds": self.sheet.conservation_error_seconds,
             "accounts": [
-                {
-                    "namespace": account.owner.namespace,
-                    "kind": account.owner.kind,
-                    "name": account.owner.name,
-                    "team": account.owner.team,
-                    "cost_labels": account.owner.cost_labels,
-                    "provisional": account.owner.provisional,
-                    "pod_uid": account.owner.pod_uid,
-                    "model": account.model,
-                    "mode": account.mode.value,
-                    "totals": tally.dump(),
-                }
+                {name: getattr(account.owner, name) for name in Owner.__slots__}
+                | {"model": account.model, "mode": account.mode.value, "totals": tally.dump()}
                 for account, tally in self.sheet.accounts.items()
             ],
         }

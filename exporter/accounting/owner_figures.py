@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import fsum, inf, isnan
 
 from exporter.accounting.gpu_split import DUST
-from exporter.accounting.windows import HolderKey, Sums, WindowSample, owner_shown
+from exporter.accounting.windows import Sums, WindowSample, owner_shown
 from exporter.model import (
     PLATFORM_NAMESPACES,
     WINDOWS,
@@ -69,12 +69,12 @@ class _Draft:
         if price is not None:
             _plus(self.cost_per_hour, price.currency, share * price.per_hour)
 
-    def judge(self, use: PodUse, key: HolderKey, windows: WindowSample, price: Price | None) -> None:
+    def judge(self, use: PodUse, windows: WindowSample, price: Price | None) -> None:
         """Add a holder by its own activity; one with only estimated activity adds nothing."""
         holder = use.holder
         share = holder.share_ratio
-        seconds = windows.of_holder(key, holder.pod_uid)
-        if windows.is_estimated(key):
+        seconds = windows.of_holder(holder.key, holder.pod_uid)
+        if windows.is_estimated(holder.key):
             self.estimated_gpus += share
             for name, (active, measured) in seconds.items():
                 before = self.excluded.get(name, (0.0, 0.0))
@@ -151,7 +151,7 @@ def owners_view(
         for use in view.pods:
             draft = drafts.setdefault(shown_owner(use), _Draft())
             draft.add(use, price)
-            draft.judge(use, _key(view, use), windows, price)
+            draft.judge(use, windows, price)
     held = [draft.done(owner, windows.of_owner(owner)) for owner, draft in drafts.items()]
     return OwnersView(
         owners=(*held, *_ended(windows, drafts.keys())),
@@ -196,7 +196,7 @@ def _pools(
 
 def _shared_idle(view: DeviceView, windows: WindowSample, now: float) -> SharedIdle | None:
     """Return a device with only estimated activity of its holders if it was idle for 2 h; else ``None``."""
-    estimated = fsum(use.holder.share_ratio for use in view.pods if windows.is_estimated(_key(view, use)))
+    estimated = fsum(use.holder.share_ratio for use in view.pods if windows.is_estimated(use.holder.key))
     if not estimated or any(_is_left_alone(use, now) for use in view.pods):
         return None
     held = fsum(use.holder.share_ratio for use in view.pods)
@@ -233,10 +233,6 @@ def shown_owner(use: PodUse) -> Owner:
     holder = use.holder
     owner = use.facts.owner if use.facts else Owner(namespace=holder.namespace)
     return owner_shown(owner, holder.namespace, holder.pod)
-
-
-def _key(view: DeviceView, use: PodUse) -> HolderKey:
-    return view.uuid, use.holder.namespace, use.holder.pod, use.holder.container
 
 
 def _is_below(ratio: float, active: float, measured: float) -> bool:

@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from exporter.model import WINDOWS, Owner, PodAccount, Portion
-
-HolderKey = tuple[str, str, str, str]
-"""(device uuid, namespace, pod, container)."""
+from exporter.model import WINDOWS, HolderKey, Owner, PodAccount, Portion, is_other_pod
 
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
 """Least time between two marks: of windows up to ``FINE_WINDOW_SECONDS``, and of longer ones."""
@@ -253,7 +250,7 @@ class WindowSample:
     def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
         """Return active and measured seconds of a holder over each window up to 2 h."""
         holder = self.windows.holders.get(key)
-        if holder is None or _is_another(holder.pod_uid, pod_uid):
+        if holder is None or is_other_pod(holder.pod_uid, pod_uid):
             return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0))
         return self._fine_windows(holder.sums)
 
@@ -307,10 +304,9 @@ class Windows:
         self._mark(steady)
 
     def _add(self, portion: Portion, pod: PodAccount, steady: float) -> None:
-        key = (pod.device_uuid, pod.namespace, pod.pod, pod.container)
-        holder = self.holders.get(key)
-        if holder is None or _is_another(holder.pod_uid, pod.pod_uid):
-            holder = self.holders[key] = _Holder(pod_uid=pod.pod_uid)
+        holder = self.holders.get(pod.key)
+        if holder is None or is_other_pod(holder.pod_uid, pod.pod_uid):
+            holder = self.holders[pod.key] = _Holder(pod_uid=pod.pod_uid)
         if holder.charged is not portion.account.owner:
             self._charge(holder, portion.account.owner, pod.namespace, pod.pod)
         holder.pod_uid = pod.pod_uid or holder.pod_uid
@@ -431,10 +427,6 @@ class Windows:
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"not activity windows: {type(error).__name__}: {error}") from error
         return windows
-
-
-def _is_another(before: str | None, after: str | None) -> bool:
-    return bool(before and after and before != after)
 
 
 def _texts(owner: Owner) -> list[str]:

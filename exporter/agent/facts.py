@@ -245,22 +245,22 @@ def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> Al
         uuid: Of the device.
         gpu: The GPU that the device is or is part of.
     """
-    if not attribution.known:
-        return AllocationState.UNKNOWN
-    if attribution.holders.get(uuid):
+    if attribution.known and attribution.holders.get(uuid):
         return AllocationState.ALLOCATED
     return AllocationState.UNKNOWN if is_doubtful(attribution, uuid, gpu) else AllocationState.UNALLOCATED
 
 
 def is_doubtful(attribution: Attribution, uuid: str, gpu: GpuReading) -> bool:
-    """Return whether an unresolved id could stand for a GPU or a part of it, or a pod uses the device.
+    """Return whether a GPU or a part of it may have an unknown holder.
+
+    No holder is known, an unresolved id could stand for it, or an unlisted pod uses the device.
 
     Args:
         attribution: Holders of all devices.
         uuid: Of the device.
         gpu: The GPU that the device is or is part of.
     """
-    return any(_leaves_doubt(entry, uuid, gpu) for entry in attribution.unresolved)
+    return not attribution.known or any(_leaves_doubt(entry, uuid, gpu) for entry in attribution.unresolved)
 
 
 def _leaves_doubt(entry: Unresolved, uuid: str, gpu: GpuReading) -> bool:

@@ -11,7 +11,7 @@ from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.windows import Windows
 from exporter.errors import StateError
-from exporter.model import DeviceView, Holder, Owner, OwnersView, PodFacts, Portion, Price
+from exporter.model import DeviceView, Holder, Owner, OwnersView, PodFacts, Portion, Price, is_other_pod
 
 PATIENCE_SECONDS = 600.0
 """For so long a pod's time waits for its owner to be known; then the pod itself has been it."""
@@ -64,7 +64,7 @@ class Owners:
         if found is not None and found.pod_uid and holder.pod_uid:
             found = self._of_pod(name, found, holder.pod_uid)
         pin = self._pins.get(name)
-        if pin is not None and pin.pod_uid and holder.pod_uid and pin.pod_uid != holder.pod_uid:
+        if pin is not None and is_other_pod(pin.pod_uid, holder.pod_uid):
             # Another pod of the name: while its owner is unknown, its time must not go to the first one's owner.
             del self._pins[name]
             pin = None
@@ -114,7 +114,7 @@ class Owners:
         uid = provisional.pod_uid
         pod = (*name, uid)
         pin = self._pins.get(name)
-        if pin and uid and pin.pod_uid and pin.pod_uid != uid:
+        if pin and is_other_pod(pin.pod_uid, uid):
             pin = None
         facts = self.tenancy.facts(*name) if self.tenancy else None
         if facts and facts.pod_uid and (facts.pod_uid != uid if uid else facts.pod_uid == self._outlived.get(name)):

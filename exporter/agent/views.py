@@ -13,7 +13,7 @@ from exporter.accounting.activity import (
     samples_cover,
     split_activity,
 )
-from exporter.accounting.idle import HolderKey, IdleClock
+from exporter.accounting.idle import IdleClock
 from exporter.agent.facts import Attributor, allocation_state, is_doubtful
 from exporter.agent.history import XidRecord
 from exporter.agent.owners import Owners
@@ -63,7 +63,6 @@ class DeviceUse:
 
 def divide(
     *,
-    uuid: str,
     holders: Sequence[Holder],
     judgement: Judgement,
     values: Mapping[Field, int | float],
@@ -75,8 +74,7 @@ def divide(
     """Divide a device among its holders.
 
     Args:
-        uuid: Of the device (GPU or MIG instance).
-        holders: Its holders, in a stable order.
+        holders: Holders of the device (GPU or MIG instance), in a stable order.
         judgement: The device's activity.
         values: The device's values.
         matched: Its processes by holder, ``None`` where the driver lists none.
@@ -90,7 +88,7 @@ def divide(
     pods: list[PodUse] = []
     for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
         pod_uid = holder.pod_uid or known.uid_of(holder.namespace, holder.pod)
-        standing = clock.observe(_key(uuid, holder), now, _of_its_share(holder, bounds), pod_uid)
+        standing = clock.observe(holder.key, now, _of_its_share(holder, bounds), pod_uid)
         memory = memories.get(holder, 0)
         use = PodUse(
             holder=holder,
@@ -109,10 +107,6 @@ def divide(
         unattributed_memory_bytes=None if foreign is None else _memory(foreign),
         unattributed_processes=None if foreign is None else sum(not process.ended for process in foreign),
     )
-
-
-def _key(uuid: str, holder: Holder) -> HolderKey:
-    return uuid, holder.namespace, holder.pod, holder.container
 
 
 def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -218,11 +212,7 @@ class Viewer:
         views = tuple(view for gpu in reading.gpus for view in self._views_of_gpu(gpu, reading, attribution, xids, now))
         self._judged_at = reading.taken_at_seconds
         if attribution.known:
-            self.clock.forget(
-                (view.uuid, pod.holder.namespace, pod.holder.pod, pod.holder.container)
-                for view in views
-                for pod in view.pods
-            )
+            self.clock.forget(use.holder.key for view in views for use in view.pods)
             self.owners.forget(
                 ((holder.namespace, holder.pod) for held in attribution.holders.values() for holder in held), now
             )
@@ -282,7 +272,7 @@ class Viewer:
         uuid = part.instance.uuid if part else gpu.gpu.uuid
         values = part.values if part else gpu.values
         holders = attribution.holders.get(uuid, ())
-        use = self._use(uuid, holders, judgement, values, _own_processes(gpu, part), now)
+        use = self._use(holders, judgement, values, _own_processes(gpu, part), now)
         partitioned = part is None and bool(gpu.instances) and not holders
         allocation = allocation_state(attribution, uuid, gpu)
         # Where holders are not known, whatever runs may be theirs.
@@ -299,7 +289,7 @@ class Viewer:
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
             pods=use.pods,
-            rest_is_free=not attribution.unresolved or not is_doubtful(attribution, uuid, gpu),
+            rest_is_free=not is_doubtful(attribution, uuid, gpu),
             lacks_instances=part is None and gpu.lacks_instances,
             unattributed_activity_ratio=use.unattributed_activity_ratio if known and not partitioned else None,
             unattributed_memory_bytes=use.unattributed_memory_bytes if known else None,
@@ -312,7 +302,6 @@ class Viewer:
 
     def _use(
         self,
-        uuid: str,
         holders: tuple[Holder, ...],
         judgement: Judgement,
         values: Mapping[Field, int | float],
@@ -327,7 +316,6 @@ class Viewer:
                 holders, processes, known.pids.pod_uid, known.names.name_of, known.command_of, hidden=hidden
             )
         return divide(
-            uuid=uuid,
             holders=holders,
             judgement=judgement,
             values=values,

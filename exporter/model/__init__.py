@@ -8,8 +8,10 @@ from exporter.model.attribution import (
     ContainerAllocation,
     DeviceIds,
     Holder,
+    HolderKey,
     ShareMode,
     Unresolved,
+    is_other_pod,
 )
 from exporter.model.devices import (
     CLOCK_EVENTS,
@@ -81,6 +83,7 @@ __all__ = [
     "Gpu",
     "GpuReading",
     "Holder",
+    "HolderKey",
     "LedgerView",
     "MigInstance",
     "MigReading",
@@ -110,6 +113,7 @@ __all__ = [
     "Unresolved",
     "XidEvent",
     "XidTier",
+    "is_other_pod",
     "shown_windows",
     "xid_tier",
 ]

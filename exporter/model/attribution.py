@@ -69,6 +69,15 @@ class Allocations:
     """(namespace, pod, container) of containers without any device; a fraction of a GPU may still be theirs."""
 
 
+HolderKey = tuple[str, str, str, str]
+"""(device uuid, namespace, pod, container): what must be the same for the same container to hold the same device."""
+
+
+def is_other_pod(before: str | None, after: str | None) -> bool:
+    """Return whether pods of one name are two pods by their UIDs; one with an unknown UID may be the same."""
+    return bool(before and after and before != after)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """A container that holds a device, or replicas of it.
@@ -95,6 +104,11 @@ class Holder:
     """True where the number of replicas is not known for sure."""
     replicas: int = 1
     pod_uid: str | None = None
+
+    @property
+    def key(self) -> HolderKey:
+        """Container and device."""
+        return self.device_uuid, self.namespace, self.pod, self.container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from exporter.model.attribution import ShareMode
+from exporter.model.attribution import HolderKey, ShareMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,11 @@ class PodAccount:
     container: str
     pod_uid: str | None = None
     """``None`` where it is not known."""
+
+    @property
+    def key(self) -> HolderKey:
+        """Container and device."""
+        return self.device_uuid, self.namespace, self.pod, self.container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

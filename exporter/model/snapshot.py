@@ -76,7 +76,10 @@ class DeviceView:
     """``None`` for a partitioned GPU, which is not a unit that can be held."""
     pods: tuple[PodUse, ...] = ()
     rest_is_free: bool = True
-    """Of a device that is held in part: whether the rest is free; False if it may have an unknown holder."""
+    """Of a device that is held in part, or a partitioned GPU with slices of no instance: whether the rest is free.
+
+    False if it may have an unknown holder.
+    """
     lacks_instances: bool = False
     """Of a partitioned GPU: whether it has instances that the driver does not describe, of which there is no view."""
     unattributed_activity_ratio: float | None = None

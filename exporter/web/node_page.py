@@ -91,9 +91,8 @@ def unheld(snapshot: Snapshot) -> Mapping[str, float]:
     for view in snapshot.devices:
         held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + _held(view)
     for view in snapshot.devices:
-        in_part = view.pods and _held(view) < view.share_ratio - _DUST
-        # An unknown holder may have the rest of the device, or an instance that is not described.
-        hides = not view.rest_is_free and (in_part or view.lacks_instances)
+        # An unknown holder may have the rest of the device, or the slices of no instance.
+        hides = not view.rest_is_free and _held(view) < view.share_ratio - _DUST
         if view.allocation is AllocationState.UNKNOWN or hides:
             held.pop(view.gpu.uuid, None)
     return {uuid: 1 - share for uuid, share in held.items() if 1 - share > _DUST}
