@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
-from exporter.gpu.dcgm.fields import alone, is_profiling, supplement
 from exporter.gpu.dcgm.library import Record
 from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement, decode, in_range
+from exporter.gpu.merge import alone, supplement
 from exporter.model import CODECS, Field
+from exporter.model.fields import PROFILING
 
 INT64_BLANK, INT32_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 0x7FFFFFF0, 2.0**47
 TEMPERATURE, ENERGY, ACTIVE = 150, 156, 1001
@@ -165,10 +166,10 @@ def test_values_of_an_entity_may_come_one_by_one(inbox: RecordBuffer) -> None:
 
 def test_a_lost_gpu_is_told_by_its_code(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, INT64_BLANK, 1))
-    array[0].status = abi.GPU_IS_LOST
+    array[0].status = abi.Code.GPU_IS_LOST
     inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
     inbox.callback(*GPU, ctypes.addressof(array), 1, None)
-    assert inbox.delivered() == ({GPU: {}}, {GPU: abi.GPU_IS_LOST})
+    assert inbox.delivered() == ({GPU: {}}, {GPU: abi.Code.GPU_IS_LOST})
 
 
 def test_clamped_values_are_counted(inbox: RecordBuffer, counted: list[str]) -> None:
@@ -209,8 +210,8 @@ def _profiling_ids() -> Iterator[int]:
 
 def test_every_profiling_field_is_known_as_one() -> None:
     """To read one of them at once would kill the engine for everybody."""
-    assert all(is_profiling(one) for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
-    assert not any(is_profiling(one) for one in (150, 203, 250, 1200, 1523))
+    assert all(one in PROFILING for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
+    assert not any(one in PROFILING for one in (150, 203, 250, 1200, 1523))
 
 
 def test_beside_nvml_dcgm_is_asked_for_what_nvml_may_lack_and_a_little_to_fall_back_on() -> None:

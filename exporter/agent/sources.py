@@ -10,8 +10,7 @@ from typing import Protocol
 
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
-from exporter.gpu.dcgm.fields import alone, supplement
-from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, merge
+from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, alone, merge, supplement
 from exporter.gpu.worker import Worker, dcgm_command, nvml_command
 from exporter.model import Field, Reading, SourceState, SourceStatus
 

@@ -14,8 +14,7 @@ from exporter.doctor.findings import Finding, Level, Surroundings, fail, first_o
 from exporter.doctor.host_engine import LibraryReport
 from exporter.doctor.layers import layer_agreement
 from exporter.errors import ConfigError
-from exporter.gpu.dcgm.fields import alone, supplement
-from exporter.gpu.merge import merge
+from exporter.gpu.merge import alone, merge, supplement
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import Attribution, NodeFacts, PodFacts, Reading
 

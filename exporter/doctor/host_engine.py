@@ -15,10 +15,10 @@ from exporter.config import AgentConfig
 from exporter.doctor import machine
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
-from exporter.gpu.dcgm.fields import is_profiling
 from exporter.gpu.merge import of_one_machine
 from exporter.gpu.worker import dcgm_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
+from exporter.model.fields import PROFILING
 
 _DEADLINE_SECONDS = 10.0
 _REINSTALL = "install DCGM's client library again, of the host engine's major version (docs/dcgm.md)"
@@ -39,7 +39,7 @@ async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Libr
     """Which library the agent would load, and which of the fields it does not know."""
     ids = ",".join(str(int(field)) for field in sorted(fields))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "exporter.gpu.dcgm.library_check", "--fields", ids),
+        *(sys.executable, "-m", "exporter.gpu.child", "--check-libdcgm", "--fields", ids),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -266,7 +266,7 @@ def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> 
     """
     # Why the counters of engines are not there is told with the profiling.
     measuring = any(gpu.profiling is ProfilingState.RUNNING for gpu in dcgm.gpus)
-    judged = {field: name for field, name in rows.items() if measuring or not is_profiling(field)}
+    judged = {field: name for field, name in rows.items() if measuring or field not in PROFILING}
     if not judged:
         return None
     had = {field for gpu in dcgm.gpus for field in (*gpu.values, *gpu.gpu.labels)}

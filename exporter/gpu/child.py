@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import gc
+import json
 import logging
 import math
 import os
@@ -76,6 +77,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m exporter.gpu.child", description=__doc__)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    if arguments.check_libdcgm:
+        from exporter.gpu.dcgm.engine import library_report  # noqa: PLC0415 - as in _source
+
+        sys.stdout.write(json.dumps(library_report(parse_fields(arguments.fields))) + "\n")
+        return 0
     out = prepare_process()
     source = _source(arguments)
     code = run(source, out, arguments.interval)
@@ -131,6 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML is not asked for: they hang")
     parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
+    parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
 
 
 def parse_fields(text: str) -> frozenset[Field]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
-from exporter.gpu.dcgm.fields import PROFILING
 from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading, SourceState, SourceStatus
+from exporter.model.fields import PROFILING
 
 _LINE_LIMIT_BYTES = 8 * 2**20
 _KEPT_READINGS = 600
@@ -58,7 +58,7 @@ def dcgm_command(interval_seconds: float, fields: Iterable[Field], address: str)
 
     Args:
         interval_seconds: Time between samples.
-        fields: What to read; ``dcgm_fields.supplement`` or ``dcgm_fields.alone`` gives them.
+        fields: What to read; ``merge.supplement`` or ``merge.alone`` gives them.
         address: ``host:port``, ``unix:///path`` or ``embedded``.
     """
     return (*nvml_command(interval_seconds, fields), "--dcgm-address", address)

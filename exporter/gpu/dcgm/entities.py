@@ -6,8 +6,8 @@ from ctypes import byref
 from dataclasses import dataclass, field
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.engine import Engine, reason_of
-from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE, Hierarchy
+from exporter.gpu.dcgm.engine import Engine
+from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE, Code, Hierarchy, reason_of
 from exporter.gpu.dcgm.readings import Entity, Live, Value, whole
 from exporter.model import DeviceState, Field, Gpu, MigInstance
 
@@ -91,7 +91,7 @@ class Instances:
             return
         self._hierarchy.version = library.version_word(Hierarchy)
         code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
-        if code != library.OK:
+        if code != Code.OK:
             # Not told is not changed: what was there before is still held by somebody.
             self._count(f"mig_{reason_of(code)}")
             return

@@ -19,42 +19,55 @@ from ctypes import (
     c_ushort,
     c_void_p,
 )
-from typing import Any, NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeVar
 
 from exporter.errors import SourceError
 
-# Return codes (dcgmReturn_t) that something here depends on.
-OK = 0
-BAD_PARAMETER = -1
-GENERIC = -3
-NOT_CONFIGURED = -5
-NOT_SUPPORTED = -6
-NVML_ERROR = -8
-TIMEOUT = -11
-VERSION_MISMATCH = -12
-UNKNOWN_FIELD = -13
-NO_DATA = -14
-STALE = -15
-NOT_WATCHED = -16
-NO_PERMISSION = -17
-GPU_IS_LOST = -18
-RESET_REQUIRED = -19
-CONNECTION_GONE = -21
-GPU_NOT_SUPPORTED = -22
-LIMIT_REACHED = -24
-DUPLICATE_KEY = -26
-REQUIRES_ROOT = -29
-BUFFER_TOO_SMALL = -31
-MODULE_NOT_LOADED = -33
-IN_USE = -34
-PROFILING_NOT_SUPPORTED = -36
-PROFILING_LIBRARY_ERROR = -37
-PROFILING_MULTI_PASS = -38
-DRIVER_TOO_OLD = -44
-PAUSED = -54
-NVML_NOT_LOADED = -56
-NVML_DRIVER_TIMEOUT = -57
-DETACHED = -67
+
+class Code(IntEnum):
+    """Return codes (dcgmReturn_t) that something here depends on."""
+
+    OK = 0
+    BAD_PARAMETER = -1
+    ERROR = -3
+    NOT_CONFIGURED = -5
+    NOT_SUPPORTED = -6
+    NVML_ERROR = -8
+    TIMEOUT = -11
+    VERSION_MISMATCH = -12
+    UNKNOWN_FIELD = -13
+    NO_DATA = -14
+    STALE = -15
+    NOT_WATCHED = -16
+    NO_PERMISSION = -17
+    GPU_IS_LOST = -18
+    RESET_REQUIRED = -19
+    CONNECTION_LOST = -21
+    GPU_NOT_SUPPORTED = -22
+    LIMIT_REACHED = -24
+    DUPLICATE_KEY = -26
+    REQUIRES_ROOT = -29
+    BUFFER_TOO_SMALL = -31
+    MODULE_NOT_LOADED = -33
+    IN_USE = -34
+    PROFILING_NOT_SUPPORTED = -36
+    PROFILING_LIBRARY_ERROR = -37
+    PROFILING_MULTI_PASS = -38
+    DRIVER_TOO_OLD = -44
+    PAUSED = -54
+    NVML_NOT_LOADED = -56
+    NVML_DRIVER_TIMEOUT = -57
+    DETACHED = -67
+
+
+_REASONS: Mapping[int, str] = {code: code.name.lower() for code in Code}
+
+
+def reason_of(code: int) -> str:
+    """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
+    return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
+
 
 # Entity groups (dcgm_field_entity_group_t); the levels of fields are the same numbers.
 NONE, GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 0, 1, 4, 5
@@ -82,6 +95,7 @@ MAX_HIERARCHY = 448
 STRING_BYTES = 256
 BLOB_BYTES = 4096
 
+Layout = TypeVar("Layout", bound=Structure)
 Handle = c_size_t
 """Of a connection, a group of entities or a group of fields: as wide as a pointer, whatever ctypes takes an int for."""
 
@@ -258,6 +272,11 @@ STRUCT_VERSIONS: Mapping[type[Structure], int] = {
 def version_word(layout: type[Structure]) -> int:
     """Return what stands in a struct's ``version``: its size, and the number of its version in the top byte."""
     return ctypes.sizeof(layout) | STRUCT_VERSIONS[layout] << 24
+
+
+def versioned(layout: type[Layout], **values: object) -> Layout:
+    """Return a struct with its version word and the given values."""
+    return layout(version=version_word(layout), **values)
 
 
 CALLBACK = CFUNCTYPE(c_int, c_uint, c_uint, c_void_p, c_int, c_void_p)

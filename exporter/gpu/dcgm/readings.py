@@ -6,21 +6,24 @@ from ctypes import c_uint, c_ushort
 from dataclasses import dataclass
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm import library as _libdcgm
-from exporter.gpu.dcgm.engine import Engine, reason_of
-from exporter.gpu.dcgm.fields import COUNTERS, RATIOS, is_profiling
+from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.library import (
+    BINARY,
     DOUBLE,
     INTEGER,
+    NONE,
     STRING,
     TIMESTAMP,
+    Code,
     EntityPair,
     FieldValueV2,
     Library,
     Record,
+    reason_of,
     records,
 )
 from exporter.model import Field, ProfilingState
+from exporter.model.fields import COUNTERS, PROFILING
 
 Entity = tuple[int, int]
 """Entity group and id: a GPU, a GPU instance, a compute instance, by the engine's own numbers."""
@@ -30,6 +33,9 @@ _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
 _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
 _BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>"})
+RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
+"""Profiling fields that are a part of a whole: 0..1, whatever the counters' noise makes of them."""
+
 _RATIO_DIGITS = 6
 """As DCGM's tools print ratios."""
 _ROUNDING = 1e-6
@@ -42,7 +48,7 @@ def decode(record: Record) -> Value | None:
     A status of 0 means neither that there is a value nor that it is new.
     """
     value = record.value
-    if record.status != library.OK or record.type not in _USABLE:
+    if record.status != Code.OK or record.type not in _USABLE:
         return None
     if isinstance(value, bytes):
         if value in _BLANK_TEXTS:
@@ -166,7 +172,7 @@ class RecordBuffer:
     def _take_values(self, entity: Entity, address: int, count: int) -> None:
         values = self._values.setdefault(entity, {})
         for record in records(address, count):
-            if record.status in (library.GPU_IS_LOST, library.RESET_REQUIRED, library.DETACHED):
+            if record.status in (Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED):
                 self._codes[entity] = record.status
             value = decode(record)
             if value is None:
@@ -219,7 +225,7 @@ class Live:
         Raises:
             SourceError: the engine is gone.
         """
-        wanted = [one for one in field_ids if not is_profiling(one) and one not in _NOT_LIVE]
+        wanted = [one for one in field_ids if one not in PROFILING and one not in _NOT_LIVE]
         found: dict[Entity, dict[int, Value]] = {entity: {} for entity in entities}
         for start in range(0, len(wanted), _RECORDS):
             some = wanted[start : start + _RECORDS]
@@ -235,7 +241,7 @@ class Live:
             "dcgmEntitiesGetLatestValues",
             *(pairs, c_uint(len(entities)), ids, c_uint(len(field_ids)), c_uint(library.LIVE), self._buffer),
         )
-        if code == library.OK:
+        if code == Code.OK:
             for slot in self._buffer[: len(entities) * len(field_ids)]:
                 self._keep(slot, into)
         elif len(field_ids) > 1:
@@ -260,7 +266,7 @@ class Live:
 
 
 _VGPU = 2
-_OF_GPUS = frozenset({_libdcgm.GPU, _VGPU, _libdcgm.GPU_INSTANCE, _libdcgm.COMPUTE_INSTANCE})
+_OF_GPUS = frozenset({library.GPU, _VGPU, library.GPU_INSTANCE, library.COMPUTE_INSTANCE})
 """Levels of a GPU or a part of one; what a vGPU has its host's GPU is asked for. Others: switches, links, CPUs."""
 
 
@@ -295,13 +301,13 @@ def sort(fields: Iterable[Field], library: Library) -> SessionFields:
         meta = library.field_meta(field_id)
         if meta is None:
             left_out[field_id] = "dcgm_unknown_field"
-        elif ord(meta.fieldType) == _libdcgm.BINARY:
+        elif ord(meta.fieldType) == BINARY:
             left_out[field_id] = "dcgm_binary_field"
-        elif meta.entityLevel == _libdcgm.NONE:
+        elif meta.entityLevel == NONE:
             of_the_node.append(field_id)
         elif meta.entityLevel not in _OF_GPUS:
             left_out[field_id] = "dcgm_field_of_other_entity"
-        elif ord(meta.fieldType) == _libdcgm.STRING:
+        elif ord(meta.fieldType) == STRING:
             texts.append(field_id)
         else:
             levels[field_id] = meta.entityLevel
@@ -317,13 +323,13 @@ def sort(fields: Iterable[Field], library: Library) -> SessionFields:
 _RETRY_SECONDS = 60.0
 _LOOK_SECONDS = 4.9
 _STATES: Mapping[int, ProfilingState] = {
-    library.MODULE_NOT_LOADED: ProfilingState.NO_MODULE,
-    library.PROFILING_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
-    library.NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
-    library.GPU_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
-    library.NO_PERMISSION: ProfilingState.NO_PERMISSION,
-    library.REQUIRES_ROOT: ProfilingState.NO_PERMISSION,
-    library.PAUSED: ProfilingState.PAUSED,
+    Code.MODULE_NOT_LOADED: ProfilingState.NO_MODULE,
+    Code.PROFILING_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    Code.NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    Code.GPU_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    Code.NO_PERMISSION: ProfilingState.NO_PERMISSION,
+    Code.REQUIRES_ROOT: ProfilingState.NO_PERMISSION,
+    Code.PAUSED: ProfilingState.PAUSED,
 }
 
 
@@ -367,13 +373,13 @@ class Profiling:
             del self._can[gone]
         for gpu_id in sorted(present):
             code, _ = self._can.get(gpu_id, (None, None))
-            if code == library.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
+            if code == Code.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
                 continue
             before = code
             self._can[gpu_id] = self._engine.profiling_fields(gpu_id)
             self._asked_at[gpu_id] = now
             code = self._can[gpu_id][0]
-            if code not in (library.OK, before):
+            if code not in (Code.OK, before):
                 self._count(reason_of(code))
 
     def fields_of(self, gpu_id: int) -> frozenset[int]:
@@ -390,9 +396,9 @@ class Profiling:
         if gpu_id not in self._can:
             return None
         code, can = self._can[gpu_id]
-        if self._paused or code == library.PAUSED:
+        if self._paused or code == Code.PAUSED:
             return ProfilingState.PAUSED
-        if code != library.OK:
+        if code != Code.OK:
             return state_of(code)
         if not can:
             return ProfilingState.UNSUPPORTED

@@ -23,11 +23,21 @@ from exporter.gpu.dcgm.engine import (
     no_values,
 )
 from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities
-from exporter.gpu.dcgm.fields import is_profiling
+from exporter.gpu.dcgm.library import Code
 from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value
 from exporter.gpu.dcgm.watch import Watches, plan
 from exporter.gpu.dcgm.xid_events import Xids
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
+from exporter.model import (
+    DeviceState,
+    Field,
+    Gpu,
+    GpuReading,
+    MigReading,
+    ProfilingState,
+    Reading,
+    XidEvent,
+)
+from exporter.model.fields import PROFILING
 
 _LOOK_SECONDS = 4.9
 _REREAD_SECONDS = 60.0
@@ -36,10 +46,10 @@ _field = lru_cache(maxsize=1024)(Field)
 """Finds a field several times faster than ``Field``, which goes through functions of Python."""
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
-_DOWN = {
-    library.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
-    library.RESET_REQUIRED: (DeviceState.RESET_REQUIRED, "reset_required"),
-    library.DETACHED: (DeviceState.MISSING, "detached"),
+_DOWN: Mapping[int, tuple[DeviceState, str]] = {
+    Code.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
+    Code.RESET_REQUIRED: (DeviceState.RESET_REQUIRED, "reset_required"),
+    Code.DETACHED: (DeviceState.MISSING, "detached"),
 }
 Values = Mapping[Entity, Mapping[int, Value]]
 
@@ -68,7 +78,7 @@ class Session:
         self._wanted = wanted
         self._interval_seconds = interval_seconds
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
-        self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
+        self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels), count)
         self._watches = Watches(engine, interval_seconds, inbox, count)
         self._xids = Xids(engine, interval_seconds, inbox, count)
         self._looked_at = self._reread_at = -math.inf
@@ -214,7 +224,7 @@ def _numbers(told: Mapping[int, Value], *, paused: bool) -> dict[Field, int | fl
     return {
         _field(one): value
         for one, value in told.items()
-        if not isinstance(value, str) and not (paused and is_profiling(one))
+        if not isinstance(value, str) and not (paused and one in PROFILING)
     }
 
 

@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.engine import Engine, reason_of
+from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.entities import DcgmLayout, Instance
-from exporter.gpu.dcgm.fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling, is_slow
 from exporter.gpu.dcgm.library import (
     COMPUTE_INSTANCE,
     GPU_INSTANCE,
     MAX_ENTITIES_PER_GROUP,
     MAX_FIELDS_PER_GROUP,
+    Code,
     Handle,
+    reason_of,
 )
 from exporter.gpu.dcgm.readings import Entity, RecordBuffer, TimestampMovement, Value
 from exporter.model import CODECS, DeviceState, Field
+from exporter.model.fields import PROFILING
 
 
 class RefusedError(Exception):
@@ -94,7 +96,7 @@ class FieldGroup:
 
     def _do(self, name: str, *arguments: object) -> None:
         code = self._engine.call(name, *arguments)
-        if code != library.OK:
+        if code != Code.OK:
             raise RefusedError(code)
 
     def close(self) -> None:
@@ -124,6 +126,39 @@ class FieldGroup:
         )
 
 
+NOT_OF_INSTANCES = frozenset({1009, 1010, 1011, 1012})
+"""PCIe and NVLink belong to the board; the engine logs an error at each beat where one is watched on an instance."""
+
+MEMORY = frozenset({90, 92, 93, 250, 251, 252, 253, 254})
+"""The compute instances of one GPU instance have it together."""
+
+DRAM_ACTIVE = 1005
+"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each beat."""
+
+_FAST = frozenset(
+    {
+        Field.SM_CLOCK,
+        Field.MEM_CLOCK,
+        Field.VIDEO_CLOCK,
+        Field.CLOCK_THROTTLE_REASONS,
+        Field.MEMORY_TEMP,
+        Field.GPU_TEMP,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+        Field.POWER_USAGE_INSTANT,
+        Field.PSTATE,
+        Field.GPU_UTIL,
+        Field.MEM_COPY_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.FB_TOTAL,
+        Field.FB_FREE,
+        Field.FB_USED,
+        Field.FB_RESERVED,
+        Field.FB_USED_PERCENT,
+        Field.NVLINK_BANDWIDTH_TOTAL,
+    }
+)
 OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
 """Levels of fields of which a MIG instance has its own value, and not its GPU's."""
 
@@ -190,7 +225,7 @@ def _wanted(
         if device.state is not DeviceState.UP:
             continue
         can = profiled(device.gpu_id)
-        yield device.entity, [one for one in sorted(levels) if not is_profiling(one) or one in can]
+        yield device.entity, [one for one in sorted(levels) if one not in PROFILING or one in can]
         for one in device.instances:
             yield one.measured, _of_instance(one, levels, can)
 
@@ -202,13 +237,13 @@ def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[i
     if instance.is_part:
         left_out.add(DRAM_ACTIVE)
     own = [one for one, level in sorted(levels.items()) if level in OF_INSTANCES and one not in left_out]
-    return [one for one in own if not is_profiling(one) or one in can]
+    return [one for one in own if one not in PROFILING or one in can]
 
 
 def _pace(field_id: int) -> WatchPace:
-    if is_profiling(field_id):
+    if field_id in PROFILING:
         return WatchPace.CODECS if field_id in CODECS else WatchPace.PROFILING
-    return WatchPace.SLOW if is_slow(Field(field_id)) else WatchPace.FAST
+    return WatchPace.FAST if field_id in _FAST or Field(field_id).only_dcgm else WatchPace.SLOW
 
 
 _SLOW_SECONDS = 10.0
@@ -222,7 +257,7 @@ _SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
 _EARLY = 0.1
 """Part of an interval by which a beat may come early."""
-_NOTHING_YET = frozenset({library.OK, library.NO_DATA, library.NOT_WATCHED, library.STALE})
+_NOTHING_YET = frozenset({Code.OK, Code.NO_DATA, Code.NOT_WATCHED, Code.STALE})
 
 Values = Mapping[Entity, Mapping[int, Value]]
 
@@ -297,7 +332,7 @@ class Watches:
     @property
     def full(self) -> bool:
         """Whether nothing is watched because the engine has no room for another group."""
-        return not self._standing and any(code == library.LIMIT_REACHED for code, _ in self._refused.values())
+        return not self._standing and any(code == Code.LIMIT_REACHED for code, _ in self._refused.values())
 
     def refusal_of(self, entity: Entity, field_ids: Sequence[int]) -> int | None:
         """Return the code with which every one of the fields was refused; ``None`` where not all were."""
@@ -352,7 +387,7 @@ class Watches:
                 continue
             for entity, values in watch.values.items():
                 for unit in set(watching.field_ids) - values.keys() if values else ():
-                    self._refused[entity, unit] = (library.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
+                    self._refused[entity, unit] = (Code.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
 
     def _carry_codecs(self, watching: Watching, watch: _Watch, now: float) -> None:
         """Keep the values of codecs over a change of the plan: the first ones of a new watch take an interval."""
@@ -409,7 +444,7 @@ class Watches:
         if watch.spoke and not speaks and watch.pace is WatchPace.PROFILING:
             self.profiling_stopped = True
         watch.spoke = speaks
-        if code == library.NOT_CONFIGURED:
+        if code == Code.NOT_CONFIGURED:
             watch.gone = True
         if code not in _NOTHING_YET:
             self._count(reason_of(code))
@@ -436,7 +471,7 @@ class Watches:
     def _settle(self, watching: Watching, code: int, every_seconds: float, now: float) -> None:
         """Note which fields of which entities are refused; first by entity, then by field."""
         members, retry_seconds = watching.members, _RETRY_SECONDS
-        if code == library.LIMIT_REACHED:
+        if code == Code.LIMIT_REACHED:
             # The engine has no room for another group now, whatever is in it.
             refused, retry_seconds = dict.fromkeys(watching.field_ids, code), _FULL_RETRY_SECONDS
         else:
@@ -458,7 +493,7 @@ class Watches:
     def _halve(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> dict[int, int]:
         """Return the fields that are refused, with the code of the refusal."""
         code = self._try(members, field_ids, every_seconds)
-        if code == library.OK:
+        if code == Code.OK:
             return {}
         if len(field_ids) == 1:
             return {field_ids[0]: code}
@@ -473,7 +508,7 @@ class Watches:
             FieldGroup(self._engine, members, field_ids, every_seconds=every_seconds).close()
         except RefusedError as refusal:
             return refusal.code
-        return library.OK
+        return Code.OK
 
 
 def _overlap(one: Watching, other: Watching) -> bool:

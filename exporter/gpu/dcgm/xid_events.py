@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.engine import Engine, reason_of
+from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.entities import Place
-from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP
+from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
 from exporter.gpu.dcgm.readings import Entity, RecordBuffer
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError
 from exporter.model import Field, XidEvent
@@ -16,7 +15,7 @@ from exporter.model import Field, XidEvent
 _FIELD = int(Field.XID_ERRORS)
 _KEPT_SECONDS = 3600.0
 _KEPT_SAMPLES = 100
-_QUIET = frozenset({library.OK, library.NO_DATA})
+_QUIET = frozenset({Code.OK, Code.NO_DATA})
 _NEVER = -1
 _Event = tuple[Entity, int, int]
 """Entity, Xid, microseconds of the engine's clock."""
@@ -128,7 +127,7 @@ class Xids:
         if code in _QUIET:
             return self._inbox.events()
         self._count(f"xids_{reason_of(code)}")
-        if code == library.NOT_CONFIGURED:
+        if code == Code.NOT_CONFIGURED:
             # Watched again at the next look.
             self._members = frozenset()
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 
 from exporter.gpu.nvml import library
+from exporter.gpu.nvml.library import Code
 from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, NO_PROCESS_MEMORY_MIB, Field, ProcessUse
 
 _MIB = 2**20
@@ -88,9 +89,7 @@ class Support:
             try:
                 self._answer = bool(pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
             except pynvml.NVMLError as error:
-                code = library.code_of(error)
-                if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-                    raise
+                code = library.code_unless_fatal(error)
                 unavailable = code in library.UNAVAILABLE
                 if not unavailable:
                     self._count(f"gpm_{library.reason_of(code)}")
@@ -252,20 +251,16 @@ class Sampler:
             try:
                 code = self._ask([metric])[metric][0]
             except pynvml.NVMLError as error:
-                code = library.code_of(error)
-                if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-                    raise
-            if code not in (library.NOT_SUPPORTED, library.INVALID_ARGUMENT, library.FUNCTION_NOT_FOUND):
+                code = library.code_unless_fatal(error)
+            if code not in (Code.NOT_SUPPORTED, Code.INVALID_ARGUMENT, Code.FUNCTION_NOT_FOUND):
                 known[field] = metric
         self._known = known
         self._probe_at = math.inf if len(known) == len(self._fields) else now + self._probe_pause
         self._probe_pause = min(2 * self._probe_pause, _RETRY_SECONDS)
 
     def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
-        code = library.code_of(error)
         self.begin_again()
-        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-            raise error
+        code = library.code_unless_fatal(error)
         self._count(f"gpm_{library.reason_of(code)}")
         if code in library.UNAVAILABLE:
             self._not_before = now + _RETRY_SECONDS
@@ -273,7 +268,7 @@ class Sampler:
 
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
-_NO_SUCH_LIST = frozenset({library.NOT_SUPPORTED, library.FUNCTION_NOT_FOUND, library.INVALID_ARGUMENT})
+_NO_SUCH_LIST = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.INVALID_ARGUMENT})
 """Codes after which no process can be in a list; after any other one processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
@@ -459,8 +454,8 @@ class Poller:
     def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
         call = library.function(name)
         if call is None:
-            raise pynvml.NVMLError(library.FUNCTION_NOT_FOUND)
-        code = library.INSUFFICIENT_SIZE
+            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+        code: int = Code.INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             size = ctypes.c_uint(self._room[name])
             records = (self._record * size.value)()
@@ -471,7 +466,7 @@ class Poller:
                     for one in records[: min(size.value, len(records))]
                     if one.pid
                 ]
-            if code != library.INSUFFICIENT_SIZE:
+            if code != Code.INSUFFICIENT_SIZE:
                 break
             # Room for processes that start meanwhile, too.
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
@@ -493,7 +488,7 @@ class Poller:
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:
-        code = library.NOT_SUPPORTED
+        code: int = Code.NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
             self._with_jpg_ofa = call is newer
@@ -502,12 +497,12 @@ class Poller:
                     rows = call(self._handle, self._last_us)
                 except pynvml.NVMLError as error:
                     code = library.code_of(error)
-                    if code in (_SUCCESS, library.NOT_FOUND):
+                    if code in (_SUCCESS, Code.NOT_FOUND):
                         return []
-                    if code == library.INSUFFICIENT_SIZE:
+                    if code == Code.INSUFFICIENT_SIZE:
                         # More processes since the first of the binding's two calls.
                         continue
-                    if code in library.UNAVAILABLE or code == library.INVALID_ARGUMENT:
+                    if code in library.UNAVAILABLE or code == Code.INVALID_ARGUMENT:
                         # Perhaps the older call is there.
                         break
                     raise
@@ -527,11 +522,9 @@ class Poller:
 
     def _later(self, error: pynvml.NVMLError, now: float) -> float:
         """Return when to ask again, after an error of one call."""
-        code = library.code_of(error)
-        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-            raise error
-        if code == library.FUNCTION_NOT_FOUND:
+        code = library.code_unless_fatal(error)
+        if code == Code.FUNCTION_NOT_FOUND:
             return math.inf
-        if code != library.NOT_SUPPORTED:
+        if code != Code.NOT_SUPPORTED:
             self._count(f"processes_{library.reason_of(code)}")
         return now + _RETRY_SECONDS if code in library.UNAVAILABLE else now

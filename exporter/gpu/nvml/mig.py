@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import pynvml
 
 from exporter.gpu.nvml import library
+from exporter.gpu.nvml.library import Code
 from exporter.model import MigInstance
 
 _OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+)/(?P<compute_instance>\d+)$")
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _MIB = 2**20
-_NOT_OFFERED = library.UNAVAILABLE | {library.INVALID_ARGUMENT, library.NOT_FOUND}
+_NOT_OFFERED = library.UNAVAILABLE | {Code.INVALID_ARGUMENT, Code.NOT_FOUND}
 """Codes that say that there is no such thing here; any other one says nothing of it."""
-_VANISHED = frozenset({library.INVALID_ARGUMENT, library.NOT_FOUND})
+_VANISHED = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
 """Codes that the handle of an instance answers with when the instance was destroyed."""
 
 
@@ -114,17 +115,15 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: A
         try:
             one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
         except pynvml.NVMLError as error:
-            _reraise_fatal(error)
-            # Else a hole: instances keep their index when another one is destroyed.
-            if library.code_of(error) not in _NOT_OFFERED:
+            # A hole is none of them: instances keep their index when another one is destroyed.
+            if library.code_unless_fatal(error) not in _NOT_OFFERED:
                 failed.append(Failed(slot, uuid, error))
             continue
         try:
             uuid = str(pynvml.nvmlDeviceGetUUID(one))
             found.append(_describe(handle, one, slot, uuid, parent_uuid, of))
         except pynvml.NVMLError as error:
-            _reraise_fatal(error)
-            if library.code_of(error) not in _VANISHED:
+            if library.code_unless_fatal(error) not in _VANISHED:
                 failed.append(Failed(slot, uuid, error))
     return MigLayout(tuple(found), tuple(failed))
 
@@ -204,11 +203,4 @@ def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:
 def _reraise_unless_not_offered(error: pynvml.NVMLError) -> None:
     """Let through what is no answer: a GPU that fails to tell its instances has not lost them."""
     if library.code_of(error) not in _NOT_OFFERED:
-        raise error
-
-
-def _reraise_fatal(error: pynvml.NVMLError) -> None:
-    """Let through what is not about the one call: a lost device, a driver that is gone."""
-    code = library.code_of(error)
-    if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
         raise error

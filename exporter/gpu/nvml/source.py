@@ -4,16 +4,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import activity, library
-from exporter.gpu.nvml import fields as identity
-from exporter.gpu.nvml import fields as nvml_fields
-from exporter.gpu.nvml.reader import Plan, ReadPlan, Unit, without_means
+from exporter.gpu.nvml.fields import field_values, getters, identity_of
+from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.reader import ReadPlan, Unit, without_means
 from exporter.gpu.nvml.xid_events import EventWatch
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
@@ -21,7 +21,7 @@ NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_ANEW = 3
 _SET_BACK_SECONDS = 0.5
 """Less than this is what a clock is slewed by, or two readings of clocks are apart."""
-_NOT_THERE = frozenset({library.INVALID_ARGUMENT, library.NOT_FOUND, library.GPU_NOT_FOUND})
+_NOT_THERE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.GPU_NOT_FOUND})
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class NvmlSource:
     """Owns the driver library of this process; open, sample again and again, close; may be opened again.
 
     Args:
-        fields: What to read beside ``nvml_fields.ALWAYS``; others than NVML's are left absent.
+        fields: What to read; others than NVML's are left absent. A GPU that answers none of them counts as down.
         interval_seconds: Time between samples, as planned.
         retry_seconds: How long to leave a GPU alone before looking for it again.
         left_out: Indexes of GPUs that hang: no call is made for them.
@@ -62,7 +62,7 @@ class NvmlSource:
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
         """Called before the driver is opened again within a sample, which may take seconds for each GPU."""
-        self._fields = fields | nvml_fields.ALWAYS
+        self._fields = fields
         self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
         self._left_out = left_out
@@ -197,14 +197,10 @@ class NvmlSource:
 
     def _wanted_of(self, driver_version: str | None) -> ReadPlan:
         major = (driver_version or "").split(".")[0]
-        plan = Plan(
-            getters=nvml_fields.getters(self._fields),
-            items=nvml_fields.field_values(self._fields, int(major) if major.isdigit() else 0),
-            nvlink_rate=Field.NVLINK_BANDWIDTH_TOTAL in self._fields,
-        )
         return ReadPlan(
             fields=self._fields,
-            plan=plan,
+            getters=getters(self._fields),
+            items=field_values(self._fields, int(major) if major.isdigit() else 0),
             record=activity.record_type(),
             oldest_seconds=self._oldest_seconds,
             count=self._count,
@@ -222,7 +218,7 @@ class NvmlSource:
 
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
         """Attach one GPU; return False where it is not the expected one."""
-        gpu = identity.read(handle, index)
+        gpu = identity_of(handle, index)
         if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
             return False
         # First what can fail: a GPU that is known is either attached or has a reason why not.
@@ -337,22 +333,11 @@ class NvmlSource:
         """Keep the Xids for the reading, and return the UUIDs of the GPUs whose MIG layout has changed."""
         if self._events is None:
             return frozenset()
-        events, errors = self._events.drain()
+        xids, changed, errors = self._events.drain()
         self._errors.update(errors)
-        changed = {event.uuid for event in events if event.xid is None}
-        for uuid in changed & self._units.keys():
+        for uuid in self._units.keys() & changed:
             self._units[uuid].layout_changed()
-        self._xids += [
-            XidEvent(
-                uuid=event.uuid,
-                xid=event.xid,
-                at_seconds=now,
-                gpu_instance_id=event.gpu_instance_id,
-                compute_instance_id=event.compute_instance_id,
-            )
-            for event in events
-            if event.xid is not None
-        ]
+        self._xids += [replace(xid, at_seconds=now) for xid in xids]
         return frozenset(changed)
 
 

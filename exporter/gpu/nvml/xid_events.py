@@ -4,12 +4,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
 
 from exporter.gpu.nvml import library
+from exporter.gpu.nvml.library import Code
+from exporter.model import XidEvent
 
 _XID = 0x8
 _MIG_CHANGE = 0x100
@@ -24,16 +25,6 @@ _LIMIT = 4096
 _Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One event of one GPU; ``xid`` is ``None`` for a change of the MIG layout."""
-
-    uuid: str
-    xid: int | None = None
-    gpu_instance_id: int | None = None
-    compute_instance_id: int | None = None
-
-
 class EventWatch:
     """Owns one event set from start to end: operations on a set are not thread-safe.
 
@@ -45,7 +36,8 @@ class EventWatch:
     def __init__(self, handles: Mapping[str, Any], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._handles = dict(handles)
         self._monotonic = monotonic
-        self._events: deque[Event] = deque(maxlen=_LIMIT)
+        self._xids: deque[XidEvent] = deque(maxlen=_LIMIT)
+        self._changed: deque[str] = deque(maxlen=_LIMIT)
         self._errors: deque[str] = deque(maxlen=_LIMIT)
         self._stopping = False
         self._renewed = threading.Event()
@@ -68,9 +60,9 @@ class EventWatch:
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
 
-    def drain(self) -> tuple[list[Event], list[str]]:
-        """Return the events, and the reasons of what went wrong, since the last call."""
-        return _emptied(self._events), _emptied(self._errors)
+    def drain(self) -> tuple[list[XidEvent], list[str], list[str]]:
+        """Return Xids, UUIDs of GPUs with a new MIG layout, and reasons of errors since the last call."""
+        return _emptied(self._xids), _emptied(self._changed), _emptied(self._errors)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -129,7 +121,7 @@ class EventWatch:
         """
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
-            raise pynvml.NVMLError(library.NOT_SUPPORTED)
+            raise pynvml.NVMLError(Code.NOT_SUPPORTED)
         try:
             self._try_mask(handle, mask)
         except pynvml.NVMLError:
@@ -158,23 +150,23 @@ class EventWatch:
         try:
             data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
         except pynvml.NVMLError as error:
-            if library.code_of(error) != library.TIMEOUT:
+            if library.code_of(error) != Code.TIMEOUT:
                 raise
             # A driver that answers "timeout" without waiting must not make this a busy loop.
             self._renewed.wait(_PAUSE_SECONDS)
             return
         uuid = uuids.get(library.address(data.device))
         if data.eventType == _MIG_CHANGE:
-            changed = [uuid] if uuid else list(uuids.values())
-            self._events.extend(Event(uuid=one) for one in changed)
+            self._changed.extend([uuid] if uuid else uuids.values())
         elif data.eventType == _XID and uuid is not None:
-            event = Event(
+            event = XidEvent(
                 uuid=uuid,
                 xid=int(data.eventData),
+                at_seconds=0.0,
                 gpu_instance_id=_instance(data.gpuInstanceId),
                 compute_instance_id=_instance(data.computeInstanceId),
             )
-            self._events.append(event)
+            self._xids.append(event)
         else:
             self._errors.append("events_unknown_device" if uuid is None else "events_unknown_type")
 
