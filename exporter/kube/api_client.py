@@ -230,7 +230,7 @@ class ApiClient:
 
     Args:
         kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
-        random: 0..1, for the waits of ``retry_seconds``.
+        random: 0..1, for waits that thousands of agents must not share.
         environ: Where ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG`` are looked up.
         service_account: Folder with the pod's ``token`` and ``ca.crt``.
     """
@@ -243,7 +243,7 @@ class ApiClient:
         environ: Mapping[str, str] = os.environ,
         service_account: Path = SERVICE_ACCOUNT,
     ) -> None:
-        self._random = random
+        self.random = random
         self._credentials = Credentials(kubeconfig, environ=environ, service_account=service_account)
         self._api: Transport | None = None
         self._stale = False
@@ -266,7 +266,7 @@ class ApiClient:
             error: What happened last.
             failures: How many attempts in a row have failed, this one included.
         """
-        return retry_seconds(error, failures, self._random)
+        return retry_seconds(error, failures, self.random)
 
     async def get(
         self,

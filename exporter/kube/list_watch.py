@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from exporter.errors import ApiError
-from exporter.kube import api_client
 from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient, Request
 
 LOG = logging.getLogger("exporter.kube.list_watch")
@@ -22,6 +21,8 @@ Item = TypeVar("Item")
 ObjectKey = tuple[str, str]
 """Namespace and name."""
 
+TEXT_LIMIT = 4096
+"""Characters of a value that are kept."""
 SILENCE_SECONDS = 150.0
 """A server sends no bookmark before something is new; watching again from the last version costs it little."""
 INCOMPLETE = "incomplete"
@@ -54,9 +55,7 @@ class ListWatch(Generic[Item]):
             TypeError, ValueError and AttributeError skips the object.
         clock: Unix time.
         sleep: Waits.
-        random: 0..1.
         lifetime_seconds: Shortest and longest time after which a watch is renewed.
-        start_jitter_seconds: The first list comes after a random part of it.
         silence_seconds: How long a watch may say nothing before it is made again.
         keep_seconds: How long after the stream was lost ``known`` stays true.
         canary: An object that every complete list has; a list without it is a failed lookup.
@@ -73,9 +72,7 @@ class ListWatch(Generic[Item]):
         parse: Callable[[dict[str, Any]], tuple[ObjectKey, Item] | None],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        random: Callable[[], float],
         lifetime_seconds: tuple[float, float] = (240, 480),
-        start_jitter_seconds: float = 0,
         silence_seconds: float = SILENCE_SECONDS,
         keep_seconds: float = math.inf,
         canary: ObjectKey | None = None,
@@ -90,9 +87,7 @@ class ListWatch(Generic[Item]):
         self._parse = parse
         self._clock = clock
         self._sleep = sleep
-        self._random = random
         self._lifetime_seconds = lifetime_seconds
-        self._start_jitter_seconds = start_jitter_seconds
         self._silence_seconds = silence_seconds
         self._keep_seconds = keep_seconds
         self._resource_version = ""
@@ -130,8 +125,6 @@ class ListWatch(Generic[Item]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        if self._start_jitter_seconds:
-            await self._sleep(self._start_jitter_seconds * self._random())
         while True:
             try:
                 if not self._resource_version:
@@ -155,11 +148,11 @@ class ListWatch(Generic[Item]):
             self._resource_version = ""
             self._gones += 1
             if self._gones == 1:
-                return GONE_SPREAD_SECONDS * self._random()
+                return GONE_SPREAD_SECONDS * self._client.random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
         self.failure = error
-        return api_client.retry_seconds(error, self._failures, self._random)
+        return self._client.retry_seconds(error, self._failures)
 
     async def _list(self) -> None:
         # Any server's cache will do, unless it is behind what has been seen or what a watch can start from.
@@ -200,7 +193,7 @@ class ListWatch(Generic[Item]):
             **self._query,
             "resourceVersion": self._resource_version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._random()), 1)),
+            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._client.random()), 1)),
         }
         accept = METADATA_WATCH if self._metadata_only else PLAIN
         began, told = self._clock(), False
@@ -281,16 +274,30 @@ class ListWatch(Generic[Item]):
             self.version += 1
 
 
-def _key(shown: Any) -> ObjectKey:  # noqa: ANN401 - JSON
-    metadata = shown.get("metadata") if isinstance(shown, dict) else None
-    if not isinstance(metadata, dict):
-        return "", ""
+def mapping_of(value: object) -> Mapping[str, Any]:
+    """Return a value of JSON where it is an object; an empty mapping for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def text_of(value: object, limit: int = TEXT_LIMIT) -> str:
+    """Return a value of JSON as text that can be encoded, cut; what is no scalar is empty."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        value = str(value)
+    if not isinstance(value, str):
+        return ""
+    # JSON can write half of a surrogate pair, and no encoder takes it.
+    return value[:limit].encode(errors="replace").decode()
+
+
+def _key(shown: object) -> ObjectKey:
+    metadata = mapping_of(mapping_of(shown).get("metadata"))
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
 
 
-def _version(shown: dict[str, Any]) -> str:
-    metadata = shown.get("metadata")
-    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+def _version(shown: object) -> str:
+    version = mapping_of(mapping_of(shown).get("metadata")).get("resourceVersion")
     return version if isinstance(version, str) else ""
 
 
@@ -339,7 +346,6 @@ class Lookups(Generic[Key, Item]):
         request: For a key's object, or for the list that has it.
         parse: Reads it; ``None`` for an object that is not yet what it will be.
         steady: Seconds of a monotonic clock.
-        random: 0..1.
         renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
         absent_is_problem: Whether it has to be told that an object does not exist.
         refused_seconds: After which what was refused is asked for again.
@@ -352,7 +358,6 @@ class Lookups(Generic[Key, Item]):
         request: Callable[[Key], Request],
         parse: Callable[[Key, dict[str, Any]], Item | None],
         steady: Callable[[], float],
-        random: Callable[[], float],
         renew_seconds: float | None = 600.0,
         absent_is_problem: bool = False,
         refused_seconds: float = REFUSED_SECONDS,
@@ -361,7 +366,6 @@ class Lookups(Generic[Key, Item]):
         self._request = request
         self._parse = parse
         self._steady = steady
-        self._random = random
         self._renew_seconds = renew_seconds
         self._absent_is_problem = absent_is_problem
         self._refused_seconds = refused_seconds
@@ -476,4 +480,4 @@ class Lookups(Generic[Key, Item]):
         return float("inf") if self._renew_seconds is None else self._renew_seconds * self._jitter()
 
     def _jitter(self) -> float:
-        return 0.8 + 0.4 * self._random()
+        return 0.8 + 0.4 * self._client.random()
