@@ -22,8 +22,8 @@ from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes, machine
 from exporter.doctor import machine as driver
+from exporter.doctor.checks import Counts, diagnose
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
-from exporter.doctor.layers import Counts, diagnose
 from exporter.gpu import wire
 from exporter.kube.kubelet import SERVICE
 from exporter.model import (

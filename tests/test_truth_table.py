@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.doctor.checks import Counts, Layer, diagnose
 from exporter.doctor.findings import Finding, Level
-from exporter.doctor.layers import Counts, Layer, diagnose
 
 NONE = None
 DRIVER, TOOLKIT, PLUGIN, KUBELET = (
