@@ -10,8 +10,7 @@ import pytest
 from driver_support import gpu, instance, load, partitioned
 from driver_support import simulated as frozen
 
-from exporter.gpu.nvml.source import NvmlSource
-from exporter.gpu.nvml.xid_events import EventWatch
+from exporter.gpu.nvml.source import EventWatch, NvmlSource
 from exporter.model import DECODERS, Field, GpuReading, Reading
 from gpu_simulator import driver as simulated_driver
 from gpu_simulator.truth import GpuTruth, NodeTruth

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
-from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading, SourceState, SourceStatus
+from exporter.gpu.merge import identities
+from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 from exporter.model.fields import PROFILING
 
 _LINE_LIMIT_BYTES = 8 * 2**20
@@ -472,7 +473,7 @@ class Worker:
             gpu=last.gpu,
             state=DeviceState.FAILED,
             reason="hung",
-            instances=tuple(MigReading(instance=part.instance) for part in last.instances),
+            instances=identities(last.instances),
             lacks_instances=last.lacks_instances,
         )
         self._renewal_asked.set()

@@ -146,15 +146,23 @@ class Engine:
         library: Through which it was made.
         handle: Of the connection.
         address: Where the engine is, for messages.
+        count: Called with the reason of everything that goes wrong.
         progress: Called after each call that came back.
     """
 
     def __init__(
-        self, library: Library, handle: Handle, address: str, progress: Callable[[], None] = lambda: None
+        self,
+        library: Library,
+        handle: Handle,
+        address: str,
+        *,
+        count: Callable[[str], None],
+        progress: Callable[[], None],
     ) -> None:
         self.library = library
         self.handle = handle
         self.address = address
+        self.count = count
         self._progress = progress
         self.version: str | None = None
         """Of the engine: ``4.6.0``."""
@@ -224,14 +232,19 @@ class Engine:
 
 
 def connect(
-    address: str, *, monotonic: Callable[[], float] = time.monotonic, progress: Callable[[], None] = lambda: None
+    address: str,
+    *,
+    count: Callable[[str], None],
+    progress: Callable[[], None],
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """Connect to the engine at an address, or start one within this process for ``embedded``.
 
     Args:
         address: ``host:port``, ``unix:///path`` or ``embedded``.
-        monotonic: Clock, in seconds.
+        count: Called with the reason of everything that goes wrong.
         progress: Called after each call over the connection that came back.
+        monotonic: Clock, in seconds.
 
     Raises:
         SourceError: there is no library, nothing listens, something else does, ...; the message tells the fix.
@@ -247,7 +260,7 @@ def connect(
     handle = Handle()
     started = monotonic()
     connected = code = _open(library, reached, handle)
-    engine = Engine(library, handle, address, progress)
+    engine = Engine(library, handle, address, count=count, progress=progress)
     if connected == Code.OK:
         # It tells OK of a login that failed, too, when it has closed the connection again: the next call says so.
         code, engine.version = _engine_version(library, handle)

@@ -1,7 +1,7 @@
 """Lists the engine's GPUs and MIG instances with identity and state."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 
@@ -50,13 +50,11 @@ class Instances:
     Args:
         engine: To ask.
         live: Reads names.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, live: Live, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, live: Live) -> None:
         self._engine = engine
         self._live = live
-        self._count = count
         self._hierarchy = Hierarchy()
         self._rows: tuple[_Row, ...] = ()
         self._uuids: dict[Entity, Value | None] = {}
@@ -93,7 +91,7 @@ class Instances:
         code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
         if code != Code.OK:
             # Not told is not changed: what was there before is still held by somebody.
-            self._count(f"mig_{reason_of(code)}")
+            self._engine.count(f"mig_{reason_of(code)}")
             return
         rows = tuple(_row(info) for info in self._hierarchy.entityList[: self._hierarchy.count])
         parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
@@ -107,7 +105,7 @@ class Instances:
         self._rows, self._uuids = rows, uuids
         self._found = self._identify(gpus)
         if None in uuids.values():
-            self._count("dcgm_nameless_instance")
+            self._engine.count("dcgm_nameless_instance")
 
     def _identify(self, gpus: Mapping[int, Gpu]) -> dict[int, tuple[Instance, ...]]:
         by_entity = {row.entity: row for row in self._rows}
@@ -229,18 +227,14 @@ class Entities:
         engine: To ask.
         texts: Text fields to read of every GPU, beside those that NVML tells too.
         node_fields: Fields of no entity (driver version, ...) to read.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(
-        self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int], count: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int]) -> None:
         self._engine = engine
-        self._live = Live(engine, count)
+        self._live = Live(engine)
         self._texts = tuple(sorted({*map(int, _TEXTS), *texts}))
         self._node_fields = tuple(sorted({int(Field.DRIVER_VERSION), int(Field.NVML_VERSION), *node_fields}))
-        self._count = count
-        self._instances = Instances(engine, self._live, count)
+        self._instances = Instances(engine, self._live)
         self._gpus: dict[int, Gpu] = {}
         self._present: set[int] = set()
         self._told: dict[int, Mapping[int, Value]] = {}
@@ -301,7 +295,7 @@ class Entities:
                 continue
             gpu = self._identity(gpu_id)
             if gpu is None:
-                self._count("dcgm_nameless_gpu")
+                self._engine.count("dcgm_nameless_gpu")
                 continue
             for other, one in list(self._gpus.items()):
                 # The engine may give a GPU that comes back another number.

@@ -207,12 +207,10 @@ class Live:
 
     Args:
         engine: To ask.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._count = count
         self._buffer = (FieldValueV2 * _RECORDS)()
 
     def read(self, entities: Sequence[Entity], field_ids: Iterable[int]) -> Mapping[Entity, Mapping[int, Value]]:
@@ -251,7 +249,7 @@ class Live:
             for entity in entities:
                 self._ask([entity], field_ids, into)
         else:
-            self._count(reason_of(code))
+            self._engine.count(reason_of(code))
 
     @staticmethod
     def _keep(slot: FieldValueV2, into: dict[Entity, dict[int, Value]]) -> None:
@@ -344,13 +342,11 @@ class Profiling:
     Args:
         engine: To ask.
         wanted: Profiling fields that are asked for.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, wanted: Iterable[int], count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, wanted: Iterable[int]) -> None:
         self._engine = engine
         self._wanted = frozenset(wanted)
-        self._count = count
         self._can: dict[int, tuple[int, frozenset[int]]] = {}
         self._asked_at: dict[int, float] = {}
         self._paused = False
@@ -380,7 +376,7 @@ class Profiling:
             self._asked_at[gpu_id] = now
             code = self._can[gpu_id][0]
             if code not in (Code.OK, before):
-                self._count(reason_of(code))
+                self._engine.count(reason_of(code))
 
     def fields_of(self, gpu_id: int) -> frozenset[int]:
         """Return the wanted profiling fields that can be had of a GPU."""

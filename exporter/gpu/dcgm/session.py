@@ -1,12 +1,13 @@
-"""Reads all GPUs through a DCGM host engine, local or remote."""
+"""Reads all GPUs through a DCGM host engine, local or remote: values, states and Xid events."""
 
+import contextlib
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library
@@ -22,11 +23,10 @@ from exporter.gpu.dcgm.engine import (
     no_room,
     no_values,
 )
-from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities
-from exporter.gpu.dcgm.library import Code
+from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities, Place
+from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
 from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value
-from exporter.gpu.dcgm.watch import Watches, plan
-from exporter.gpu.dcgm.xid_events import Xids
+from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches, plan
 from exporter.model import (
     DeviceState,
     Field,
@@ -54,6 +54,118 @@ _DOWN: Mapping[int, tuple[DeviceState, str]] = {
 Values = Mapping[Entity, Mapping[int, Value]]
 
 
+_KEPT_SECONDS = 3600.0
+_KEPT_SAMPLES = 100
+_QUIET = frozenset({Code.OK, Code.NO_DATA})
+_NEVER = -1
+_Event = tuple[Entity, int, int]
+"""Entity, Xid, microseconds of the engine's clock."""
+
+
+class Xids:
+    """Reads the events of all GPUs and instances of one connection.
+
+    Args:
+        engine: On whose connection.
+        every_seconds: How often the engine looks.
+        inbox: Takes in the events.
+    """
+
+    def __init__(self, engine: Engine, every_seconds: float, inbox: RecordBuffer) -> None:
+        self._engine = engine
+        self._every_seconds = every_seconds
+        self._inbox = inbox
+        self._groups: tuple[FieldGroup, ...] = ()
+        self._members: frozenset[Entity] = frozenset()
+        self._told_to: dict[Entity, int] = {}
+        """When an entity's newest event that is told or from before was, in microseconds of the engine's clock."""
+
+    def follow(self, members: frozenset[Entity]) -> None:
+        """Watch these entities from now on.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        if members == self._members:
+            return
+        before, self._members = self._groups, members
+        self._groups = tuple(self._begun(sorted(members)))
+        for group in before:
+            group.close()
+        for group in self._groups if before else ():
+            group.renew()
+
+    def _begun(self, members: list[Entity]) -> Iterator[FieldGroup]:
+        for start in range(0, len(members), MAX_ENTITIES_PER_GROUP):
+            some = members[start : start + MAX_ENTITIES_PER_GROUP]
+            try:
+                yield FieldGroup(
+                    self._engine,
+                    some,
+                    (Field.XID_ERRORS,),
+                    every_seconds=self._every_seconds,
+                    keep_seconds=_KEPT_SECONDS,
+                    samples=_KEPT_SAMPLES,
+                )
+            except RefusedError as refusal:
+                self._engine.count(f"xids_{reason_of(refusal.code)}")
+                # Asked for again at the next look.
+                self._members = frozenset()
+
+    def read(self, places: Mapping[Entity, Place], now: float) -> tuple[XidEvent, ...]:
+        """Return the events since the last call.
+
+        Args:
+            places: Where each entity is.
+            now: Unix time of this machine, which the events get: the engine's clock may be another one.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        found: dict[tuple[str, int, int], XidEvent] = {}
+        for entity, xid, at in [event for group in self._groups for event in self._events(group)]:
+            with contextlib.suppress(KeyError):
+                uuid, instance, part = places[entity]
+                event = XidEvent(uuid=uuid, xid=xid, at_seconds=now, gpu_instance_id=instance, compute_instance_id=part)
+                # The engine may note one event of a GPU and of its parts: the smallest part says most.
+                before = found.setdefault((uuid, xid, at), event)
+                if _depth(before) < _depth(event):
+                    found[uuid, xid, at] = event
+        return tuple(found.values())
+
+    def _events(self, group: FieldGroup) -> list[_Event]:
+        """Return what is new; the newest of each are looked at first, which takes one round trip for all of them."""
+        latest = self._ask(group.latest)
+        if latest is None:
+            return []
+        newest = {entity: at for entity, _, at in latest}
+        told_to = {entity: self._told_to.setdefault(entity, newest.get(entity, _NEVER)) for entity in group.members}
+        # An event that is older than what was told came after the engine's clock was set back.
+        after = {entity: min(told_to[entity], at - 1) for entity, at in newest.items() if at != told_to.get(entity, at)}
+        if not after:
+            return []
+        told = self._ask(partial(group.since, min(after.values()) + 1)) or []
+        events = [event for event in told if event[0] in after and event[2] > after[event[0]]]
+        self._told_to.update({entity: at for entity, _, at in events})
+        return events
+
+    def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[_Event] | None:
+        """Return events, oldest first; ``None`` where the engine does not tell."""
+        self._inbox.expect_events()
+        code = call(self._inbox.callback)
+        if code in _QUIET:
+            return self._inbox.events()
+        self._engine.count(f"xids_{reason_of(code)}")
+        if code == Code.NOT_CONFIGURED:
+            # Watched again at the next look.
+            self._members = frozenset()
+        return None
+
+
+def _depth(event: XidEvent) -> int:
+    return (event.gpu_instance_id is not None) + (event.compute_instance_id is not None)
+
+
 class Session:
     """What is known and watched over one connection.
 
@@ -62,25 +174,17 @@ class Session:
         wanted: What to read.
         interval_seconds: Between samples.
         inbox: Takes in what the engine delivers.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        wanted: SessionFields,
-        interval_seconds: float,
-        inbox: RecordBuffer,
-        count: Callable[[str], None],
-    ) -> None:
+    def __init__(self, engine: Engine, wanted: SessionFields, interval_seconds: float, inbox: RecordBuffer) -> None:
         self.engine = engine
         self.layout = DcgmLayout()
         self._wanted = wanted
         self._interval_seconds = interval_seconds
-        self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
-        self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels), count)
-        self._watches = Watches(engine, interval_seconds, inbox, count)
-        self._xids = Xids(engine, interval_seconds, inbox, count)
+        self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node)
+        self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels))
+        self._watches = Watches(engine, interval_seconds, inbox)
+        self._xids = Xids(engine, interval_seconds, inbox)
         self._looked_at = self._reread_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}
@@ -293,7 +397,7 @@ class DcgmSource:
         """
         self._busy_since = self._monotonic()
         try:
-            engine = connect(self._address, monotonic=self._monotonic, progress=self._progress)
+            engine = connect(self._address, count=self._count, progress=self._progress, monotonic=self._monotonic)
         except SourceError as error:
             # Once for each engine that was met, not back and forth.
             if error.reason == MISMATCH and (self._known or self._is_first_library):
@@ -310,13 +414,7 @@ class DcgmSource:
     def _begin(self, engine: Engine) -> Session:
         wanted = dcgm_wanted.sort(self._fields, engine.library)
         self._tell_left_out(wanted, engine.version)
-        session = Session(
-            engine,
-            wanted,
-            self._interval_seconds,
-            self._inbox,
-            self._count,
-        )
+        session = Session(engine, wanted, self._interval_seconds, self._inbox)
         session.look(self._monotonic())
         if session.layout.devices:
             return session

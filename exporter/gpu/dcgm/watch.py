@@ -59,12 +59,13 @@ class FieldGroup:
         keep_seconds: float = 0.0,
         samples: int = 1,
     ) -> None:
+        self.members = tuple(members)
         self._engine = engine
         self._group = Handle()
         self._fields = Handle()
         self._undo: list[tuple[str, tuple[Handle, ...]]] = []
         try:
-            self._make(members, field_ids)
+            self._make(field_ids)
             microseconds = c_int64(round(every_seconds * 1e6))
             self._watch = (self._group, self._fields, microseconds, c_double(keep_seconds), c_int(samples))
             self._do("dcgmWatchFields", *self._watch)
@@ -83,12 +84,12 @@ class FieldGroup:
         """
         self._engine.call("dcgmWatchFields", *self._watch)
 
-    def _make(self, members: Sequence[Entity], field_ids: Sequence[int]) -> None:
+    def _make(self, field_ids: Sequence[int]) -> None:
         # Names of field groups are the engine's, not the connection's: two agents on one engine must not meet.
         name = f"gpu-cost-exporter-{os.urandom(8).hex()}".encode()
         self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
         self._undo.append(("dcgmGroupDestroy", (self._group,)))
-        for entity_group, entity_id in members:
+        for entity_group, entity_id in self.members:
             self._do("dcgmGroupAddEntity", self._group, c_uint(entity_group), c_uint(entity_id))
         ids = (c_ushort * len(field_ids))(*field_ids)
         self._do("dcgmFieldGroupCreate", c_int(len(field_ids)), ids, name, byref(self._fields))
@@ -298,14 +299,10 @@ class Watches:
         engine: On whose connection.
         interval_seconds: Between samples.
         inbox: Takes in the values.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(
-        self, engine: Engine, interval_seconds: float, inbox: RecordBuffer, count: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: Engine, interval_seconds: float, inbox: RecordBuffer) -> None:
         self._engine = engine
-        self._count = count
         self._inbox = inbox
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
@@ -447,7 +444,7 @@ class Watches:
         if code == Code.NOT_CONFIGURED:
             watch.gone = True
         if code not in _NOTHING_YET:
-            self._count(reason_of(code))
+            self._engine.count(reason_of(code))
 
     def _begin(self, watching: Watching, now: float) -> bool:
         """Make a watch; where it is refused, find out of whom and for which fields, and return False."""
@@ -460,7 +457,7 @@ class Watches:
         self._standing[watching] = _Watch(
             group=group,
             pace=watching.pace,
-            movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._count),
+            movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._engine.count),
             every_seconds=every_seconds,
             begun_at=now,
             values={},
@@ -480,12 +477,12 @@ class Watches:
                 members = failing or members
             refused = self._halve(members, watching.field_ids, every_seconds)
         if not refused:
-            self._count(reason_of(code))
+            self._engine.count(reason_of(code))
             if len(watching.field_ids) > 1 and self._try(members, watching.field_ids, every_seconds):
                 # Each part is accepted, only not all at once: this engine takes fewer fields in a watch.
                 self.most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
-            self._count(reason)
+            self._engine.count(reason)
         for entity in members:
             for field_id, why in refused.items():
                 self._refused[entity, field_id] = (why, now + retry_seconds)

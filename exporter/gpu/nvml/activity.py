@@ -3,9 +3,8 @@
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -275,6 +274,7 @@ _SUCCESS = 0
 _ATTEMPTS = 3
 _FIRST_ROOM, _MOST_ROOM = 8, 1 << 16
 _PERCENT = 100
+_ENGINES = ("smUtil", "encUtil", "decUtil", "jpgUtil", "ofaUtil")
 
 
 class _LongProcessInfo(ctypes.Structure):
@@ -289,23 +289,14 @@ class _LongProcessInfo(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSample:
-    """One record of the driver's utilisation ring: percent, and microseconds of the driver's clock."""
+class ProcessSample(NamedTuple):
+    """One record of the driver's utilisation ring."""
 
     pid: int
     timestamp_us: int
-    sm: int
-    enc: int
-    dec: int
-    jpg: int | None = None
-    """``None``, as the next, where only the call from before R550 answers."""
-    ofa: int | None = None
-
-    @property
-    def percents(self) -> tuple[int | None, ...]:
-        """Use of every engine."""
-        return self.sm, self.enc, self.dec, self.jpg, self.ofa
+    """Of the driver's clock."""
+    percents: tuple[int | None, ...]
+    """Use of each of ``_ENGINES``; ``None`` of the last two where only the call from before R550 answers."""
 
 
 def record_type() -> type[ctypes.Structure]:
@@ -418,10 +409,9 @@ class Poller:
     def _ratios(self, pid: int, samples: dict[int, ProcessSample] | None) -> tuple[float | None, ...]:
         """Return the use of every engine by one process; 0 without a sample, as the ring leaves out who did nothing."""
         if samples is None:
-            return (None,) * 5
+            return (None,) * len(_ENGINES)
         unseen = 0 if self._with_jpg_ofa else None
-        idle = ProcessSample(pid=pid, timestamp_us=0, sm=0, enc=0, dec=0, jpg=unseen, ofa=unseen)
-        percents = samples.get(pid, idle).percents
+        percents = samples[pid].percents if pid in samples else (0, 0, 0, unseen, unseen)
         return tuple(None if percent is None else percent / _PERCENT for percent in percents)
 
     def _listed(self, now: float) -> dict[int, int | None] | None:
@@ -507,15 +497,7 @@ class Poller:
                         break
                     raise
                 return [
-                    ProcessSample(
-                        pid=row.pid,
-                        timestamp_us=row.timeStamp,
-                        sm=row.smUtil,
-                        enc=row.encUtil,
-                        dec=row.decUtil,
-                        jpg=getattr(row, "jpgUtil", None),
-                        ofa=getattr(row, "ofaUtil", None),
-                    )
+                    ProcessSample(row.pid, row.timeStamp, tuple(getattr(row, name, None) for name in _ENGINES))
                     for row in rows
                 ]
         raise pynvml.NVMLError(code)
