@@ -342,7 +342,7 @@ def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.Cap
     options = ("--workload-manager", "host", "--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json")
     assert main(["doctor", "--simulate", "demo", *options]) == 0
     found = {one["name"]: one["cause"] for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert found["workload manager"].startswith("host: 15 hold devices, by who runs on them")
+    assert found["workload manager"].startswith("host: 15 hold devices, by their processes")
     assert not {"kubelet", "kubelet and driver", "kubernetes API", "pod logs"} & set(found)
 
 

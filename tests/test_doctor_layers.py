@@ -157,7 +157,7 @@ def proc(tmp_path: Path) -> Proc:
 def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc: Proc, tmp_path: Path) -> None:
     slurm = settings(workload_manager="slurm", proc_root=proc.root)
     assert (
-        "slurm: 1 hold devices, by who runs on them"
+        "slurm: 1 hold devices, by their processes"
         in kubernetes.workload_holders(slurm, reading(whole(0, 42)), 1.0).cause
     )
     proc.add(44, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n")

@@ -326,7 +326,7 @@ async def test_a_new_file_holds_without_a_restart_and_a_broken_one_does_not(
         await asyncio.wait_for(one.broken.wait(), 20)
         assert (await one.get(auth=basic("alice", "another")))[0] == 200
         assert (await one.get())[0] == 401
-        assert "the web configuration stays as it was" in told.text
+        assert "keeping the previous web configuration" in told.text
         web_file(folder, tls={}, users={"alice": hashed()})
         await one.until(200, auth=ALICE, tls=certificates.client())
         with pytest.raises(aiohttp.ClientError):

@@ -36,7 +36,7 @@ class Settled:
 
     values: dict[str, Any]
     stated: set[str] = field(default_factory=set)
-    """Keys that somebody wrote, rather than their defaults."""
+    """Keys that are given, rather than their defaults."""
 
 
 def settle(
@@ -140,7 +140,7 @@ class AgentConfig:
     release_seconds: float
     sample_interval_seconds: float
     source: Literal["auto", "nvml", "dcgm"]
-    """``auto`` is NVML, and DCGM beside it where there is an address; the others are one alone."""
+    """``auto`` is NVML, and DCGM too where there is an address; the others are one alone."""
     dcgm_address: str = ""
     """``host:port``, ``unix:///path`` or ``embedded``; empty where DCGM is not used."""
     idle_threshold_ratio: float
@@ -234,8 +234,8 @@ def load_agent(
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
         environ: The process environment.
         dcgm_flags: Flags of dcgm-exporter; they win over its variables, and ours over both.
-        check_paths: Also look at what the values name: collectors file, state directory, sockets.
-        extra: Problems that the caller met before, told together with those met here.
+        check_paths: Also check what the values name: collectors file, state directory, sockets.
+        extra: Problems that the caller met before, reported together with those met here.
 
     Raises:
         ConfigError: With all mistakes at once, one line each.
@@ -245,7 +245,7 @@ def load_agent(
     settled = settle(OPTIONS, flags, environ, problems, from_dcgm.values)
     values, stated = settled.values, settled.stated
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
-        values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
+        values["kube-metadata"] = True  # a simulated node has an API server that needs no rights
     if values["workload-manager"] != "kubernetes" and "kube-metadata" in from_dcgm.values:
         values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
     if values["simulate"] and "lock-dir" not in stated:
@@ -290,7 +290,7 @@ def _settle_collectors(values: _Values) -> list[str]:
 
 
 def _settle_source(values: _Values) -> list[str]:
-    """Whether DCGM is used at all is whether there is an address; what was given in vain is told."""
+    """Use DCGM where there is an address; return a warning of what was given in vain."""
     if values["source"] == "dcgm":
         values["dcgm-address"] = values["dcgm-address"] or types.DEFAULT_ADDRESS
     elif values["source"] == "nvml" and values["dcgm-address"]:
@@ -309,7 +309,7 @@ def _check_together(values: _Values, problems: list[str]) -> None:
     manager = values["workload-manager"]
     if values["kube-metadata"] and manager not in {"kubernetes", None}:
         problems.append(
-            f"kube-metadata: is on, and the workload-manager is {manager}, whose jobs Kubernetes does not know;"
+            f"kube-metadata: is on, and the workload-manager is {manager}: Kubernetes does not know its jobs;"
             " allowed: one of the two"
         )
     problems += [
@@ -325,7 +325,7 @@ def _without_effect(values: _Values) -> list[str]:
     if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
         warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
     if values["kube-metadata"] and values["attribution"] is False:
-        warnings.append("kube-metadata: with attribution off nobody holds anything, and the API is not asked; not used")
+        warnings.append("kube-metadata: with attribution off there are no holders; not used")
     if not values["kube-metadata"]:
         warnings += [f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *MOST_KEYS) if values[key]]
     else:
@@ -426,7 +426,7 @@ def _state_dir(path: Path) -> list[str]:
     if not stat.S_ISDIR(mode):
         return [f"state-dir: {path} is not a directory; allowed: a directory that can be written"]
     if os.statvfs(path).f_flag & os.ST_RDONLY:
-        return []  # a disk with errors turns read-only by itself: the agent goes on in memory and says so
+        return []  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return [f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"]
     return []
@@ -478,8 +478,8 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     return event
 
 
-def told(text: str) -> str:
-    """A text as it may be told to anybody: ``printable``, and no address in it has a user or a password."""
+def redacted(text: str) -> str:
+    """Return a text that may be shown: ``printable``, and without users and passwords in its addresses."""
     return printable(_LOGIN.sub("...@", text))
 
 
@@ -515,4 +515,4 @@ class TextFormatter(logging.Formatter):
         parts = [head, *(f"{key}={value}" for key, value in event.items())]
         if record.exc_info:
             parts.append(f"exception={self.formatException(record.exc_info)!r}")
-        return told(" ".join(parts))
+        return redacted(" ".join(parts))

@@ -133,7 +133,7 @@ class Fields:
         return str(text)
 
     def take_number(self, key: str, allowed: str, low: float, high: float, *, needed: bool = False) -> float | None:
-        """A finite number from ``low`` to ``high``, both of which ``allowed`` tells in words."""
+        """A finite number from ``low`` to ``high``, both of which ``allowed`` names in words."""
         text = self.take_text(key, allowed, needed=needed)
         if text is None:
             return None
@@ -172,7 +172,7 @@ class Fields:
         return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
 
     def finish(self) -> None:
-        """Refuse every key that nobody asked for."""
+        """Refuse every key that was not taken."""
         for key in self._found:
             if key in self._known:
                 continue

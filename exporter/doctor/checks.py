@@ -73,7 +73,7 @@ def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
             "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
         )
     known = (facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
-    told = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"
+    labels = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"
     models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
     if models and not any(_is_same(facts.gpu_product, model) for model in models):
         return warn(
@@ -81,11 +81,11 @@ def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
             f"say {facts.gpu_product}, the driver says {', '.join(models)}",
             "the labels are of an earlier GPU: restart gpu-feature-discovery on this node",
         )
-    return ok(name, told)
+    return ok(name, labels)
 
 
 def _is_same(product: str, model: str) -> bool:
-    """Tell whether two spellings can mean one model; a label without a model's number is never wrong."""
+    """Return whether two spellings can mean one model; a label without a model's number is never wrong."""
     named = [word for word in _words(product) if any(map(str.isdigit, word)) and not _NO_MODEL.fullmatch(word)]
     return not named or named[0] in _words(model)
 
@@ -112,16 +112,16 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
         return fail(_NAME, first_of(error), "fix it, and try it: gpu-cost-exporter prices check FILE")
     if not read.rows and read.fallback is None:
         return ok(_NAME, "none: no prices, no money")
-    told = _told(read)
+    books = _summary(read)
     unpriced = _unpriced(read, config, labelled, reading, now)
     if unpriced:
-        return _without_price(f"{told}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
+        return _without_price(f"{books}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
     if read.warnings:
-        return warn(_NAME, f"{told}; {first_of(read.warnings)}", "see: gpu-cost-exporter prices check FILE")
+        return warn(_NAME, f"{books}; {first_of(read.warnings)}", "see: gpu-cost-exporter prices check FILE")
     today = datetime.fromtimestamp(now, tz=UTC).date().isoformat()
     if _days(read)[-1] > today:
-        return warn(_NAME, f"{told}: as_of lies in the future", "as_of is the day of the source, not of the effect")
-    return ok(_NAME, told)
+        return warn(_NAME, f"{books}: as_of lies in the future", "as_of is the day of the source, not of the effect")
+    return ok(_NAME, books)
 
 
 def _without_price(cause: str, *, labels_read: bool) -> Finding:
@@ -139,7 +139,7 @@ def _without_price(cause: str, *, labels_read: bool) -> Finding:
     )
 
 
-def _told(read: PriceBook) -> str:
+def _summary(read: PriceBook) -> str:
     books = [_one(one) for one in (read, read.fallback) if one is not None and one.rows]
     return "; else ".join(books) if read.fallback else f"{books[0]}; no list prices behind it"
 
@@ -186,7 +186,7 @@ class Layer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Physical GPUs that each layer knows; ``None`` where it cannot be told."""
+    """Physical GPUs that each layer knows; ``None`` where it is not known."""
 
     on_bus: int | None = None
     """NVIDIA GPUs on the PCI bus that are not passed through to virtual machines."""
@@ -196,9 +196,9 @@ class Counts:
     """Given out by NVML, or by DCGM, here; ``None`` where it does not work."""
     shown_by: str = NVML
     advertised: int | None = None
-    """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where nobody can tell."""
+    """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where it is not known."""
     allocated: int | None = None
-    """Of which somebody holds something, seen here or not."""
+    """GPUs with a holder, seen here or not."""
     inventory_refused: bool = False
     """Whether the kubelet did not answer what it advertises, though it may know."""
     by_claims: bool = False
@@ -231,8 +231,8 @@ def diagnose(counts: Counts) -> Finding:
 
 
 def _failed(layer: Layer, cause: str, fix: str) -> Finding:
-    told = fail if layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
-    return told(_LAYERS, f"{layer.value}: {cause}", fix)
+    level = fail if layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
+    return level(_LAYERS, f"{layer.value}: {cause}", fix)
 
 
 def _driver(counts: Counts) -> Finding | None:
@@ -254,7 +254,7 @@ def _driver(counts: Counts) -> Finding | None:
 def _toolkit(counts: Counts) -> Finding | None:
     """Compare what is shown here with what is there.
 
-    Whose fault it is when fewer are shown is told by the device plugin, which asks the same driver from another place.
+    The device plugin, which uses the same driver from another place, shows which layer fails when fewer are shown.
     """
     seen, advertised = counts.seen or 0, counts.advertised
     there = counts.in_driver if counts.in_driver is not None else counts.on_bus
@@ -268,8 +268,8 @@ def _toolkit(counts: Counts) -> Finding | None:
         more = f"; the device plugin is shown {advertised}"
         return _failed(Layer.CONTAINER_TOOLKIT, f"{_there(counts, there)}{shown}{more}", show_all)
     if advertised or (counts.allocated or 0) > seen:
-        who = f"to {where} and to the device plugin" if advertised else "any more"
-        cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {who}"
+        rest = f"to {where} and to the device plugin" if advertised else "any more"
+        cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {rest}"
         return _failed(Layer.DRIVER, cause, _DRIVER_LOG)
     return _failed(Layer.CONTAINER_TOOLKIT, f"{_there(counts, there)}{shown}", show_all)
 
@@ -284,13 +284,13 @@ def _above(counts: Counts) -> Finding:
         return _ok(counts, "given out by claims (DRA)" if counts.by_claims else "advertised devices not known")
     if advertised is None:
         return _failed(
-            Layer.KUBELET, "the kubelet does not tell which devices there are", "it is an old one: 1.23 or newer tells"
+            Layer.KUBELET, "the kubelet does not report its devices", "the kubelet is too old: use 1.23 or newer"
         )
     if not advertised and seen:
         return _nothing_advertised(seen, counts.allocated)
     if advertised < seen:
-        who = "DRA driver or device plugin" if counts.by_claims else "device plugin"
-        cause = f"the driver shows {_gpus(seen)}, the {who} advertises {advertised} as healthy"
+        plugin = "DRA driver or device plugin" if counts.by_claims else "device plugin"
+        cause = f"the driver shows {_gpus(seen)}, the {plugin} advertises {advertised} as healthy"
         return _failed(Layer.DEVICE_PLUGIN, cause, _PLUGIN_LOG)
     return _ok(counts, "advertised")
 
@@ -307,7 +307,7 @@ def _nothing_advertised(seen: int, allocated: int | None) -> Finding:
 def _ok(counts: Counts, how: str) -> Finding:
     seen, advertised = counts.seen or 0, counts.advertised
     if not seen:
-        return ok(_LAYERS, "no GPU here, and nobody knows of one")
+        return ok(_LAYERS, "no GPU here, and no layer knows one")
     number = "" if advertised is None else f"{advertised} "
     held = "" if counts.allocated is None else f", {counts.allocated} held"
     return ok(_LAYERS, f"{_gpus(seen)} here, {number}{how}{held}")
@@ -370,7 +370,7 @@ def on_bus(sys_root: Path) -> int | None:
 
 
 def in_driver(proc_root: Path) -> int | None:
-    """Count the GPUs that the kernel driver knows; ``None`` where it does not tell, or tells those of a container.
+    """Count the GPUs of the kernel driver; ``None`` where it does not report them, or only those of a container.
 
     The container toolkit lays a directory of the container's own GPUs over the driver's.
     """
@@ -401,8 +401,8 @@ def _is_gpu(device: Path) -> bool:
 
 _NO_PROCESSES = warn(
     "processes",
-    "DCGM tells none: use of shared devices is estimated, not measured",
-    "--source auto reads them from NVML, where the agent runs beside the driver",
+    "DCGM reports none: use of shared devices is estimated, not measured",
+    "--source auto reads them from NVML, where the agent runs on the driver's machine",
 )
 
 
@@ -465,7 +465,7 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
-    """Who holds what, whose it is, which layer of the node stands in the way of knowing; and what its labels say."""
+    """Return findings on holders, owners and layers of the node, and what its labels say."""
     config = around.config
     if config.attribution and config.workload_manager != "kubernetes":
         judged = layer_agreement(around, reading)
@@ -484,7 +484,7 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     if attribution and reading:
         found.append(kubernetes.agreement(attribution))
     if api and attribution:
-        # Without the driver it is not known who holds anything.
+        # Without the driver no holder is known.
         found += [of_holders(config, attribution, api.facts)] if reading else []
         found.append(node_labels(api.node_facts, reading))
     if not (config.attribution and config.kube_metadata):

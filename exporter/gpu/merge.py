@@ -32,7 +32,7 @@ _ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 
 
 def supplement(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return what to ask DCGM for beside NVML: what NVML may not have, and a little to fall back on.
+    """Return what to ask DCGM for in addition to NVML: what NVML may not have, and a little to fall back on.
 
     Codecs are both: of a GPU before Hopper in MIG mode NVML has no figure of them.
     """
@@ -86,8 +86,8 @@ def merge(
       under an index of its own where NVML gives that index to another.
     - While NVML does not answer, DCGM's reading is used whole, under the identities that NVML gave before.
     - An engine that has none of NVML's GPUs is another machine's: nothing of it is used.
-    - A counter that is lower than the other source reported it before is left out until it has caught up. Whoever takes
-      differences would count all of it once more.
+    - A counter that is lower than the other source reported it before is left out until it has caught up: a
+      difference would count all of it once more.
 
     Args:
         nvml: NVML's reading; ``None`` while it does not answer.

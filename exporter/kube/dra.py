@@ -22,7 +22,7 @@ GROUP_PATH = "/apis/resource.k8s.io"
 VERSION_SECONDS = 2.0
 """How soon a request that was not found leads to the question which version is served."""
 ABSENT_SECONDS = 600.0
-"""A cluster without DRA is asked again, for who changes that changes no agent."""
+"""A cluster without DRA is asked again, for the agent does not restart when that changes."""
 
 
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -181,7 +181,7 @@ def _whole(value: object, default: int) -> int:
 
 class _Claim(NamedTuple):
     uid: str
-    """Empty where the kubelet does not tell."""
+    """Empty where the kubelet does not report it."""
     namespace: str
     name: str
 
@@ -198,7 +198,7 @@ class DraReader:
         client: Of the API.
         node: Name of this node.
         clock: Unix time now.
-        steady: Seconds of a time that nobody sets.
+        steady: Seconds of a monotonic clock.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class DraReader:
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
         """Devices of claims by their UID, the same object while nothing changes.
 
-        Of claims whose UID the kubelet does not tell they are there by ``namespace/name`` too.
+        Claims without a UID from the kubelet are also there by ``namespace/name``.
         """
         if self._items is not self._claims.items:
             self._items = self._claims.items
@@ -367,7 +367,7 @@ class DraReader:
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:
-    """Read a claim; one of the same name that was made since is another, whose devices are not these."""
+    """Read a claim; a claim that was created again under its name (another UID) is ignored."""
     uid, devices = uid_of(item), allocated_devices(item)
     if devices is None or (claim.uid and claim.uid != uid):
         return None

@@ -31,9 +31,9 @@ SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
 SKEW_SECONDS = 10.0
-"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
+"""Opt-outs and tokens end by the clock; less than this does not matter."""
 GONE_SPREAD_SECONDS = 10.0
-"""A server that has forgotten its history tells all watches so at once, and each lists again: whole fleets of them."""
+"""A server without its history ends all watches at once, and each lists again: whole fleets of them."""
 _LIST_AGAIN_AFTER = 5
 # Failures after which the last version may be what the server chokes on, or stands still without it.
 _DOUBTFUL = frozenset({"server_error", "timeout"})
@@ -133,7 +133,7 @@ class ListWatch(Generic[Item]):
             except ApiError as error:
                 await self._sleep(self._note(error))
             except Exception as error:
-                # An object that nobody thought of must not end the agent, which meters without the API too.
+                # An unexpected object must not end the agent, which meters without the API too.
                 LOG.exception("%s: unexpected; listed again later", self.path)
                 words = f"list {self.path}: unexpected {type(error).__name__}; the agent's log has the cause"
                 await self._sleep(self._note(ApiError("unexpected", words)))
@@ -196,7 +196,7 @@ class ListWatch(Generic[Item]):
             "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._client.random()), 1)),
         }
         accept = METADATA_WATCH if self._metadata_only else PLAIN
-        began, told = self._clock(), False
+        began, had_event = self._clock(), False
         stream = self._client.watch(self.path, query, accept=accept, silence_seconds=self._silence_seconds)
         async with aclosing(stream) as events:
             async for event in events:
@@ -205,11 +205,11 @@ class ListWatch(Generic[Item]):
                     self._compare_clocks()
                     self._at(self._resource_version)
                 else:
-                    told = True
+                    had_event = True
                     self._apply(event["type"], event.get("object", {}))
                     self._well()
         lasted = self._clock() - began
-        if not told and 0 <= lasted < SHORTEST_WATCH_SECONDS:
+        if not had_event and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
                 "short_watch",
                 f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
@@ -326,7 +326,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one key beside its item."""
+    """What is known of one key in addition to its item."""
 
     due_seconds: float = 0.0
     """Of the event loop's time."""
@@ -347,7 +347,7 @@ class Lookups(Generic[Key, Item]):
         parse: Reads it; ``None`` for an object that is not yet what it will be.
         steady: Seconds of a monotonic clock.
         renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
-        absent_is_problem: Whether it has to be told that an object does not exist.
+        absent_is_problem: Whether an object that does not exist is a problem.
         refused_seconds: After which what was refused is asked for again.
     """
 
@@ -408,7 +408,7 @@ class Lookups(Generic[Key, Item]):
         self._wake.set()
 
     def given_up(self, key: Key) -> bool:
-        """Tell whether nothing should wait any more for a wanted key that has no item."""
+        """Return whether nothing should wait any more for a wanted key that has no item."""
         state = self._states.get(key)
         if state is None or key in self.items:
             return False

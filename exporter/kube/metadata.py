@@ -96,7 +96,7 @@ def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[st
 
     Args:
         item: A Pod or the PartialObjectMetadata of one; anything is borne.
-        wanted: Annotations to keep, beside those that say who has which part of a GPU.
+        wanted: Annotations to keep, in addition to those of parts of GPUs.
 
     Returns:
         (namespace, name) and the pod; ``None`` for what has no name.
@@ -121,7 +121,7 @@ def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[st
 
 
 def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of an object, those whose values are text or can be."""
+    """Return the labels of an object that are text or can be."""
     return _texts(mapping_of(mapping_of(item.get("metadata")).get("labels")))
 
 
@@ -152,7 +152,7 @@ def _controller(references: object) -> Mapping[str, Any]:
 def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
     """Return the UID in the pod's cgroups: of a static pod it is its file's hash.
 
-    The hash alone is anybody's to write; that a pod is the image of a static one only its node may say.
+    Any client may write the hash; only the node may mark a pod as the mirror of a static one.
     """
     annotations = mapping_of(metadata.get("annotations"))
     file_hash = text_of(annotations.get(_CONFIG_HASH), _NAME_LIMIT)
@@ -164,7 +164,7 @@ def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
 LOG = logging.getLogger("exporter.kube.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
-"""Pods that have finished come as deleted; without it only whole pods would tell."""
+"""Pods that have finished come as deleted; without it only whole pods would show it."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 LOST_SECONDS = 300.0
@@ -178,7 +178,7 @@ NAME_NODE = "set it (NODE_NAME) to spec.nodeName of the agent's pod, as `kubectl
 _WITHOUT_NAMESPACES = "teams and cost labels that only namespaces name are not known (or set --namespace-teams off)"
 _FACTS_LIMIT = 4096
 _UNEXPECTED_SECONDS = 60.0
-"""A part that has met what nobody thought of is begun again after this, give or take half."""
+"""A part that failed unexpectedly starts again after this, give or take half."""
 _LONGEST_STEP_SECONDS = 10.0
 
 
@@ -298,8 +298,8 @@ class Metadata:
         if not skew_seconds:
             return ""
         way = "ahead of" if skew_seconds > 0 else "behind"
-        told = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
-        return f"{told}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
+        remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
+        return f"{remark}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -334,7 +334,7 @@ class Metadata:
             await self._client.close()
 
     async def _run_on(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a part for ever: what nobody thought of must not end the agent, which meters without the API too."""
+        """Run a part until cancelled: an unexpected error must not end the agent, which meters without the API too."""
         while True:
             try:
                 await run()
@@ -346,7 +346,7 @@ class Metadata:
             self._unexpected.pop(name, None)
 
     def note(self, allocations: Allocations, now: float) -> None:
-        """Take note of a new answer of the kubelet: whose namespaces and which claims to read, who should be known."""
+        """Note a new answer of the kubelet: its namespaces and claims are read, its pods should be known."""
         self._advance(now)
         pods = {(container.namespace, container.pod) for container in allocations.containers}
         self._endings.note(pods)
@@ -379,7 +379,7 @@ class Metadata:
         return self._evidence
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a pod is; ``None`` until it and, where that counts, its namespace are known."""
+        """Return the owner and facts of a pod; ``None`` until it and, where that counts, its namespace are known."""
         name = (namespace, pod)
         found = self._endings.find(name)
         if found is None:

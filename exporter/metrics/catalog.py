@@ -19,7 +19,7 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 def owner_of(use: PodUse) -> Owner:
-    """Who holds, without cost labels; without pod metadata, or until the workload is known, the namespace alone."""
+    """Return the owner of a holder, without cost labels; the namespace alone until the workload is known."""
     return use.facts.owner.without_cost_labels if use.facts else Owner(namespace=use.holder.namespace)
 
 
@@ -63,10 +63,10 @@ DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
 """Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
 OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "cost_labels", "model", "mode")
-"""Who pays, for which model, in which mode: exclusive, mig, shared. What is not known of an owner is absent."""
+"""Owner, model and mode: exclusive, mig, shared. What is not known of an owner is absent."""
 
 WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
-"""Who holds; a pod whose workload is not known stands for itself, with the kind Pod."""
+"""Holder; a pod without a known workload stands for itself, with the kind Pod."""
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 

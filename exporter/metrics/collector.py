@@ -135,7 +135,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
 
 
 def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[_Row]:
-    """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is not told."""
+    """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is absent."""
     for xid, count in sorted(view.xids.items()):
         yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
     is_board = view.instance is None and view.state in ANSWERING
@@ -160,8 +160,10 @@ def _board_health(view: DeviceView, identity: Labels) -> Iterator[_Row]:
             yield metric, plus(identity, (metric.labels[-1], value)), view.values.get(field)
     memory = view.values.get(Field.MEMORY_TEMP)
     if memory is not None:
-        told = view.values.get(Field.MEM_MAX_OP_TEMP)
-        limit, margin = ("assumed", _MEMORY_LIMIT_CELSIUS - memory) if told is None else ("driver", told - memory)
+        driver_limit = view.values.get(Field.MEM_MAX_OP_TEMP)
+        limit, margin = (
+            ("assumed", _MEMORY_LIMIT_CELSIUS - memory) if driver_limit is None else ("driver", driver_limit - memory)
+        )
         yield catalog.GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS, plus(identity, ("limit", limit)), margin
     recoveries = [view.values[field] for field in catalog.NVLINK_RECOVERIES if field in view.values]
     if recoveries:
@@ -197,8 +199,8 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
 def _series(use: PodUse, *, up: bool) -> int:
     """How many series ``_holders`` makes of one."""
     measured = (use.activity, use.idle_for_seconds, use.memory_used_bytes) if up else ()
-    told = (alerts_off_until_seconds(use.facts), *measured)
-    return _ALWAYS + len(told) - told.count(None)
+    optional = (alerts_off_until_seconds(use.facts), *measured)
+    return _ALWAYS + len(optional) - optional.count(None)
 
 
 def _holders(page: PageBuilder, shown: list[_Held]) -> None:
@@ -225,8 +227,8 @@ def _info(plain: Labels, use: PodUse) -> Labels:
     if facts is None:
         return _INFO.behind(plain, *how, holder.namespace, None, None, None, None, None)
     owner = facts.owner
-    whose = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
-    info = _INFO.behind(plain, *how, *whose)
+    labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
+    info = _INFO.behind(plain, *how, *labels_of_owner)
     return plus(info, *exported_labels(facts.exported)) if facts.exported else info
 
 
@@ -364,10 +366,10 @@ def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping
     shown: dict[str, frozenset[Field]] = {}
     for view in devices:
         if view.instance and view.state in ANSWERING:
-            # A board's profile beside silent instances would be taken for theirs.
+            # A board's profile next to silent instances would be taken for theirs.
             profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
-            told = profiled | (of_instance.keys() & view.values.keys())
-            shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | told
+            in_parts = profiled | (of_instance.keys() & view.values.keys())
+            shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | in_parts
     return shown
 
 

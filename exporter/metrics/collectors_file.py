@@ -142,7 +142,7 @@ class Collectors:
 
     @property
     def without_dcgm(self) -> str:
-        """One line for who does not use DCGM: which rows show nothing, and the fix; empty where there is none."""
+        """One line for agents without DCGM: the rows that show nothing, and the fix; empty where there is none."""
         names = [row.name for row in self.dcgm_only]
         if not names:
             return ""

@@ -15,7 +15,7 @@ from exporter.model import DeviceEvents, DeviceState, DeviceView, Field, Holder,
 
 
 class Era(StrEnum):
-    """Whose names and units: dcgm-exporter up to 4.8 (``LEGACY``), or 4.9 (``NEW``)."""
+    """Version of names and units: dcgm-exporter up to 4.8 (``LEGACY``), or 4.9 (``NEW``)."""
 
     LEGACY = "legacy"
     NEW = "4.9"
@@ -199,7 +199,7 @@ class LabelStyle:
         return [*pairs, (self.hostname, node)] if self.hostname else pairs
 
     def holder(self, holder: Holder) -> Pairs:
-        """Who holds it, in alphabetical order of the names, as there."""
+        """Return the labels of a holder, in alphabetical order of the names, as there."""
         names = _OLD_HOLDER if self.old_names else _HOLDER
         values = dict(zip(names, (holder.container, holder.namespace, holder.pod), strict=True))
         pairs: Pairs = sorted(values.items())
@@ -214,7 +214,7 @@ ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
 """One that needs a reset has no activity any more, and still says what is wrong."""
 
 _MILLISECONDS = 1000
-_NONE_TOLD = DeviceEvents()
+_NO_EVENTS = DeviceEvents()
 
 
 class EventCount(StrEnum):
@@ -233,7 +233,7 @@ RECENT = frozenset({EventCount.XIDS_RECENT, EventCount.CLOCK_EVENTS_RECENT})
 NOT_MADE: Mapping[str, str] = {
     "DCGM_EXP_P2P_STATUS": "gpu_nvlink_errors_total, or DCGM_FI_DEV_P2P_NVLINK_STATUS with DCGM",
 }
-"""dcgm-exporter's others, each with what tells the same or more here."""
+"""dcgm-exporter's others, each with what shows the same or more here."""
 
 _HELP = {
     EventCount.XIDS_RECENT: "Xid events in the window, by code; 0 without a code where there was none.",
@@ -298,18 +298,18 @@ def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[t
 
     Clock events are the board's, and stand on its row alone. A device that is down keeps its Xids, which may be why.
     """
-    told = snapshot.events.get(view.uuid, _NONE_TOLD)
+    events = snapshot.events.get(view.uuid, _NO_EVENTS)
     up = view.state is DeviceState.UP
     match EventCount(name):
         case EventCount.XIDS_RECENT:
-            yield from _in_window("xid", _by_text(told.recent_xids), snapshot.xid_window_seconds, with_none=up)
+            yield from _in_window("xid", _by_text(events.recent_xids), snapshot.xid_window_seconds, with_none=up)
         case EventCount.XIDS:
             yield from _each("xid", _by_text(view.xids))
-        case EventCount.CLOCK_EVENTS_RECENT if up and told.recent_clock_events is not None:
+        case EventCount.CLOCK_EVENTS_RECENT if up and events.recent_clock_events is not None:
             seconds = snapshot.clock_events_window_seconds
-            yield from _in_window("clock_event", told.recent_clock_events, seconds, with_none=True)
-        case EventCount.CLOCK_EVENTS if up and told.clock_events is not None:
-            yield from _each("clock_event", {event: times for event, times in told.clock_events.items() if times})
+            yield from _in_window("clock_event", events.recent_clock_events, seconds, with_none=True)
+        case EventCount.CLOCK_EVENTS if up and events.clock_events is not None:
+            yield from _each("clock_event", {event: times for event, times in events.clock_events.items() if times})
         case EventCount.HEALTH if view.instance is None:
             for watch, (result, error) in sorted(_health(view, snapshot).items()):
                 yield (("health_error_code", error), ("health_watch", watch)), result

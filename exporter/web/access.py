@@ -161,10 +161,10 @@ class WebAccess:
                     self._logged = error.problems
                     failed()
                     for problem in error.problems:
-                        LOG.warning("the web configuration stays as it was: %s", problem)
+                        LOG.warning("keeping the previous web configuration: %s", problem)
             else:
                 self._logged = ()
-                LOG.info("the web configuration was read again")
+                LOG.info("web configuration reloaded")
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -189,10 +189,10 @@ class WebAccess:
         if verdict == "right":
             return None
         if verdict == "busy":
-            response = _plain(503, "too many passwords are being looked at; ask again in a second")
+            response = _plain(503, "too many passwords are being checked; retry in a second")
             response.headers[hdrs.RETRY_AFTER] = "1"
             return response
-        response = _plain(401, "a user and a password are needed here, and those given are not right, if any")
+        response = _plain(401, "authentication required: missing or wrong user name or password")
         response.headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE
         return response
 

@@ -14,7 +14,7 @@ UNIX = "unix://"
 
 
 def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> str:
-    """See whether anybody takes a connection at an address.
+    """Check that something accepts a connection at an address.
 
     Args:
         address: ``host:port`` or ``unix:///path``.
@@ -25,7 +25,7 @@ def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None]
         Where that was, without a name to look up: libdcgm would look up IPv4 alone, and take the first of several.
 
     Raises:
-        SourceError: nobody does; the message tells why, and the fix.
+        SourceError: nothing does; the message has the cause and the fix.
     """
     try:
         if by is None:
@@ -73,10 +73,10 @@ def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
             "dcgm_no_permission",
             f"this user may not open the socket {address}: run as a user or group that may write to it",
         )
-    told = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    words = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
     return SourceError(
         "dcgm_unreachable",
-        f"{address} cannot be reached ({told}): see whether a network policy or a firewall is in between, or correct"
+        f"{address} cannot be reached ({words}): see whether a network policy or a firewall is in between, or correct"
         " --dcgm-address",
     )
 
@@ -86,7 +86,7 @@ MISMATCH = "dcgm_version_mismatch"
 """Reason: engine and library are of different major versions."""
 _CONNECT_SECONDS = 3.0
 _SILENT_PART = 0.8
-"""Of the time there is for connecting: who used it up did not answer, who refused was quicker."""
+"""Of the time there is for connecting: an engine that used it up did not answer, a refusal is quicker."""
 _UNINITIALIZED = -10
 _GONE = frozenset({Code.CONNECTION_LOST, _UNINITIALIZED})
 _AUTOMATIC = 1
@@ -125,7 +125,7 @@ def no_room(address: str, gpus: int) -> str:
 
 
 _ADVICE = {
-    "dcgm_module_not_loaded": "the engine has no profiling module: install datacenter-gpu-manager-4-proprietary beside"
+    "dcgm_module_not_loaded": "the engine has no profiling module: install datacenter-gpu-manager-4-proprietary with"
     " it and restart it; until then it measures no engines of GPUs before Hopper",
     "dcgm_limit_reached": "the engine has no room for another group: end the clients that fill it (dcgmi group -l,"
     " dcgmi fieldgroup -l); what could not be watched is absent, and tried again every minute",
@@ -193,28 +193,28 @@ class Engine:
         """Return the engine's own ids of the GPUs that it can work with.
 
         Raises:
-            SourceError: it does not tell.
+            SourceError: it does not list them.
         """
         ids, count = (ctypes.c_uint * libdcgm.MAX_GPUS)(), ctypes.c_int(libdcgm.MAX_GPUS)
-        told = self.call(
+        code = self.call(
             "dcgmGetEntityGroupEntities", libdcgm.GPU, ids, byref(count), ctypes.c_uint(libdcgm.SUPPORTED_ONLY)
         )
-        if told != Code.OK:
+        if code != Code.OK:
             raise SourceError(
-                reason_of(told),
-                f"the DCGM host engine at {self.address} does not list its GPUs ({self.library.describe(told)}): see"
+                reason_of(code),
+                f"the DCGM host engine at {self.address} does not list its GPUs ({self.library.describe(code)}): see"
                 " its log, and dmesg for NVRM lines",
             )
         return list(ids[: count.value])
 
     def gpu_status(self, gpu_id: int) -> int | None:
-        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not told."""
+        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not reported."""
         status = ctypes.c_int(0)
-        told = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
-        return status.value if told == Code.OK else None
+        code = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
+        return status.value if code == Code.OK else None
 
     def profiling_paused(self) -> bool | None:
-        """Tell whether somebody paused profiling for the whole engine; ``None`` where it is not told."""
+        """Return whether profiling is paused for the whole engine; ``None`` where it is not reported."""
         statuses = libdcgm.versioned(libdcgm.ModuleStatuses)
         if self.call("dcgmModuleGetStatuses", byref(statuses)) != Code.OK:
             return None
@@ -247,7 +247,7 @@ def connect(
         monotonic: Clock, in seconds.
 
     Raises:
-        SourceError: there is no library, nothing listens, something else does, ...; the message tells the fix.
+        SourceError: there is no library, nothing listens, something else does, ...; the message has the fix.
     """
     library = libdcgm.load()
     # The library itself takes its whole time for a closed port and has one code for everything.
@@ -262,7 +262,7 @@ def connect(
     connected = code = _open(library, reached, handle)
     engine = Engine(library, handle, address, count=count, progress=progress)
     if connected == Code.OK:
-        # It tells OK of a login that failed, too, when it has closed the connection again: the next call says so.
+        # It returns OK for a login that failed, too, and closes the connection: the next call fails.
         code, engine.version = _engine_version(library, handle)
     silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
     trouble = _trouble(library, address, code, engine.version, silent=silent)
@@ -301,7 +301,7 @@ def _open(library: Library, address: str, handle: Handle) -> int:
 
 
 def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
-    """Return the code of asking, and the version; an engine that only does not tell it is fine."""
+    """Return the code of asking, and the version; an engine that does not report it is fine."""
     info = libdcgm.versioned(libdcgm.VersionInfo)
     code = library.call("dcgmHostengineVersionInfo", handle, byref(info))
     if code == Code.OK:
@@ -310,7 +310,7 @@ def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
 
 
 def library_version(library: Library) -> str | None:
-    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not tell."""
+    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not report it."""
     info = libdcgm.versioned(libdcgm.VersionInfo)
     return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == Code.OK else None
 
@@ -341,29 +341,30 @@ def _version_in(info: libdcgm.VersionInfo) -> str | None:
 
 
 def _refusal(library: Library, address: str, code: int, *, silent: bool) -> SourceError:
-    told = library.describe(code)
+    words = library.describe(code)
     if code == Code.VERSION_MISMATCH:
         return _mismatch(library, address, None)
     if address == EMBEDDED:
         return SourceError(
             reason_of(code),
-            f"an engine could not be started within this process ({told}): it takes DCGM's whole package and the NVIDIA"
-            " driver; or let nv-hostengine run and give its address",
+            f"an engine could not be started within this process ({words}): it takes DCGM's whole package and the"
+            " NVIDIA driver; or let nv-hostengine run and give its address",
         )
     if code == Code.NO_PERMISSION:
         return SourceError(
-            "dcgm_no_permission", f"the host engine at {address} refuses this client ({told}): see its options and log"
+            "dcgm_no_permission",
+            f"the host engine at {address} refuses this client ({words}): see its options and log",
         )
     if silent:
         return SourceError(
             "dcgm_silent",
-            f"something takes connections at {address} and does not answer ({told}): see whether it is nv-hostengine"
+            f"something takes connections at {address} and does not answer ({words}): see whether it is nv-hostengine"
             " and hangs (restart it), or correct --dcgm-address",
         )
     return SourceError(
         "dcgm_not_an_engine",
-        f"what listens at {address} does not answer as a DCGM host engine ({told}): correct --dcgm-address; an engine"
-        f" listens on port 5555 unless told otherwise, and has to be of {library.soname}'s major version",
+        f"what listens at {address} does not answer as a DCGM host engine ({words}): correct --dcgm-address; an engine"
+        f" listens on port 5555 by default, and has to be of {library.soname}'s major version",
     )
 
 

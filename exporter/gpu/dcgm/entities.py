@@ -60,7 +60,7 @@ class Instances:
         self._uuids: dict[Entity, Value | None] = {}
         self._found: dict[int, tuple[Instance, ...]] = {}
         self._complete = True
-        """Whether the size of every instance was told."""
+        """Whether the size of every instance is known."""
 
     def of(self, gpu_id: int) -> tuple[Instance, ...]:
         """Return the instances of a GPU, in the engine's order."""
@@ -79,7 +79,7 @@ class Instances:
 
         Args:
             gpus: By the engine's id.
-            again: Read who they are though they seem to be the same.
+            again: Read identities again though they seem to be the same.
 
         Raises:
             SourceError: the engine is gone.
@@ -90,14 +90,14 @@ class Instances:
         self._hierarchy.version = library.version_word(Hierarchy)
         code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
         if code != Code.OK:
-            # Not told is not changed: what was there before is still held by somebody.
+            # No answer is no change: the instances of before may still have holders.
             self._engine.count(f"mig_{reason_of(code)}")
             return
         rows = tuple(_row(info) for info in self._hierarchy.entityList[: self._hierarchy.count])
         parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
         told = self._live.read(parts, (UUID,))
         # The ids of an instance that was destroyed are given to the next one.
-        # One that is not told now, as while the engine's telemetry is paused, is as it was.
+        # One that is not reported now, as while the engine's telemetry is paused, is as it was.
         known = self._uuids if rows == self._rows else {}
         uuids = {entity: told[entity].get(UUID, known.get(entity)) for entity in parts}
         if rows == self._rows and uuids == self._uuids and self._complete and not again:
@@ -174,7 +174,7 @@ _TEXTS = (
     Field.VBIOS_VERSION,
 )
 _IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, int(Field.FB_TOTAL))
-_WHO = (UUID, MIG_MODE)
+_CHANGES = (UUID, MIG_MODE)
 _NODE: Entity = (NONE, 0)
 _FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
 _STATES = {
@@ -225,7 +225,7 @@ class Entities:
 
     Args:
         engine: To ask.
-        texts: Text fields to read of every GPU, beside those that NVML tells too.
+        texts: Text fields to read of every GPU, in addition to those that NVML reports too.
         node_fields: Fields of no entity (driver version, ...) to read.
     """
 
@@ -242,7 +242,7 @@ class Entities:
         """What is the same for all devices, by field id."""
 
     def look(self, *, again: bool = False) -> DcgmLayout:
-        """Return the devices as they are now; who they are is read again where it may have changed.
+        """Return the devices as they are now; identities are read again where they may have changed.
 
         Args:
             again: Read everything again, though the devices are the same.
@@ -266,7 +266,7 @@ class Entities:
         return DcgmLayout(devices=ordered, places=places, listed=len(present))
 
     def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
-        """Ask the engine, or its first GPU where it knows no entity for what is nobody's."""
+        """Ask the engine, or its first GPU where it has no entity for the node."""
         for entity in (_NODE, *((GPU, gpu_id) for gpu_id in present[:1])):
             if told := self._live.read([entity], self._node_fields)[entity]:
                 return told
@@ -281,9 +281,9 @@ class Entities:
         return DcgmDevice(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
     def _follow_gpus(self, present: Sequence[int], *, again: bool) -> bool:
-        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or again."""
+        """Read the identity of a GPU that is new, replaced, or switched to MIG or back; of all with ``again``."""
         changed = False
-        told = self._live.read([(GPU, gpu_id) for gpu_id in present], _WHO)
+        told = self._live.read([(GPU, gpu_id) for gpu_id in present], _CHANGES)
         for gpu_id in present:
             known, now = self._gpus.get(gpu_id), told[GPU, gpu_id]
             same = (
@@ -309,7 +309,7 @@ class Entities:
         entity = (GPU, gpu_id)
         now = self._live.read([entity], (*_IDENTITY, *self._texts))[entity]
         before = self._told.get(gpu_id, {})
-        # What a GPU that is being reset does not tell at this moment is as it was.
+        # What a GPU does not report while it is being reset is as it was.
         told = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
         self._told[gpu_id] = told
         uuid, slices = told.get(UUID), whole(told.get(MIG_MAX_SLICES)) or 0

@@ -75,7 +75,7 @@ NONE, GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 0, 1, 4, 5
 # Kinds of groups (dcgmGroupType_t).
 EMPTY_GROUP = 1
 
-# Field types, as the character codes that the library tells them by.
+# Field types: character codes of the library.
 BINARY, DOUBLE, INTEGER, STRING, TIMESTAMP = (ord(letter) for letter in "bdist")
 
 # Modules and their states (dcgmModuleId_t, dcgmModuleStatus_t).
@@ -101,7 +101,7 @@ Handle = c_size_t
 
 
 class Value(ctypes.Union):
-    """What a field value holds; ``type`` beside it says which."""
+    """What a field value holds; ``type`` next to it says which."""
 
     _fields_ = (("i64", c_int64), ("dbl", c_double), ("str", c_char * STRING_BYTES), ("blob", c_char * BLOB_BYTES))
 
@@ -373,7 +373,7 @@ class Library:
         return int(self.soname.rpartition(".")[2])
 
     def has(self, name: str) -> bool:
-        """Tell whether it has an optional function."""
+        """Return whether it has an optional function."""
         return name in self._functions
 
     def call(self, name: str, *arguments: object) -> int:
@@ -416,7 +416,7 @@ def prefer(soname: str) -> None:
 def beside(library: Library) -> str | None:
     """Return the name of a libdcgm of another major version that is installed, too; ``None``: there is none.
 
-    It is loaded to see that, and a process must not use both: one that is told a name has to end.
+    It is loaded to see that, and a process must not use both: after a name was returned, this one has to end.
     """
     # Beside a simulated one nothing real is touched.
     for soname in SONAMES if library.knock is None else ():
@@ -439,22 +439,22 @@ def load() -> Library:
 
 
 def _open() -> Library:
-    told = []
+    errors = []
     for soname in sorted(SONAMES, key=lambda one: one != _Loaded.preferred):
         try:
             # Its modules are loaded by the library itself and take its symbols from the process.
             return Library(ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL), soname)
         except OSError as error:
-            told.append(str(error))
+            errors.append(str(error))
     raise SourceError(
         "dcgm_library_not_found",
-        f"libdcgm was not found ({'; '.join(told)}): install DCGM's client library (package datacenter-gpu-manager,"
+        f"libdcgm was not found ({'; '.join(errors)}): install DCGM's client library (package datacenter-gpu-manager,"
         " or datacenter-gpu-manager-4-core), of the host engine's major version",
     )
 
 
 class Record(NamedTuple):
-    """One field value as the library tells it, before anything is made of it."""
+    """One field value as the library delivers it."""
 
     field_id: int
     type: int

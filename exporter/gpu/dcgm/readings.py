@@ -67,11 +67,11 @@ def whole(value: Value | None) -> int | None:
 
 
 def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
-    """Return a value as it is told on, and whether it was out of what is possible.
+    """Return a value as it is passed on, and whether it was out of what is possible.
 
     Args:
-        field_id: Whose value; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
-            hundredth below 0 is none: a counter began again, and 0 would say that the device was idle.
+        field_id: Its field; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
+            hundredth below 0 is no value: a counter began again, and 0 would mean an idle device.
         value: In the field's unit.
     """
     if field_id not in RATIOS:
@@ -95,10 +95,10 @@ class TimestampMovement:
         self._seen: dict[Entity, dict[int, tuple[int, float]]] = {}
 
     def is_fresh(self, entity: Entity, field_id: int, at_microseconds: int, now: float) -> bool:
-        """Note the time that a value bears, and tell whether the value is good now.
+        """Note the time of a value, and return whether the value is good now.
 
         Args:
-            entity: Whose value.
+            entity: Entity of the value.
             field_id: Of what.
             at_microseconds: The time it bears, of the engine's clock, which may be another machine's.
             now: Seconds of this process's monotonic clock.
@@ -181,12 +181,12 @@ class RecordBuffer:
             if not self._movement.is_fresh(entity, field_id, record.at_microseconds, self._now):
                 continue
             if not isinstance(value, str):
-                told, clamped = in_range(field_id, value)
+                shown, clamped = in_range(field_id, value)
                 if clamped:
                     self._count("dcgm_clamped")
-                if told is None:
+                if shown is None:
                     continue
-                value = told
+                value = shown
             values[field_id] = value
 
     def _take_events(self, entity: Entity, address: int, count: int, into: list[tuple[Entity, int, int]]) -> None:
@@ -214,7 +214,7 @@ class Live:
         self._buffer = (FieldValueV2 * _RECORDS)()
 
     def read(self, entities: Sequence[Entity], field_ids: Iterable[int]) -> Mapping[Entity, Mapping[int, Value]]:
-        """Return what is told, by entity and field id.
+        """Return values by entity and field id.
 
         Args:
             entities: Of one or several groups.
@@ -383,7 +383,7 @@ class Profiling:
         return self._wanted & self._can.get(gpu_id, (0, frozenset()))[1]
 
     def state(self, gpu_id: int, refusal: int | None) -> ProfilingState | None:
-        """Return how profiling of a GPU is; ``None`` where nobody asked for it.
+        """Return how profiling of a GPU is; ``None`` where it is not wanted.
 
         Args:
             gpu_id: The engine's number.
@@ -402,15 +402,15 @@ class Profiling:
 
     @property
     def paused(self) -> bool:
-        """Whether somebody paused it; as of the last ``look``."""
+        """Whether it is paused, as of the last ``look``."""
         return self._paused
 
     def look(self, now: float, *, at_once: bool) -> None:
-        """See whether somebody paused it; at once, or where it is time.
+        """Check whether it is paused: at once, or where it is time.
 
         Args:
             now: Seconds of the monotonic clock.
-            at_once: Values have stopped coming, or somebody waits for them to come again.
+            at_once: Values have stopped coming, or are awaited again.
 
         Raises:
             SourceError: the engine is gone.

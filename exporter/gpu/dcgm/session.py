@@ -77,8 +77,8 @@ class Xids:
         self._inbox = inbox
         self._groups: tuple[FieldGroup, ...] = ()
         self._members: frozenset[Entity] = frozenset()
-        self._told_to: dict[Entity, int] = {}
-        """When an entity's newest event that is told or from before was, in microseconds of the engine's clock."""
+        self._reported_to: dict[Entity, int] = {}
+        """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
 
     def follow(self, members: frozenset[Entity]) -> None:
         """Watch these entities from now on.
@@ -139,18 +139,18 @@ class Xids:
         if latest is None:
             return []
         newest = {entity: at for entity, _, at in latest}
-        told_to = {entity: self._told_to.setdefault(entity, newest.get(entity, _NEVER)) for entity in group.members}
-        # An event that is older than what was told came after the engine's clock was set back.
-        after = {entity: min(told_to[entity], at - 1) for entity, at in newest.items() if at != told_to.get(entity, at)}
+        last = {entity: self._reported_to.setdefault(entity, newest.get(entity, _NEVER)) for entity in group.members}
+        # An event that is older than the last one came after the engine's clock was set back.
+        after = {entity: min(last[entity], at - 1) for entity, at in newest.items() if at != last.get(entity, at)}
         if not after:
             return []
         told = self._ask(partial(group.since, min(after.values()) + 1)) or []
         events = [event for event in told if event[0] in after and event[2] > after[event[0]]]
-        self._told_to.update({entity: at for entity, _, at in events})
+        self._reported_to.update({entity: at for entity, _, at in events})
         return events
 
     def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[_Event] | None:
-        """Return events, oldest first; ``None`` where the engine does not tell."""
+        """Return events, oldest first; ``None`` where the engine does not answer."""
         self._inbox.expect_events()
         code = call(self._inbox.callback)
         if code in _QUIET:
@@ -247,12 +247,12 @@ class Session:
         return self._xids.read(self.layout.places, now)
 
     def text(self, field: Field) -> str | None:
-        """Return a text of the node, ``None`` where it is not told."""
+        """Return a text of the node, ``None`` where it is not reported."""
         told = self._entities.node_values.get(int(field))
         return told if isinstance(told, str) else None
 
     def _fell_silent(self) -> bool:
-        """Tell whether a GPU that spoke at the last sample says nothing now, so that its state is asked at once."""
+        """Return whether a GPU that had values at the last sample has none now: then its state is read at once."""
         speaking = frozenset(device.gpu.uuid for device in self.layout.devices if self._watches.speaks(device.entity))
         before, self._speaking = self._speaking, speaking
         return not before <= speaking
@@ -393,7 +393,7 @@ class DcgmSource:
         """Connect, find the devices and watch them.
 
         Raises:
-            SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the fix.
+            SourceError: there is no library, no engine, none that can be used, no GPU; the message has the fix.
         """
         self._busy_since = self._monotonic()
         try:
@@ -413,7 +413,7 @@ class DcgmSource:
 
     def _begin(self, engine: Engine) -> Session:
         wanted = dcgm_wanted.sort(self._fields, engine.library)
-        self._tell_left_out(wanted, engine.version)
+        self._log_left_out(wanted, engine.version)
         session = Session(engine, wanted, self._interval_seconds, self._inbox)
         session.look(self._monotonic())
         if session.layout.devices:
@@ -473,7 +473,7 @@ class DcgmSource:
             self._logged.add(reason)
             _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
 
-    def _tell_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
+    def _log_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
         """Say once which fields cannot be read, not at every connection."""
         new = wanted.left_out.keys() - self._left_out
         self._left_out |= new
@@ -481,7 +481,7 @@ class DcgmSource:
             self._count(wanted.left_out[field_id])
         if new:
             ids = ", ".join(str(one) for one in sorted(new))
-            _log.warning("DCGM %s tells no number of a GPU by the fields %s: they are left out", version, ids)
+            _log.warning("DCGM %s has no number of a GPU for the fields %s: they are left out", version, ids)
 
 
 def _missing(gpu: Gpu) -> GpuReading:

@@ -28,7 +28,7 @@ class RefusedError(Exception):
     """The engine would not watch; never leaves the sources. ``code`` is its dcgmReturn_t."""
 
     def __init__(self, code: int) -> None:
-        """Keep the code, by which it is told what was refused."""
+        """Keep the code of the refusal."""
         super().__init__(code)
         self.code = code
 
@@ -119,7 +119,7 @@ class FieldGroup:
 
         The library makes a round trip for each entity and field.
         """
-        # It tells where to go on by the engine's clock, which may be set back meanwhile: not used.
+        # It returns where to continue by the engine's clock, which may be set back meanwhile: not used.
         go_on = c_int64(0)
         return self._engine.call(
             "dcgmGetValuesSince_v2",
@@ -199,7 +199,7 @@ def plan(
         layout: The devices; those that are not up are left alone.
         levels: Field id to the entity level of the field.
         profiled: Gives the profiling fields that can be had of a GPU, by the engine's id of it.
-        refused: Tells what the engine would not watch a while ago.
+        refused: Returns whether the engine refused to watch a field of an entity a while ago.
         most_fields: How many fields the engine takes in one watch.
     """
     members: dict[tuple[WatchPace, int, tuple[int, ...]], list[Entity]] = {}
@@ -319,11 +319,11 @@ class Watches:
         }
 
     def is_refused(self, entity: Entity, field_id: int) -> bool:
-        """Tell whether the engine would not watch a field of an entity a while ago."""
+        """Return whether the engine refused to watch a field of an entity a while ago."""
         return (entity, field_id) in self._refused
 
     def stands_for(self, entity: Entity) -> bool:
-        """Tell whether anything of an entity is watched."""
+        """Return whether anything of an entity is watched."""
         return any(entity in watching.members for watching in self._standing)
 
     @property
@@ -340,7 +340,7 @@ class Watches:
         """Watch what is planned and nothing else; what is watched already goes on undisturbed.
 
         Args:
-            planned: Gives the plan; asked again after a refusal, of which ``is_refused`` tells.
+            planned: Gives the plan; called again after a refusal, which ``is_refused`` reports.
             now: Seconds of the monotonic clock.
 
         Returns:
@@ -420,7 +420,7 @@ class Watches:
         return values, codes
 
     def speaks(self, entity: Entity) -> bool:
-        """Tell whether an entity said anything at the last read that is not carried over from an earlier one."""
+        """Return whether an entity had a value at the last read that is not carried over from an earlier one."""
         own = [watch for watching, watch in self._standing.items() if entity in watching.members]
         quick = [watch for watch in own if watch.pace is WatchPace.FAST]
         return any(watch.values.get(entity) for watch in quick or own)
@@ -447,7 +447,7 @@ class Watches:
             self._engine.count(reason_of(code))
 
     def _begin(self, watching: Watching, now: float) -> bool:
-        """Make a watch; where it is refused, find out of whom and for which fields, and return False."""
+        """Make a watch; where it is refused, find the entities and fields, and return False."""
         every_seconds = self._every_seconds[watching.pace]
         try:
             group = FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)

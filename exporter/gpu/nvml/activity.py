@@ -136,7 +136,7 @@ class Sampler:
         take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
         fields: Wanted fields and their metric ids, from ``fields_at``.
         count: Called with the reason of everything that goes wrong.
-        oldest_seconds: The longest time over which a mean is still told.
+        oldest_seconds: The longest time over which a mean is still reported.
         took: Seconds since the ``now`` of ``sample``, for the driver may be silent for any part of it.
         supported: Returns whether the GPU is known to have GPM at a time, as ``now`` of ``sample``.
     """
@@ -169,7 +169,7 @@ class Sampler:
         self._metrics: Any = None
 
     def sample(self, now: float) -> Mapping[Field, int | float]:
-        """Return the means since the previous sample; empty at the first one and where the driver will not tell.
+        """Return the means since the previous sample; empty at the first one and where the driver reports none.
 
         Raises:
             pynvml.NVMLError: the device is lost or the driver is gone.
@@ -186,7 +186,7 @@ class Sampler:
         return self._values
 
     def begin_again(self) -> None:
-        """Tell no mean of a time in which the device was down, for that says little of what it does now."""
+        """Report no mean that includes a time in which the device was down: it says little about the present."""
         self._taken_at = None
         self._values = {}
 
@@ -351,16 +351,16 @@ class Poller:
         self._no_utilisation_before = -math.inf if utilisation else math.inf
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
         self._untold: set[str] = set()
-        """Lists that are there and were not told when last asked for."""
+        """Lists that exist and whose last request failed."""
         self._mps_clients: frozenset[int] = frozenset()
         self._polled_at = -math.inf
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
-        """Records that there is room for at the first attempt: mostly enough, so that one call tells all."""
+        """Records that there is room for at the first attempt: mostly enough, so that one call returns all."""
 
     def poll(self, now: float, memory_used_mib: float = 0.0) -> tuple[ProcessUse, ...] | None:
-        """Return the processes now; ``None`` where the driver does not tell.
+        """Return the processes now; ``None`` where the driver does not report them.
 
         A process with samples that is listed no more has ended since the last poll, and is there once more.
 
@@ -407,7 +407,7 @@ class Poller:
         return tuple(result)
 
     def _ratios(self, pid: int, samples: dict[int, ProcessSample] | None) -> tuple[float | None, ...]:
-        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out who did nothing."""
+        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out idle processes."""
         if samples is None:
             return (None,) * len(_ENGINES)
         unseen = 0 if self._with_jpg_ofa else None
@@ -474,7 +474,7 @@ class Poller:
         first = not self._baseline
         self._baseline = True
         self._last_us = max((one.timestamp_us for one in samples), default=self._last_us)
-        # The first answer is the whole ring, that is the mean of ten seconds nobody asked about.
+        # The first answer is the whole ring: the mean of the ten seconds before.
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:

@@ -35,7 +35,7 @@ class Pace(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Getter:
-    """One driver call and the fields that its answer fills, in order; ``None`` in the answer is "not told"."""
+    """One driver call and the fields that its answer fills, in order; ``None`` in the answer is "not reported"."""
 
     fields: tuple[Field, ...]
     read: Callable[[Handle], tuple[Number | None, ...]]
@@ -58,7 +58,7 @@ class FieldValue:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells one item of the batch from another."""
+        """What distinguishes the items of the batch."""
         return self.id, self.scope
 
 
@@ -112,7 +112,7 @@ MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED
 def memory(handle: Handle) -> tuple[Number | None, ...]:
     """Return ``MEMORY_FIELDS`` of a GPU or MIG handle: MiB, and the used part as a ratio.
 
-    The old form of the call counts what the driver reserves as used and does not tell it apart.
+    The old form of the call counts what the driver reserves as used and does not separate it.
     """
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
@@ -169,7 +169,7 @@ def _first(field: Field, call: Callable[[Handle], Any]) -> Getter:
 
 
 def _milliwatts(field: Field, call: Callable[[Handle], Any]) -> Getter:
-    """A limit in milliwatts; DCGM tells whole watts."""
+    """A limit in milliwatts; DCGM reports whole watts."""
     return _one(field, lambda handle: call(handle) // 1000, Pace.SLOW)
 
 
@@ -322,13 +322,13 @@ def identity_of(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is w
     """Return the identity of the GPU behind a handle.
 
     Raises:
-        pynvml.NVMLError: the GPU does not say who it is.
+        pynvml.NVMLError: the GPU does not report its identity.
         SourceError: its UUID is not text (a damaged InfoROM).
     """
     try:
         uuid = str(pynvml.nvmlDeviceGetUUID(handle))
     except UnicodeDecodeError as error:
-        message = f"GPU {index} tells a UUID that is not text: its InfoROM is damaged; see nvidia-smi -q -i {index}"
+        message = f"GPU {index} reports a UUID that is not text: its InfoROM is damaged; see nvidia-smi -q -i {index}"
         raise SourceError("undecodable_uuid", message) from error
     shape = mig.shape(handle)
     return Gpu(

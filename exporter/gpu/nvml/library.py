@@ -135,7 +135,7 @@ def close_driver() -> None:
 
 
 def read_text(call: Callable[..., object], *arguments: object) -> str | None:
-    """Return a text that the driver tells, or ``None`` where it cannot or where the bytes are not text.
+    """Return a text of the driver; ``None`` where it has none or where the bytes are not text.
 
     A damaged InfoROM gives bytes that are not UTF-8.
 

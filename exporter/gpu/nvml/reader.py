@@ -89,7 +89,7 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
     if code != 0:
         return code, 0
     if kind == _DOUBLE and timestamp == 0:
-        # Untouched by the driver (known of error counters where ECC is off): a zero that nobody measured.
+        # Untouched by the driver (known of error counters where ECC is off): a zero that was not measured.
         return Code.NOT_SUPPORTED, 0
     if item.id <= LAST_ECC_ID:
         # The type of these may be left at "double" though the value is a whole number.
@@ -122,7 +122,7 @@ class NvmlDevice:
         self._nvlink: tuple[float, float] | None = None
 
     def read(self, now: float) -> Outcome:
-        """Return everything that this GPU tells now; stops at the first sign that it is lost.
+        """Return everything that this GPU reports now; stops at the first sign that it is lost.
 
         Raises:
             pynvml.NVMLError: the driver as a whole is gone.
@@ -328,7 +328,7 @@ class Unit:
         self._layout_at = -math.inf
 
     def _new_poller(self) -> Poller | None:
-        """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
+        """Begin to follow processes; of a partitioned GPU only the instances list theirs."""
         if self.gpu.mig_enabled:
             return None
         return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
@@ -348,7 +348,7 @@ class Unit:
             one.sampler.begin_again()
 
     def sample(self, now: float) -> GpuReading:
-        """Return everything that the GPU tells now, and its state.
+        """Return everything that the GPU reports now, and its state.
 
         Args:
             now: Seconds; only differences matter.
@@ -373,7 +373,7 @@ class Unit:
                 self._polled_at = now
                 used = outcome.values.get(Field.FB_USED, 0)
                 self._processes = None if self._poller is None else self._poller.poll(now, used)
-                # What the driver tells next is of the time since this answer, not since the sample's begin.
+                # The next samples are of the time since this answer, not since the start of this sample.
                 self._polled_at = now + self._wanted.took()
             self._follow_layout(now)
             instances = self._read_instances(now, poll=poll)
@@ -478,7 +478,7 @@ class Unit:
             try:
                 readings.append(one.read(now, poll=poll or one.processes is None))
             except pynvml.NVMLError as error:
-                # Its handle died with it, or it does not answer now: the next look at the layout tells which.
+                # Its handle died with it, or it does not answer now: the next reading of the layout shows which.
                 self._note_of_mig(error)
                 self._layout_at = -math.inf
                 # It may be back as another one under its UUID, whose counters begin at 0.

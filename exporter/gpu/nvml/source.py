@@ -18,7 +18,7 @@ from exporter.gpu.nvml.reader import ReadPlan, Unit, without_means
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
 NAME = "nvml"
-_FAILURES_BEFORE_ATTACHING_ANEW = 3
+_FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
 """Less than this is what a clock is slewed by, or two readings of clocks are apart."""
 _NOT_THERE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.GPU_NOT_FOUND})
@@ -103,7 +103,7 @@ class EventWatch:
             while uuids and not (self._stopping or self._renewed.is_set()):
                 self._wait(event_set, uuids)
                 if left_out and self._monotonic() >= retry_at:
-                    # Into the same set: with another one events of the other GPUs would be lost, or told by both.
+                    # Into the same set: with another one events of the other GPUs would be lost, or come from both.
                     added, left_out = self._register(event_set, left_out)
                     uuids.update(added)
                     retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
@@ -129,7 +129,7 @@ class EventWatch:
         """Return the types of events that a GPU lets itself be registered for.
 
         Raises:
-            pynvml.NVMLError: it tells no Xids, or not now.
+            pynvml.NVMLError: it reports no Xids, or not now.
         """
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
@@ -210,7 +210,7 @@ class NvmlSource:
         left_out: Indexes of GPUs that hang: no call is made for them.
         note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
         monotonic: Clock that times the samples, in seconds.
-        steady: Seconds of the monotonic clock, by which this waits; ``None``: by the time that ``sample`` is told.
+        steady: Seconds of the monotonic clock, by which this waits; ``None``: by the time that ``sample`` gets.
     """
 
     name = NAME
@@ -243,7 +243,7 @@ class NvmlSource:
         self._units: dict[str, Unit] = {}
         self._down: dict[str, _Down] = {}
         self._nameless: dict[int, float] = {}
-        """When to look again at the indexes whose GPU did not even say its UUID."""
+        """When to read again the indexes of GPUs that did not report their UUID."""
         self._failures: Counter[str] = Counter()
         self._events: EventWatch | None = None
         self._xids: list[XidEvent] = []
@@ -258,7 +258,7 @@ class NvmlSource:
         """Open the driver and attach every GPU that answers.
 
         Raises:
-            SourceError: there is no library, no driver, no permission, no GPU, ...; the message tells the fix.
+            SourceError: there is no library, no driver, no permission, no GPU, ...; the message has the fix.
         """
         library.open_driver()
         try:
@@ -317,7 +317,7 @@ class NvmlSource:
         )
 
     def _own_time(self, now: float) -> float:
-        """Give the time that waits are of: who waits by a clock that is then set back by an hour waits for an hour."""
+        """Return the time of waits, by a monotonic clock: a wall clock that is set back an hour would add an hour."""
         own = now if self._steady is None else self._steady()
         if self._sampled_at is not None and now - self._sampled_at[0] < own - self._sampled_at[1] - _SET_BACK_SECONDS:
             for unit in self._units.values():
@@ -326,7 +326,7 @@ class NvmlSource:
         return own
 
     def _took(self) -> float:
-        """Seconds that the sample has taken so far; by the time that ``sample`` is told it takes none."""
+        """Seconds that the sample has taken so far; by the time that ``sample`` gets it takes none."""
         return 0.0 if self._steady is None or self._sampled_at is None else self._steady() - self._sampled_at[1]
 
     def _count(self, reason: str) -> None:
@@ -419,7 +419,7 @@ class NvmlSource:
             self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
         elif reading.state is DeviceState.FAILED:
             self._failures[uuid] += 1
-            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_ANEW:
+            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_AGAIN:
                 self._failures[uuid] = 0
                 self._detach(uuid, reading.state, reading.reason, look_at=now)
         else:
@@ -455,7 +455,7 @@ class NvmlSource:
             self._count(library.reason_of(code))
 
     def _look_for_nameless(self, now: float) -> None:
-        """Attach GPUs that were dead when the driver was opened and that nobody has seen alive yet."""
+        """Attach GPUs that did not answer when the driver was opened, nor since."""
         attached = {unit.gpu.index for unit in self._units.values()}
         for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
             if index in attached:
