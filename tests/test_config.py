@@ -208,7 +208,7 @@ def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_
         "job-mapping-dir: read only with workload-manager slurm; not used",
     )
     (told,) = settle({"kube_metadata": "on", "attribution": "off"}).warnings
-    assert told.startswith("kube-metadata: with attribution off nobody holds anything")
+    assert told.startswith("kube-metadata: with attribution off there are no holders")
     (told,) = settle({"kube_metadata": "on", "pod_labels": "app,pod-template-hash"}).warnings
     assert told.startswith("pod-labels: pod-template-hash is never shown")
     many = ",".join(f"key-{number}" for number in range(11))

@@ -176,7 +176,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     assert answer is not None
     counts = Counts(seen=1, allocated=1, inventory_refused=True)
     assert diagnose(counts).cause == "1 GPU here, advertised devices not known, 1 held"
-    assert "it is an old one" in diagnose(replace(counts, inventory_refused=False)).fix
+    assert "is too old" in diagnose(replace(counts, inventory_refused=False)).fix
 
 
 def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
