@@ -22,7 +22,7 @@ from exporter.gpu import wire
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.session import DcgmSource
-from exporter.gpu.worker import dcgm_command
+from exporter.gpu.worker import child_command
 from exporter.model import (
     CODECS,
     DECODERS,
@@ -226,7 +226,7 @@ class Child:
 @contextmanager
 def child(host: stub.Engine, libraries: Path, control: Path, interval_seconds: float) -> Iterator[Child]:
     process = subprocess.Popen(
-        dcgm_command(interval_seconds, FIELDS, host.address),
+        child_command(interval_seconds, FIELDS, host.address),
         stdout=subprocess.PIPE,
         env={**os.environ, **stub.environment(libraries, control)},
     )

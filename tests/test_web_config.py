@@ -133,9 +133,7 @@ def test_all_mistakes_are_told_at_once_with_line_key_and_mend() -> None:
     assert (
         "web.yaml:3: tls_server_config: min_version: 'TLS10' is broken, and not served; allowed: TLS12, TLS13" in text
     )
-    assert (
-        "web.yaml:4: tls_server_config: client_auth_type: 'RequireAnyClientCert' takes certificates without" in text
-    )
+    assert "web.yaml:4: tls_server_config: client_auth_type: 'RequireAnyClientCert' takes certificates without" in text
     assert (
         "web.yaml:5: tls_server_config: cipher_suites: 'TLS_RSA_WITH_RC4_128_SHA' is not known, or not secure" in text
     )

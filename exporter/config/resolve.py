@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -104,10 +103,8 @@ def refusal(option: Option, origin: str, raw: Raw) -> str:
     """Says that a text is no value of the option, where it stands, and what is allowed."""
     shown = raw if isinstance(raw, str) else "[" + ", ".join(raw) + "]"
     words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
-    close = get_close_matches(shown.lower(), words, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else ""
     why = option.kind.why(shown)
-    hint = f"; {why}" if why else hint
+    hint = f"; {why}" if why else yaml_file.did_you_mean(shown.lower(), words)
     return (
         f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}; allowed: {option.kind.allowed}{hint}"
     )
@@ -121,9 +118,7 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
         rest = name.removeprefix(ENV_PREFIX[:-1])
         if not name.startswith(ENV_PREFIX) or name in known or SERVICE_LINK.fullmatch(rest):
             continue
-        close = get_close_matches(name, known, n=1, cutoff=0.8)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        warnings.append(f"{name}: unknown variable, not used{hint}")
+        warnings.append(f"{name}: unknown variable, not used{yaml_file.did_you_mean(name, known, cutoff=0.8)}")
     return warnings
 
 

@@ -16,7 +16,7 @@ from exporter.doctor import machine
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
 from exporter.gpu.merge import of_one_machine
-from exporter.gpu.worker import dcgm_command
+from exporter.gpu.worker import child_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
 from exporter.model.fields import PROFILING
 
@@ -134,7 +134,7 @@ async def examine(
         if library.problem:
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    command = around.dcgm_command or dcgm_command(around.interval_seconds, fields, config.dcgm_address)
+    command = around.dcgm_command or child_command(around.interval_seconds, fields, config.dcgm_address)
     heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None

@@ -19,7 +19,7 @@ from exporter.accounting.state_file import WriterLock
 from exporter.config import AgentConfig, read_collectors, web_config
 from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
-from exporter.gpu.worker import Worker, nvml_command
+from exporter.gpu.worker import Worker, child_command
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 
@@ -319,7 +319,7 @@ _BLIND_WITHOUT_DCGM = (
 
 async def read(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
     """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    command = around.worker_command or nvml_command(around.interval_seconds, fields)
+    command = around.worker_command or child_command(around.interval_seconds, fields)
     heard = await listen(around, "nvml", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"

@@ -43,26 +43,17 @@ _HUNG_WORDS = {
 _log = logging.getLogger("exporter.gpu.worker")
 
 
-def nvml_command(interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:
-    """Return the command line of the child that owns NVML.
+def child_command(interval_seconds: float, fields: Iterable[Field], dcgm_address: str = "") -> tuple[str, ...]:
+    """Return the command line of a source's child.
 
     Args:
         interval_seconds: Time between samples.
-        fields: What to read.
+        fields: What to read; of DCGM ``merge.supplement`` or ``merge.alone`` gives them.
+        dcgm_address: Of the host engine: ``host:port``, ``unix:///path`` or ``embedded``; empty: the child of NVML.
     """
     ids = ",".join(str(int(field)) for field in sorted(fields))
-    return (sys.executable, "-m", "exporter.gpu.child", "--interval", str(interval_seconds), "--fields", ids)
-
-
-def dcgm_command(interval_seconds: float, fields: Iterable[Field], address: str) -> tuple[str, ...]:
-    """Return the command line of the child that asks a DCGM host engine.
-
-    Args:
-        interval_seconds: Time between samples.
-        fields: What to read; ``merge.supplement`` or ``merge.alone`` gives them.
-        address: ``host:port``, ``unix:///path`` or ``embedded``.
-    """
-    return (*nvml_command(interval_seconds, fields), "--dcgm-address", address)
+    command = (sys.executable, "-m", "exporter.gpu.child", "--interval", str(interval_seconds), "--fields", ids)
+    return (*command, "--dcgm-address", dcgm_address) if dcgm_address else command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ from exporter.model.fields import COUNTERS, PROFILING
 Entity = tuple[int, int]
 """Entity group and id: a GPU, a GPU instance, a compute instance, by the engine's own numbers."""
 Value = int | float | str
+Event = tuple[Entity, int, int]
+"""Entity, value, microseconds of the engine's clock."""
 _USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
@@ -133,30 +135,36 @@ class RecordBuffer:
         self._movement = TimestampMovement(0.0, count)
         self._values: dict[Entity, dict[int, Value]] = {}
         self._codes: dict[Entity, int] = {}
-        self._events: list[tuple[Entity, int, int]] | None = None
+        self._events: list[Event] | None = None
 
-    def expect(self, movement: TimestampMovement, now: float) -> None:
-        """Get ready for the latest values of one watch."""
+    def values(
+        self, call: Callable[[Callable[..., int]], int], movement: TimestampMovement, now: float
+    ) -> tuple[int, Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
+        """Return the code of a call for the latest values of one watch, and what it delivers.
+
+        Args:
+            call: Makes the call, with the callback that it is given.
+            movement: Of the watch.
+            now: Seconds of the monotonic clock.
+
+        Returns:
+            The code, the good values by entity and field id, and the code of entities that are lost or need a reset.
+        """
         self._movement, self._now, self._events = movement, now, None
+        return self._called(call), self._values, self._codes
+
+    def events(self, call: Callable[[Callable[..., int]], int]) -> tuple[int, list[Event]]:
+        """Return the code of a call for values since a time, and (entity, value, time of the engine), oldest first."""
+        found: list[Event] = []
+        self._events = found
+        return self._called(call), sorted(found, key=lambda event: event[2])
+
+    def _called(self, call: Callable[[Callable[..., int]], int]) -> int:
         self._values, self._codes, self._error = {}, {}, None
-
-    def expect_events(self) -> None:
-        """Get ready for every value since a time: what happened, not how something is."""
-        self._values, self._codes, self._error, self._events = {}, {}, None, []
-
-    def delivered(self) -> tuple[Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
-        """Return the good values by entity and field id, and the code of entities that are lost or need a reset."""
-        self._raise_again()
-        return self._values, self._codes
-
-    def events(self) -> list[tuple[Entity, int, int]]:
-        """Return (entity, value, microseconds of the engine's clock), oldest first."""
-        self._raise_again()
-        return sorted(self._events or (), key=lambda event: event[2])
-
-    def _raise_again(self) -> None:
+        code = call(self.callback)
         if self._error is not None:
             raise self._error
+        return code
 
     def _take(self, group: int, entity: int, address: int, count: int, _user: object) -> int:
         try:
@@ -189,7 +197,7 @@ class RecordBuffer:
                 value = shown
             values[field_id] = value
 
-    def _take_events(self, entity: Entity, address: int, count: int, into: list[tuple[Entity, int, int]]) -> None:
+    def _take_events(self, entity: Entity, address: int, count: int, into: list[Event]) -> None:
         for record in records(address, count):
             value = decode(record)
             if isinstance(value, int):

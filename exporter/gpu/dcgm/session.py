@@ -25,7 +25,7 @@ from exporter.gpu.dcgm.engine import (
 )
 from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities, Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
-from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value
+from exporter.gpu.dcgm.readings import Entity, Event, Profiling, RecordBuffer, SessionFields, Value
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches, plan
 from exporter.model import (
     DeviceState,
@@ -58,8 +58,6 @@ _KEPT_SECONDS = 3600.0
 _KEPT_SAMPLES = 100
 _QUIET = frozenset({Code.OK, Code.NO_DATA})
 _NEVER = -1
-_Event = tuple[Entity, int, int]
-"""Entity, Xid, microseconds of the engine's clock."""
 
 
 class Xids:
@@ -133,7 +131,7 @@ class Xids:
                     found[uuid, xid, at] = event
         return tuple(found.values())
 
-    def _events(self, group: FieldGroup) -> list[_Event]:
+    def _events(self, group: FieldGroup) -> list[Event]:
         """Return what is new; the newest of each are looked at first, which takes one round trip for all of them."""
         latest = self._ask(group.latest)
         if latest is None:
@@ -149,12 +147,11 @@ class Xids:
         self._reported_to.update({entity: at for entity, _, at in events})
         return events
 
-    def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[_Event] | None:
+    def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[Event] | None:
         """Return events, oldest first; ``None`` where the engine does not answer."""
-        self._inbox.expect_events()
-        code = call(self._inbox.callback)
+        code, events = self._inbox.events(call)
         if code in _QUIET:
-            return self._inbox.events()
+            return events
         self._engine.count(f"xids_{reason_of(code)}")
         if code == Code.NOT_CONFIGURED:
             # Watched again at the next look.

@@ -433,9 +433,7 @@ class Watches:
     def _read(self, watch: _Watch, now: float) -> None:
         if watch.is_awaited(now):
             self.hurry()
-        self._inbox.expect(watch.movement, now)
-        code = watch.group.latest(self._inbox.callback)
-        watch.values, watch.codes = self._inbox.delivered()
+        code, watch.values, watch.codes = self._inbox.values(watch.group.latest, watch.movement, now)
         watch.read_at = now
         speaks = any(watch.values.values())
         if watch.spoke and not speaks and watch.pace is WatchPace.PROFILING:
