@@ -24,10 +24,10 @@ from aiohttp.typedefs import Handler
 from aiohttp.web_request import BaseRequest
 
 from exporter.errors import ExporterError
-from exporter.web.access import WebAccess, plain
+from exporter.web.access import ALIVE, ALIVE_TOO, READY, WebAccess, plain
 
 LOG = logging.getLogger("exporter.http")
-PROBES: Final = ("/healthz", "/health", "/readyz")
+PROBES: Final = (ALIVE, ALIVE_TOO, READY)
 """Always answered: a kubelet that restarts a busy agent does not make it less busy."""
 RESERVED_DESCRIPTORS = 128
 """For files, children, the kubelet and the API: many clients must not cost the agent its sources."""

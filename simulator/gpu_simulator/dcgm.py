@@ -173,7 +173,7 @@ _ADDRESSES = frozenset({"localhost:5555", "127.0.0.1:5555", "localhost", "127.0.
 _FINE, _LOST, _DETACHED = 1, 4, 7
 _UNKNOWN_ID = 0xFFFFFFFF
 _POISON = 0xA5
-_ERRORS = {code: code.name.capitalize().replace("_", " ") for code in Code}
+_ERRORS = {code: name.capitalize().replace("_", " ") for name, code in vars(Code).items() if name.isupper()}
 _Place = tuple[int, int]
 """Entity group, entity id."""
 _Key = tuple[int, int, int]

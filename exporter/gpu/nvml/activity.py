@@ -445,7 +445,7 @@ class Poller:
         call = library.function(name)
         if call is None:
             raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
-        code: int = Code.INSUFFICIENT_SIZE
+        code = Code.INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             size = ctypes.c_uint(self._room[name])
             records = (self._record * size.value)()
@@ -478,7 +478,7 @@ class Poller:
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:
-        code: int = Code.NOT_SUPPORTED
+        code = Code.NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
             self._with_jpg_ofa = call is newer
