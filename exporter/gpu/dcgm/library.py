@@ -25,7 +25,7 @@ from exporter.errors import SourceError
 
 
 class Code:
-    """Return codes (dcgmReturn_t) that something here depends on. No enum: its members take ten times as long to read."""
+    """Return codes (dcgmReturn_t) in use here. No enum: its members take ten times as long to read."""
 
     OK = 0
     BAD_PARAMETER = -1
