@@ -30,6 +30,7 @@ Entity = tuple[int, int]
 Value = int | float | str
 Event = tuple[Entity, int, int]
 """Entity, value, microseconds of the engine's clock."""
+_NOT_UP = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED})
 _USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
@@ -180,7 +181,7 @@ class RecordBuffer:
     def _take_values(self, entity: Entity, address: int, count: int) -> None:
         values = self._values.setdefault(entity, {})
         for record in records(address, count):
-            if record.status in (Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED):
+            if record.status in _NOT_UP:
                 self._codes[entity] = record.status
             value = decode(record)
             if value is None:
