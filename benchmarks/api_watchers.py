@@ -16,9 +16,9 @@ from typing import Any
 
 import kube_objects
 
-from exporter.kube import objects
 from exporter.kube.api_client import ApiClient
 from exporter.kube.list_watch import ListWatch
+from exporter.kube.metadata import parse_pod
 from exporter.model import PodMetadata
 
 SELECTOR = f"spec.nodeName={kube_objects.NODE},status.phase!=Succeeded,status.phase!=Failed"
@@ -45,13 +45,18 @@ async def _serve(arguments: argparse.Namespace) -> None:
     print("ready", flush=True)
     while line := await reader.readline():
         if line.strip() == b"go":
-            tasks = [asyncio.create_task(pods.run()) for _, pods in watchers]
+            tasks = [asyncio.create_task(_run(client, pods, arguments.jitter)) for client, pods in watchers]
         else:
             print(json.dumps(_report([pods for _, pods in watchers])), flush=True)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.gather(*(client.close() for client, _ in watchers))
+
+
+async def _run(client: ApiClient, pods: Pods, jitter_seconds: float) -> None:
+    await asyncio.sleep(jitter_seconds * client.random())
+    await pods.run()
 
 
 def _watcher(arguments: argparse.Namespace, number: int) -> tuple[ApiClient, Pods]:
@@ -63,11 +68,9 @@ def _watcher(arguments: argparse.Namespace, number: int) -> tuple[ApiClient, Pod
         path="/api/v1/pods",
         query={"fieldSelector": SELECTOR},
         metadata_only=True,
-        parse=functools.partial(objects.parse, wanted=frozenset()),
+        parse=functools.partial(parse_pod, wanted=frozenset()),
         clock=time.time,
-        random=chance,
         lifetime_seconds=tuple(arguments.lifetime),
-        start_jitter_seconds=arguments.jitter,
     )
     return client, pods
 

@@ -120,7 +120,7 @@ def sample(address: str) -> dict[str, float]:
 def _default_fields() -> frozenset[Field]:
     """What the agent asks of DCGM alone when no collectors file says otherwise."""
     from exporter.config import read_collectors  # noqa: PLC0415 - as above
-    from exporter.gpu.dcgm.fields import alone  # noqa: PLC0415 - as above
+    from exporter.gpu.merge import alone  # noqa: PLC0415 - as above
 
     return alone(read_collectors(None).fields)
 

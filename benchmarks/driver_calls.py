@@ -108,9 +108,9 @@ def _nvml(samples: int) -> Counter[str]:
 
 def _dcgm(address: str, samples: int) -> Counter[str]:
     from exporter.config import read_collectors  # noqa: PLC0415 - as in _nvml
-    from exporter.gpu.dcgm.fields import supplement  # noqa: PLC0415 - as above
     from exporter.gpu.dcgm.library import Library  # noqa: PLC0415 - as above
     from exporter.gpu.dcgm.session import DcgmSource  # noqa: PLC0415 - as above
+    from exporter.gpu.merge import supplement  # noqa: PLC0415 - as above
 
     calls: Counter[str] = Counter()
     ask = Library.call

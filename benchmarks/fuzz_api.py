@@ -14,7 +14,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER
 from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.errors import ApiError
-from exporter.kube import api_client, metadata, objects
+from exporter.kube import api_client, dra, metadata
 from exporter.kube.api_client import ApiClient
 from exporter.kube.list_watch import ListWatch
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds, PodMetadata
@@ -70,10 +70,9 @@ async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
         path="/api/v1/pods",
         query={},
         metadata_only=True,
-        parse=lambda item: objects.parse(item, _WANTED),
+        parse=lambda item: metadata.parse_pod(item, _WANTED),
         clock=lambda: NOW,
         sleep=_end,
-        random=lambda: 0.5,
     )
     with contextlib.suppress(_Over):
         await pods.run()
@@ -141,23 +140,23 @@ def _objects(data: bytes) -> None:
         return  # told by the client, which is the other target
     if not isinstance(whole, dict):
         return
-    parsed = [objects.parse(item, _WANTED) for item in _dicts(whole.get("pods"))]
-    slices = [objects.parse_slice(item) for item in _dicts(whole.get("slices"))]
-    pools = objects.pools_of([one[1] for one in slices if one], {})
+    parsed = [metadata.parse_pod(item, _WANTED) for item in _dicts(whole.get("pods"))]
+    slices = [dra.parse_slice(item) for item in _dicts(whole.get("slices"))]
+    pools = dra.pools_of([one[1] for one in slices if one], {})
     devices = {(pool, name): device for pool, some in pools.items() for name, device in some.items()}
     claim = _dict(whole.get("claim"))
-    allocated = objects.allocated_devices(claim)
+    allocated = dra.allocated_devices(claim)
     namespace, node = _dict(whole.get("namespace")), _dict(whole.get("node"))
-    objects.served_version(_dict(whole.get("group")))
+    dra.served_version(_dict(whole.get("group")))
     _shown(
         dict(one for one in parsed if one),
         {
             "namespace": metadata.Namespace(
-                labels=objects.labels_of(namespace), annotations=objects.annotations_of(namespace, _WANTED)
+                labels=metadata.labels_of(namespace), annotations=metadata.annotations_of(namespace, _WANTED)
             ),
             "devices": devices or None,
-            "claims": {objects.claim_uid(claim) or _CLAIM_UID: allocated} if allocated is not None else {},
-            "node": metadata.node_facts(objects.labels_of(node)),
+            "claims": {dra.uid_of(claim) or _CLAIM_UID: allocated} if allocated is not None else {},
+            "node": metadata.node_facts(metadata.labels_of(node)),
         },
     )
 

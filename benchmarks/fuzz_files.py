@@ -5,10 +5,9 @@ import math
 from fuzz_targets import Scratch, require, require_finite, target
 
 from exporter.accounting.prices import PriceBook
-from exporter.config import price_book, web_config
+from exporter.config import price_book, read_collectors, web_config
 from exporter.config import price_book as price_table
 from exporter.config.options import OPTIONS
-from exporter.config.paths import read_collectors
 from exporter.config.price_book import KNOWN_MODELS
 from exporter.config.resolve import load_agent
 from exporter.cost import budgets as budget_file

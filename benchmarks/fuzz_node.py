@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fuzz_page import NOW, gpus, lived, node, reading
 from fuzz_targets import Scratch, require, require_finite, target
@@ -193,14 +193,14 @@ def _records(data: bytes) -> None:
     memory = ctypes.create_string_buffer(b"".join(short.ljust(_RECORD, b"\0") for short in shorts), _RECORD * 8)
     counted: list[str] = []
     inbox = RecordBuffer(counted.append)
-    inbox.expect(TimestampMovement(3.0, counted.append), 0.0)
-    inbox.callback(1, 0, ctypes.addressof(memory), len(shorts), None)
-    values, _ = inbox.delivered()
+
+    def call(callback: Callable[..., int]) -> int:
+        return callback(1, 0, ctypes.addressof(memory), len(shorts), None)
+
+    _, values, _ = inbox.values(call, TimestampMovement(3.0, counted.append), 0.0)
     for value in values.get((1, 0), {}).values():
         if isinstance(value, str):
             require(value.strip() == value != "" and bool(value.encode()), f"the text {value!r}")
         else:
             require_finite((value,), "a value")
-    inbox.expect_events()
-    inbox.callback(1, 0, ctypes.addressof(memory), len(shorts), None)
-    inbox.events()
+    inbox.events(call)

@@ -9,7 +9,7 @@ from virtual_world import Pod, World
 
 from exporter.attribution.owner_rules import OwnerRules, facts_of
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
-from exporter.kube import objects
+from exporter.kube.metadata import parse_pod
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
 
 RULES = OwnerRules(team_keys=("team",))
@@ -61,7 +61,7 @@ class Api:
             before = self._followed.items.get((pod.namespace, pod.name))
             if before is not None and before.uid == pod.uid:
                 items[pod.namespace, pod.name] = before
-            elif parsed := objects.parse(_object_of(pod), frozenset()):
+            elif parsed := parse_pod(_object_of(pod), frozenset()):
                 items[parsed[0]] = parsed[1]
         before = self._followed
         if items != before.items:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from exporter.metrics import catalog, health_collector
+from exporter.metrics import catalog, dcgm_names
 from exporter.metrics.dcgm_names import TABLE, DcgmField
 from exporter.metrics.text_format import Kind
 from exporter.service import metrics as metrics_catalog
@@ -219,12 +219,12 @@ def _fields(title: str, fields: Iterable[DcgmField]) -> str:
 
 def _events() -> str:
     rows = []
-    for count in health_collector.EventCount:
-        row = health_collector.row(count, "")
+    for count in dcgm_names.EventCount:
+        row = dcgm_names.event_metric(count, "")
         own = ("clock_event",) if "CLOCK" in count else ("xid",)
-        if count is health_collector.EventCount.HEALTH:
+        if count is dcgm_names.EventCount.HEALTH:
             own = ("health_error_code", "health_watch")
-        window = ("window_size_in_ms",) if count in health_collector.RECENT else ()
+        window = ("window_size_in_ms",) if count in dcgm_names.RECENT else ()
         rows.append((f"`{row.name}`", row.kind, _code(sorted((*own, *window))), row.help))
     head = ("Metric", "Type", "Labels", "Meaning")
     return "".join(_line(cells) + "\n" for cells in (head, tuple("---" for _ in head), *rows))

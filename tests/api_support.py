@@ -100,7 +100,8 @@ class Waits:
 
 @contextlib.asynccontextmanager
 async def following(client: ApiClient, **options: Any) -> AsyncIterator[ListWatch[str]]:  # noqa: ANN401 - of ListWatch
-    """Follow the pods of the node by their UIDs."""
+    """Follow the pods of the node by their UIDs; ``random`` is the client's."""
+    client.random = options.pop("random", client.random)
     settings = {
         "path": PODS,
         "query": SELECTOR,
@@ -108,7 +109,6 @@ async def following(client: ApiClient, **options: Any) -> AsyncIterator[ListWatc
         "parse": uid_of,
         "clock": time.time,
         "sleep": Waits(),
-        "random": random.random,
         "silence_seconds": 1.0,
     }
     watcher: ListWatch[str] = ListWatch(client, **{**settings, **options})

@@ -2,7 +2,8 @@
 
 from exporter.attribution import vgpu
 from exporter.attribution.pod_lifecycle import Evidence
-from exporter.kube.objects import allocated_devices, claim_uid, parse, parse_slice, pools_of
+from exporter.kube.dra import allocated_devices, parse_slice, pools_of, uid_of
+from exporter.kube.metadata import parse_pod
 from gpu_simulator.api_objects import ApiObjects
 
 _FINISHED = ("Succeeded", "Failed")
@@ -11,7 +12,7 @@ _FINISHED = ("Succeeded", "Failed")
 def evidence_of(objects: ApiObjects) -> Evidence:
     """Everything that the API has, as a watcher with all rights would know it after a while."""
     running = [pod for pod in objects.pods if pod["status"]["phase"] not in _FINISHED]
-    parsed = [parse(pod, vgpu.VGPU_KEYS | vgpu.KAI_KEYS) for pod in running]
+    parsed = [parse_pod(pod, vgpu.VGPU_KEYS | vgpu.KAI_KEYS) for pod in running]
     pods = dict(entry for entry in parsed if entry is not None)
     names = [(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods]
     slices = [found[1] for each in objects.resource_slices if (found := parse_slice(each)) is not None]
@@ -19,7 +20,7 @@ def evidence_of(objects: ApiObjects) -> Evidence:
     return Evidence(
         pods=pods,
         ended=frozenset(set(names) - set(pods)),
-        claims={claim_uid(claim): allocated_devices(claim) or () for claim in objects.resource_claims},
+        claims={uid_of(claim): allocated_devices(claim) or () for claim in objects.resource_claims},
         reads_claims=True,
         devices={(pool, name): device for pool, devices in pools.items() for name, device in devices.items()},
     )

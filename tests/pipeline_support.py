@@ -26,8 +26,8 @@ from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
 from exporter.errors import AttributionError, NoValuesError, SourceError
-from exporter.gpu.dcgm import fields as dcgm_fields
 from exporter.gpu.dcgm.session import DcgmSource
+from exporter.gpu.merge import alone, supplement
 from exporter.gpu.nvml.source import NvmlSource
 from exporter.kube.kubelet import KubeletClient
 from exporter.kube.metadata import Metadata, MetadataSettings
@@ -259,7 +259,7 @@ def _sources(
     if source != "nvml":
         dcgm.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS, monotonic=monotonic)
         stack.callback(dcgm.uninstall)
-        wanted = dcgm_fields.alone(fields) if source == "dcgm" else dcgm_fields.supplement(fields)
+        wanted = alone(fields) if source == "dcgm" else supplement(fields)
         yield _opened(stack, DcgmSource(wanted, address="localhost:5555", interval_seconds=1.0, monotonic=monotonic))
 
 

@@ -14,7 +14,7 @@ import pynvml
 import pytest
 import stub_support as stub
 
-from exporter.gpu.worker import Worker, nvml_command
+from exporter.gpu.worker import Worker, child_command
 from exporter.model import DeviceState, Field, GpuReading, ProcessUse, Reading, SourceState
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated driver needs a C compiler")
@@ -81,7 +81,7 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     worker = Worker(
         name="nvml",
-        command=nvml_command(INTERVAL_SECONDS, list(Field)),
+        command=child_command(INTERVAL_SECONDS, list(Field)),
         interval_seconds=INTERVAL_SECONDS,
         deadline_seconds=DEADLINE_SECONDS,
         start_deadline_seconds=start_deadline_seconds,

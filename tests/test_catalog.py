@@ -3,7 +3,6 @@ import re
 
 from exposition_support import TRAINING, exclusive, lost, one_ledger, partitioned, shared, snapshot
 
-from exporter.gpu.nvml import fields
 from exporter.metrics import catalog
 from exporter.metrics.catalog import EXPORTED_PREFIXES
 from exporter.metrics.collector import ExpositionOptions, families
@@ -15,7 +14,7 @@ from exporter.model import AllocationState, DeviceView, Field, Snapshot, Totals
 def everything() -> Snapshot:
     """A node that has something to say in every metric."""
     first = exclusive()
-    values = {**dict.fromkeys(fields.HEALTH, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
+    values = {**dict.fromkeys(catalog.HEALTH_FIELDS, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
     shown = snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
     unpriced = one_ledger({TRAINING: Totals(unknown_seconds=5.0, unpriced_seconds=5.0)}, identity="b" * 12)
     assert shown.ledger is not None

@@ -90,7 +90,7 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
         "--sampel-interval: unknown flag; did you mean --sample-interval?",
         "--x: unknown flag",
         "'stray': unexpected argument",
-        f"{file}:1: unknown key 'kubelet-intervall'; did you mean 'kubelet-interval'?",
+        f"{file}:1: kubelet-intervall: unknown key; did you mean 'kubelet-interval'?",
         "listen (from --listen): value '9400'",
     ):
         assert sum(words in line for line in lines) == 1

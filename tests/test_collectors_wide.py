@@ -10,7 +10,7 @@ import yaml
 from agent_support import AgentProcess, running_agent
 from chart_support import FIXTURES, Scraper, scraping
 
-from exporter.config.paths import read_collectors
+from exporter.config import read_collectors
 from exporter.errors import ConfigError
 from exporter.metrics.collectors_file import DEFAULT
 from exporter.metrics.text_format import Kind

@@ -208,7 +208,7 @@ def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_
         "job-mapping-dir: read only with workload-manager slurm; not used",
     )
     (told,) = settle({"kube_metadata": "on", "attribution": "off"}).warnings
-    assert told.startswith("kube-metadata: with attribution off nobody holds anything")
+    assert told.startswith("kube-metadata: with attribution off there are no holders")
     (told,) = settle({"kube_metadata": "on", "pod_labels": "app,pod-template-hash"}).warnings
     assert told.startswith("pod-labels: pod-template-hash is never shown")
     many = ",".join(f"key-{number}" for number in range(11))
@@ -255,7 +255,7 @@ def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_p
         {"config": path, "series_limit": "many", "attribution": "maybe"}, {"GPU_COST_EXPORTER_IDLE_THRESHOLD": "5"}
     )
     assert told == (
-        f"{path}:2: unknown key 'sampel-interval'; did you mean 'sample-interval'?",
+        f"{path}:2: sampel-interval: unknown key; did you mean 'sample-interval'?",
         f"{path}:4: listen: empty or nested; allowed: one value, or a list of values",
         f"{path}:5: source: given twice, first in line 3; keep one",
         f"sample-interval (from {path}:1): value '30' is not a duration in range; allowed: {DURATION}",
@@ -418,7 +418,7 @@ def test_an_unknown_variable_of_ours_is_pointed_at_with_the_likely_one() -> None
     config = settle({}, {"GPU_COST_EXPORTER_SAMPEL_INTERVAL": "5s"})
     (told,) = config.warnings
     assert told.startswith("GPU_COST_EXPORTER_SAMPEL_INTERVAL: unknown variable, not used")
-    assert told.endswith("did you mean GPU_COST_EXPORTER_SAMPLE_INTERVAL?")
+    assert told.endswith("did you mean 'GPU_COST_EXPORTER_SAMPLE_INTERVAL'?")
 
 
 @pytest.mark.parametrize("expiry", ["10s", "30s", "59s"])

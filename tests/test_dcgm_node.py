@@ -11,7 +11,7 @@ import pytest
 from pipeline_support import Pipeline, pipeline
 
 from exporter.gpu import wire
-from exporter.gpu.dcgm.fields import supplement
+from exporter.gpu.merge import supplement
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import DeviceState, Field, Reading, Snapshot, SourceState, SourceStatus
 from gpu_simulator import scenario

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Instance
-from exporter.gpu.dcgm.fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
-from exporter.gpu.dcgm.watch import OF_INSTANCES, WatchPace, plan
+from exporter.gpu.dcgm.watch import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, OF_INSTANCES, WatchPace, plan
 from exporter.model import DeviceState, Gpu, MigInstance
+from exporter.model.fields import PROFILING
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
 IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))
@@ -60,7 +60,7 @@ def test_each_entity_has_what_it_can_have_once(
     for one in plan(layout, levels, can, lambda _, field_id: field_id in unwilling):
         assert 0 < len(one.field_ids) <= abi.MAX_FIELDS_PER_GROUP
         assert 0 < len(one.members) <= abi.MAX_ENTITIES_PER_GROUP
-        assert {is_profiling(field_id) for field_id in one.field_ids} == {one.pace is WatchPace.PROFILING}
+        assert {field_id in PROFILING for field_id in one.field_ids} == {one.pace is WatchPace.PROFILING}
         assert len({group for group, _ in one.members}) == 1
         watched.update((entity, field_id) for entity in one.members for field_id in one.field_ids)
     assert set(watched.values()) <= {1}
@@ -68,7 +68,7 @@ def test_each_entity_has_what_it_can_have_once(
     for gpu in layout.devices:
         if gpu.state is not DeviceState.UP:
             continue
-        wanted = {one for one in levels if one not in unwilling and (not is_profiling(one) or one in can(gpu.gpu_id))}
+        wanted = {one for one in levels if one not in unwilling and (one not in PROFILING or one in can(gpu.gpu_id))}
         expected |= {(gpu.entity, one) for one in wanted}
         for part in gpu.instances:
             own = {one for one in wanted if levels[one] in OF_INSTANCES} - NOT_OF_INSTANCES

@@ -138,7 +138,7 @@ def _no_library_is_left() -> Iterator[None]:
 def test_the_engine_listens_at_its_own_address_only_and_a_closed_port_costs_the_whole_timeout() -> None:
     node = Node()
     client = node.client()
-    assert client.connect(b"elsewhere:5555", timeout_ms=3000) == abi.CONNECTION_GONE
+    assert client.connect(b"elsewhere:5555", timeout_ms=3000) == abi.Code.CONNECTION_LOST
     assert node.slept == 3.0
     assert client.connect(b"localhost") == 0
     with pytest.raises(ConnectionRefusedError):
@@ -153,7 +153,7 @@ def test_the_engine_says_its_version_and_refuses_structs_of_another_layout() -> 
     info = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
     assert client.call("dcgmHostengineVersionInfo", ctypes.byref(info)) == 0
     assert info.rawBuildInfoString.startswith(b"version:4.6.0;")
-    assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(abi.Hierarchy())) == abi.VERSION_MISMATCH
+    assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(abi.Hierarchy())) == abi.Code.VERSION_MISMATCH
 
 
 def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_under_ids_of_its_own() -> None:
@@ -212,10 +212,10 @@ def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engi
     client = Node().connected()
     assert client.live(GPUS, [Field.GPU_UTIL]) == [80, BLANK + 2]
     assert client.live([(abi.NONE, 0)], [Field.DRIVER_VERSION]) == [b"590.48.01"]
-    assert client.live(GPUS, [Field.XID_ERRORS]) == [abi.GENERIC]
+    assert client.live(GPUS, [Field.XID_ERRORS]) == [abi.Code.ERROR]
     with pytest.raises(dcgm.EngineKilledError):
         client.live(GPUS, [Field.PROF_GR_ENGINE_ACTIVE])
-    assert client.live(GPUS, [Field.GPU_UTIL]) == [abi.CONNECTION_GONE]
+    assert client.live(GPUS, [Field.GPU_UTIL]) == [abi.Code.CONNECTION_LOST]
 
 
 def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_dead() -> None:
@@ -223,11 +223,11 @@ def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_de
     client = node.connected()
     _, group, _ = client.watch(GPUS, [150])
     node.faults = {Fault.ENGINE_DOWN: 0.0}
-    assert client.call("dcgmGroupDestroy", group) == abi.CONNECTION_GONE
+    assert client.call("dcgmGroupDestroy", group) == abi.Code.CONNECTION_LOST
     with pytest.raises(ConnectionRefusedError):
         dcgm.knock("localhost:5555", 1.0)
     node.faults = {}
-    assert client.call("dcgmGroupDestroy", group) == abi.CONNECTION_GONE
+    assert client.call("dcgmGroupDestroy", group) == abi.Code.CONNECTION_LOST
     assert client.call("dcgmDisconnect") == 0
     again = Client(client.library)
     assert again.connect() == 0

@@ -2,17 +2,18 @@
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
-from exporter.gpu.dcgm.fields import alone, is_profiling, supplement
 from exporter.gpu.dcgm.library import Record
 from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement, decode, in_range
+from exporter.gpu.merge import alone, supplement
 from exporter.model import CODECS, Field
+from exporter.model.fields import PROFILING
 
 INT64_BLANK, INT32_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 0x7FFFFFF0, 2.0**47
 TEMPERATURE, ENERGY, ACTIVE = 150, 156, 1001
@@ -141,23 +142,34 @@ def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.Fi
     return array
 
 
+def of(array: "ctypes.Array[abi.FieldValueV1]") -> Callable[[Callable[..., int]], int]:
+    """A call of the library that delivers records of the GPU."""
+    return lambda callback: callback(*GPU, ctypes.addressof(array), len(array), None)
+
+
 def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, 51, 1), (ACTIVE, abi.DOUBLE, 0.25, 1))
-    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
-    assert inbox.callback(*GPU, ctypes.addressof(array), 2, None) == 0
-    ctypes.memset(array, 0xFF, ctypes.sizeof(array))
-    values, codes = inbox.delivered()
+
+    def call(callback: Callable[..., int]) -> int:
+        code = callback(*GPU, ctypes.addressof(array), 2, None)
+        ctypes.memset(array, 0xFF, ctypes.sizeof(array))
+        return code
+
+    code, values, codes = inbox.values(call, TimestampMovement(1.0, pytest.fail), 0.0)
+    assert code == 0
     assert values == {GPU: {TEMPERATURE: 51, ACTIVE: 0.25}}
     assert codes == {}
 
 
 def test_values_of_an_entity_may_come_one_by_one(inbox: RecordBuffer) -> None:
-    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
-    for entity in (GPU, (abi.GPU_INSTANCE, 0)):
-        for one in ((TEMPERATURE, abi.INTEGER, 51, 1), (ENERGY, abi.INTEGER, 9, 1)):
-            array = records(one)
-            inbox.callback(*entity, ctypes.addressof(array), 1, None)
-    assert inbox.delivered()[0] == {
+    def call(callback: Callable[..., int]) -> int:
+        for entity in (GPU, (abi.GPU_INSTANCE, 0)):
+            for one in ((TEMPERATURE, abi.INTEGER, 51, 1), (ENERGY, abi.INTEGER, 9, 1)):
+                array = records(one)
+                callback(*entity, ctypes.addressof(array), 1, None)
+        return 0
+
+    assert inbox.values(call, TimestampMovement(1.0, pytest.fail), 0.0)[1] == {
         GPU: {TEMPERATURE: 51, ENERGY: 9},
         (abi.GPU_INSTANCE, 0): {TEMPERATURE: 51, ENERGY: 9},
     }
@@ -165,31 +177,28 @@ def test_values_of_an_entity_may_come_one_by_one(inbox: RecordBuffer) -> None:
 
 def test_a_lost_gpu_is_told_by_its_code(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, INT64_BLANK, 1))
-    array[0].status = abi.GPU_IS_LOST
-    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
-    inbox.callback(*GPU, ctypes.addressof(array), 1, None)
-    assert inbox.delivered() == ({GPU: {}}, {GPU: abi.GPU_IS_LOST})
+    array[0].status = abi.Code.GPU_IS_LOST
+    assert inbox.values(of(array), TimestampMovement(1.0, pytest.fail), 0.0) == (
+        0,
+        {GPU: {}},
+        {GPU: abi.Code.GPU_IS_LOST},
+    )
 
 
 def test_clamped_values_are_counted(inbox: RecordBuffer, counted: list[str]) -> None:
     array = records((ACTIVE, abi.DOUBLE, 1.3, 1))
-    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
-    inbox.callback(*GPU, ctypes.addressof(array), 1, None)
-    assert inbox.delivered()[0] == {GPU: {ACTIVE: 1.0}}
+    assert inbox.values(of(array), TimestampMovement(1.0, pytest.fail), 0.0)[1] == {GPU: {ACTIVE: 1.0}}
     assert counted == ["dcgm_clamped"]
 
 
 def test_a_mistake_in_the_callback_is_not_lost_in_c(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, 51, 1))
-    inbox.expect(TimestampMovement(1.0, _fail), -math.inf)
-    inbox.callback(*GPU, ctypes.addressof(array), 1, None)
-    inbox.expect(TimestampMovement(1.0, _fail), 1.0)
     broken = TimestampMovement(-1.0, _fail)
     broken.is_fresh(GPU, TEMPERATURE, 1, 0.0)
-    inbox.expect(broken, 1.0)
-    assert inbox.callback(*GPU, ctypes.addressof(array), 1, None) == -1
+    codes: list[int] = []
     with pytest.raises(ZeroDivisionError):
-        inbox.delivered()
+        inbox.values(lambda callback: codes.append(of(array)(callback)) or 0, broken, 1.0)
+    assert codes == [-1]
 
 
 def _fail(_reason: str) -> None:
@@ -198,9 +207,7 @@ def _fail(_reason: str) -> None:
 
 def test_events_come_oldest_first_and_are_not_thinned_out(inbox: RecordBuffer) -> None:
     array = records((230, abi.INTEGER, 43, 20), (230, abi.INTEGER, 31, 10), (230, abi.INTEGER, 31, 15))
-    inbox.expect_events()
-    inbox.callback(*GPU, ctypes.addressof(array), 3, None)
-    assert inbox.events() == [(GPU, 31, 10), (GPU, 31, 15), (GPU, 43, 20)]
+    assert inbox.events(of(array)) == (0, [(GPU, 31, 10), (GPU, 31, 15), (GPU, 43, 20)])
 
 
 def _profiling_ids() -> Iterator[int]:
@@ -209,8 +216,8 @@ def _profiling_ids() -> Iterator[int]:
 
 def test_every_profiling_field_is_known_as_one() -> None:
     """To read one of them at once would kill the engine for everybody."""
-    assert all(is_profiling(one) for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
-    assert not any(is_profiling(one) for one in (150, 203, 250, 1200, 1523))
+    assert all(one in PROFILING for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
+    assert not any(one in PROFILING for one in (150, 203, 250, 1200, 1523))
 
 
 def test_beside_nvml_dcgm_is_asked_for_what_nvml_may_lack_and_a_little_to_fall_back_on() -> None:

@@ -22,7 +22,7 @@ from exporter.gpu import wire
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.session import DcgmSource
-from exporter.gpu.worker import dcgm_command
+from exporter.gpu.worker import child_command
 from exporter.model import (
     CODECS,
     DECODERS,
@@ -48,7 +48,7 @@ def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None
     with engine(gpu(), gpu(1)) as bench:
         everything = of(bench.opened()).values.keys()
         bench.source.close()
-        dcgm.fail(function, abi.GENERIC, only=refused)
+        dcgm.fail(function, abi.Code.ERROR, only=refused)
         reading = bench.opened()
         assert [of(reading, index).values.keys() for index in (0, 1)] == [everything - {refused}] * 2
         assert bench.errors == {"dcgm_error": 1}
@@ -57,7 +57,7 @@ def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None
 
 def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look() -> None:
     with engine(gpu()) as bench:
-        dcgm.fail("dcgmWatchFields", abi.GENERIC, only=Field.FB_FREE)
+        dcgm.fail("dcgmWatchFields", abi.Code.ERROR, only=Field.FB_FREE)
         bench.opened()
         dcgm.clear_failures()
         assert Field.FB_FREE not in of(bench.sample(60)).values
@@ -66,7 +66,7 @@ def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look(
 
 def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_stops_the_others() -> None:
     with engine(gpu()) as bench:
-        dcgm.fail("dcgmWatchFields", abi.GENERIC, only=Field.FB_FREE)
+        dcgm.fail("dcgmWatchFields", abi.Code.ERROR, only=Field.FB_FREE)
         bench.opened()
         for _ in range(620):
             values = of(bench.sample()).values
@@ -77,7 +77,7 @@ def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_s
 def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told() -> None:
     with engine(gpu()) as bench:
         for field in PROFILED:
-            dcgm.fail("dcgmWatchFields", abi.MODULE_NOT_LOADED, only=field)
+            dcgm.fail("dcgmWatchFields", abi.Code.MODULE_NOT_LOADED, only=field)
         reading = bench.opened()
         assert of(reading).profiling is ProfilingState.NO_MODULE
         assert profiled(reading) == frozenset()
@@ -88,13 +88,13 @@ def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told() -
 @pytest.mark.parametrize(
     ("code", "state"),
     [
-        (abi.MODULE_NOT_LOADED, ProfilingState.NO_MODULE),
-        (abi.PROFILING_NOT_SUPPORTED, ProfilingState.UNSUPPORTED),
-        (abi.NO_PERMISSION, ProfilingState.NO_PERMISSION),
-        (abi.REQUIRES_ROOT, ProfilingState.NO_PERMISSION),
-        (abi.PAUSED, ProfilingState.PAUSED),
-        (abi.IN_USE, ProfilingState.REFUSED),
-        (abi.DRIVER_TOO_OLD, ProfilingState.REFUSED),
+        (abi.Code.MODULE_NOT_LOADED, ProfilingState.NO_MODULE),
+        (abi.Code.PROFILING_NOT_SUPPORTED, ProfilingState.UNSUPPORTED),
+        (abi.Code.NO_PERMISSION, ProfilingState.NO_PERMISSION),
+        (abi.Code.REQUIRES_ROOT, ProfilingState.NO_PERMISSION),
+        (abi.Code.PAUSED, ProfilingState.PAUSED),
+        (abi.Code.IN_USE, ProfilingState.REFUSED),
+        (abi.Code.DRIVER_TOO_OLD, ProfilingState.REFUSED),
     ],
 )
 def test_why_a_gpu_has_no_profiling_is_told_and_asked_again_later(code: int, state: ProfilingState) -> None:
@@ -138,7 +138,7 @@ def test_more_fields_than_a_group_takes_are_in_several() -> None:
 
 def test_an_engine_without_room_for_another_group_is_told_and_what_fits_is_read() -> None:
     with engine(gpu()) as bench:
-        dcgm.fail("dcgmFieldGroupCreate", abi.LIMIT_REACHED, only=Field.PCIE_REPLAY_COUNTER)
+        dcgm.fail("dcgmFieldGroupCreate", abi.Code.LIMIT_REACHED, only=Field.PCIE_REPLAY_COUNTER)
         reading = bench.opened()
         assert Field.GPU_UTIL in of(reading).values
         assert Field.PCIE_REPLAY_COUNTER not in of(reading).values
@@ -151,7 +151,7 @@ def test_a_watch_that_the_engine_forgot_is_made_again() -> None:
     with engine(gpu()) as bench:
         bench.opened()
         before = dcgm.held()
-        dcgm.fail("dcgmGetLatestValues_v2", abi.NOT_CONFIGURED, times=3)
+        dcgm.fail("dcgmGetLatestValues_v2", abi.Code.NOT_CONFIGURED, times=3)
         bench.until(lambda one: profiled(one) == PROFILED and Field.GPU_UTIL in of(one).values, within_seconds=8)
         assert dcgm.held() == before
 
@@ -169,7 +169,7 @@ def test_a_mig_change_leaves_no_groups_behind() -> None:
 def test_a_hierarchy_that_is_not_told_takes_no_instance_away() -> None:
     with engine(partitioned(instance(7))) as bench:
         bench.opened()
-        dcgm.fail("dcgmGetGpuInstanceHierarchy", abi.NVML_ERROR)
+        dcgm.fail("dcgmGetGpuInstanceHierarchy", abi.Code.NVML_ERROR)
         assert len(of(bench.sample(12)).instances) == 1
         assert bench.errors["mig_dcgm_nvml_error"] > 0
 
@@ -226,7 +226,7 @@ class Child:
 @contextmanager
 def child(host: stub.Engine, libraries: Path, control: Path, interval_seconds: float) -> Iterator[Child]:
     process = subprocess.Popen(
-        dcgm_command(interval_seconds, FIELDS, host.address),
+        child_command(interval_seconds, FIELDS, host.address),
         stdout=subprocess.PIPE,
         env={**os.environ, **stub.environment(libraries, control)},
     )

@@ -22,8 +22,8 @@ from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes, machine
 from exporter.doctor import machine as driver
+from exporter.doctor.checks import Counts, diagnose
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
-from exporter.doctor.layers import Counts, diagnose
 from exporter.gpu import wire
 from exporter.kube.kubelet import SERVICE
 from exporter.model import (
@@ -176,7 +176,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     assert answer is not None
     counts = Counts(seen=1, allocated=1, inventory_refused=True)
     assert diagnose(counts).cause == "1 GPU here, advertised devices not known, 1 held"
-    assert "it is an old one" in diagnose(replace(counts, inventory_refused=False)).fix
+    assert "is too old" in diagnose(replace(counts, inventory_refused=False)).fix
 
 
 def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
@@ -342,7 +342,7 @@ def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.Cap
     options = ("--workload-manager", "host", "--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json")
     assert main(["doctor", "--simulate", "demo", *options]) == 0
     found = {one["name"]: one["cause"] for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert found["workload manager"].startswith("host: 15 hold devices, by who runs on them")
+    assert found["workload manager"].startswith("host: 15 hold devices, by their processes")
     assert not {"kubelet", "kubelet and driver", "kubernetes API", "pod logs"} & set(found)
 
 

@@ -18,9 +18,9 @@ from exporter.config import AgentConfig, load_agent
 from exporter.doctor import host_engine, machine
 from exporter.doctor import host_engine as dcgm_library
 from exporter.doctor import machine as driver
+from exporter.doctor.checks import layer_agreement
 from exporter.doctor.findings import Finding, Level
 from exporter.doctor.host_engine import LibraryReport
-from exporter.doctor.layers import layer_agreement
 from exporter.gpu import wire
 from exporter.gpu.merge import merge
 from exporter.model import (

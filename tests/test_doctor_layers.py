@@ -10,7 +10,7 @@ from outside_support import Proc, gpu, reading, whole
 
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import kubernetes, layers
+from exporter.doctor import checks, kubernetes
 from exporter.doctor.findings import Finding, Level, Surroundings
 from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Reading, Unresolved
 
@@ -29,7 +29,7 @@ def pci(sys_root: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x
 
 
 def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_passed_through(tmp_path: Path) -> None:
-    assert layers.on_bus(tmp_path) is None
+    assert checks.on_bus(tmp_path) is None
     pci(tmp_path, "0000:17:00.0", driver="nvidia")
     pci(tmp_path, "0000:18:00.0")
     pci(tmp_path, "0000:19:00.0", kind="0x030000", driver="nvidia")
@@ -38,18 +38,18 @@ def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_pas
     pci(tmp_path, "0000:1b:00.0", driver="vfio-pci")
     pci(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000")
     (tmp_path / "bus" / "pci" / "devices" / "0000:1c:00.0").mkdir()
-    assert layers.on_bus(tmp_path) == 3
+    assert checks.on_bus(tmp_path) == 3
 
 
 def test_the_drivers_gpus_are_counted_unless_a_container_is_shown_its_own(tmp_path: Path) -> None:
-    assert layers.in_driver(tmp_path) is None
+    assert checks.in_driver(tmp_path) is None
     for address in ("0000:17:00.0", "0000:18:00.0"):
         (tmp_path / "driver" / "nvidia" / "gpus" / address).mkdir(parents=True)
-    assert layers.in_driver(tmp_path) == 2
+    assert checks.in_driver(tmp_path) == 2
     (tmp_path / "self").mkdir()
     mounted = f"36 35 0:32 / {tmp_path}/driver/nvidia rw,nosuid - tmpfs tmpfs rw\n"
     (tmp_path / "self" / "mountinfo").write_text("35 1 0:31 / /proc rw - proc proc rw\n" + mounted)
-    assert layers.in_driver(tmp_path) is None
+    assert checks.in_driver(tmp_path) is None
 
 
 def allocations(held: str, *allocatable: str) -> Allocations:
@@ -84,7 +84,7 @@ def agreement(
             (proc_root / "driver" / "nvidia" / "gpus" / f"0000:{number:02x}:00.0").mkdir(parents=True)
         config = settings(proc_root=proc_root)
         node = Surroundings(config=config, wall=time.time, monotonic=time.monotonic, sys_root=sys_root)
-        return layers.layer_agreement(node, seen, attribution, answer)
+        return checks.layer_agreement(node, seen, attribution, answer)
 
 
 def judged(
@@ -157,7 +157,7 @@ def proc(tmp_path: Path) -> Proc:
 def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc: Proc, tmp_path: Path) -> None:
     slurm = settings(workload_manager="slurm", proc_root=proc.root)
     assert (
-        "slurm: 1 hold devices, by who runs on them"
+        "slurm: 1 hold devices, by their processes"
         in kubernetes.workload_holders(slurm, reading(whole(0, 42)), 1.0).cause
     )
     proc.add(44, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
-from exporter.kube.objects import Slice, allocated_devices, claim_uid, parse_slice, pools_of, quantity, served_version
+from exporter.kube.dra import Slice, allocated_devices, parse_slice, pools_of, quantity, served_version, uid_of
 
 GPU_UUID = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 ATTRIBUTES = {"type": {"string": "gpu"}, "uuid": {"string": GPU_UUID}, "driverVersion": {"version": "580.1.2"}}
@@ -98,7 +98,7 @@ def test_a_claim_gives_its_devices_with_share_access_and_consumption() -> None:
         },
     ]
     item = {"metadata": {"uid": "ABC"}, "status": {"allocation": {"devices": {"results": results}}}}
-    assert claim_uid(item) == "abc"
+    assert uid_of(item) == "abc"
     assert allocated_devices(item) == (
         AllocatedDevice(driver="gpu.nvidia.com", pool="n1", device="gpu-0", admin_access=True),
         AllocatedDevice(

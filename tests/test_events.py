@@ -10,8 +10,7 @@ import pytest
 from driver_support import gpu, instance, load, partitioned
 from driver_support import simulated as frozen
 
-from exporter.gpu.nvml.source import NvmlSource
-from exporter.gpu.nvml.xid_events import EventWatch
+from exporter.gpu.nvml.source import EventWatch, NvmlSource
 from exporter.model import DECODERS, Field, GpuReading, Reading
 from gpu_simulator import driver as simulated_driver
 from gpu_simulator.truth import GpuTruth, NodeTruth
@@ -171,7 +170,7 @@ def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
         (registered,) = simulated_driver._installed.get().event_sets.values()
         assert list(registered.masks.values()) == [pynvml.nvmlEventTypeXidCriticalError]
         watch.close()
-        assert watch.drain() == ([], [])
+        assert watch.drain() == ([], [], [])
 
 
 class Retried:
@@ -182,7 +181,7 @@ class Retried:
         simulated_driver.fail("nvmlDeviceRegisterEvents", code, only=1)
         handles = {gpu(index).uuid: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)}
         self.watch = EventWatch(handles, monotonic=lambda: self.seconds)
-        self.told: list[tuple[str, int | None]] = []
+        self.told: list[tuple[str, int]] = []
 
     def __enter__(self) -> Self:
         self.watch.start()
@@ -196,8 +195,8 @@ class Retried:
         errors: list[str] = []
 
         def all_told() -> bool:
-            events, some = self.watch.drain()
-            self.told.extend((event.uuid, event.xid) for event in events)
+            xids, _, some = self.watch.drain()
+            self.told.extend((event.uuid, event.xid) for event in xids)
             errors.extend(some)
             return len(self.told) >= len(told)
 
@@ -239,7 +238,7 @@ def test_a_gpu_that_could_not_be_registered_is_tried_again_and_the_others_lose_a
         it.until((0, 48), (0, 31), (1, 95), (0, 13))
         it.seconds = 33.0
         it.watch.close()
-        assert it.watch.drain() == ([], [])
+        assert it.watch.drain() == ([], [], [])
 
 
 def test_a_gpu_that_has_no_events_is_not_tried_again() -> None:

@@ -19,6 +19,8 @@ ENGINE = Field.PROF_GR_ENGINE_ACTIVE
 RATIOS = [field for field in activity.METRICS if not field.name.endswith("_BYTES")]
 RATES = [field for field in activity.METRICS if field.name.endswith("_BYTES")]
 EVERYTHING = frozenset(activity.METRICS)
+READ = EVERYTHING | {Field.FB_USED}
+"""A GPU that answers nothing but GPM counts as down."""
 
 
 @given(st.sampled_from(RATIOS), st.floats(allow_nan=True, allow_infinity=True))
@@ -50,7 +52,7 @@ def test_a_rate_is_whole_bytes_per_second(field: Field, mebibytes: float) -> Non
 
 def test_the_first_read_is_absent_and_the_second_is_the_mean_of_the_time_between() -> None:
     with simulated(gpu(load_integral=load(engine=10.0, nvlink_tx_bytes_per_second=0.0)), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         assert ENGINE not in source.sample(100.0).gpus[0].values
         node.change(at=104.0, load_integral=load(engine=11.0, nvlink_tx_bytes_per_second=4 * 2**20))
@@ -63,7 +65,7 @@ def test_the_first_read_is_absent_and_the_second_is_the_mean_of_the_time_between
 
 def test_two_reads_within_a_tenth_of_a_second_give_the_same_value() -> None:
     with simulated(gpu(), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         source.sample(100.0)
         node.change(at=101.0, load_integral=load(engine=0.5))
@@ -75,7 +77,7 @@ def test_two_reads_within_a_tenth_of_a_second_give_the_same_value() -> None:
 
 def test_a_clock_that_went_back_starts_again_instead_of_inventing() -> None:
     with simulated(gpu(), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         source.sample(100.0)
         node.change(at=101.0, load_integral=load(engine=0.5))
@@ -89,7 +91,7 @@ def test_a_clock_that_went_back_starts_again_instead_of_inventing() -> None:
 def test_no_mean_is_of_a_time_in_which_the_device_was_down(fault: Fault) -> None:
     """As it was idle while it failed, a mean over that time would call it idle now that it works again."""
     with simulated(gpu(0), partitioned(instance(1), index=1), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         source.sample(100.0)
         for index in (0, 1):
@@ -112,7 +114,7 @@ def test_no_mean_is_over_a_time_in_which_an_instance_was_not_there() -> None:
     """It is back under its UUID, and its counters, which began again, happen to be as high as before."""
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
         simulated_driver.fail("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         busy = instance(1, load_integral=load(engine=0.1, decode=0.9))
         for at, parts in ((100.0, (busy, instance(2))), (101.0, (instance(2),)), (102.0, (busy, instance(2)))):
@@ -127,7 +129,7 @@ def test_no_mean_is_over_a_time_in_which_an_instance_was_not_there() -> None:
 
 def test_a_mean_over_minutes_says_nothing_about_now() -> None:
     with simulated(gpu(), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         source.sample(100.0)
         node.change(at=400.0, load_integral=load(engine=150.0))
@@ -137,7 +139,7 @@ def test_a_mean_over_minutes_says_nothing_about_now() -> None:
 
 def test_a_user_who_samples_every_two_minutes_has_means_over_two_minutes() -> None:
     with simulated(gpu(), init=False) as node:
-        source = NvmlSource(EVERYTHING, interval_seconds=120.0)
+        source = NvmlSource(READ, interval_seconds=120.0)
         source.open()
         source.sample(100.0)
         node.change(at=225.0, load_integral=load(engine=50.0))
@@ -147,7 +149,7 @@ def test_a_user_who_samples_every_two_minutes_has_means_over_two_minutes() -> No
 
 def test_each_mig_instance_has_its_own_engine_and_no_board_rates() -> None:
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         source.sample(100.0)
         busy = instance(1, load_integral=load(engine=1.5, dram=0.5))
@@ -162,7 +164,7 @@ def test_each_mig_instance_has_its_own_engine_and_no_board_rates() -> None:
 
 def test_codecs_of_an_instance_are_read_whatever_is_asked_for() -> None:
     with simulated(partitioned(instance(3), instance(5)), init=False) as node:
-        source = NvmlSource(frozenset())
+        source = NvmlSource(frozenset({Field.FB_USED}))
         source.open()
         source.sample(100.0)
         decoding = load(decode=1.8, jpeg=0.4, optical_flow=0.2)
@@ -184,7 +186,7 @@ def test_a_compute_instance_beside_others_has_no_memory_bandwidth_of_its_own() -
 
 def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
     with simulated(gpu(model=T4), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         source.sample(100.0)
         node.change(at=101.0)
@@ -196,14 +198,14 @@ def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
 
 def test_a_refused_sample_is_counted_and_not_asked_for_again_at_once() -> None:
     with simulated(gpu(model=replace(H100)), init=False) as node:
-        source = NvmlSource(EVERYTHING)
+        source = NvmlSource(READ)
         source.open()
         simulated_driver.fail("nvmlGpmSampleGet", 4)
         assert source.sample(100.0).errors == {"gpm_no_permission": 1}
         node.change(at=101.0)
         reading = source.sample(101.0)
         assert reading.errors == {}
-        assert Field.GPU_UTIL in reading.gpus[0].values
+        assert Field.FB_USED in reading.gpus[0].values
         source.close()
 
 

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 from exposition_support import exclusive, instance, lost, snapshot
 
-from exporter.gpu.nvml import fields
-from exporter.metrics import collectors_file, health_collector
+from exporter.metrics import catalog, collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import AllocationState, DeviceState, DeviceView, Field
 
@@ -104,12 +103,12 @@ def test_a_gpu_that_needs_a_reset_says_so_and_one_that_is_lost_says_nothing() ->
 
 def test_what_health_needs_is_read_whatever_a_collectors_file_asks_for() -> None:
     little = collectors_file.parse("DCGM_FI_DEV_SM_CLOCK, gauge, Clock.", "a file")
-    assert little.fields >= health_collector.FIELDS | fields.HEALTH
+    assert little.fields >= catalog.HEALTH_FIELDS
 
 
 def test_an_instance_has_no_board_of_its_own() -> None:
     part = instance(exclusive().gpu, 1)
-    values = dict.fromkeys(fields.HEALTH, 1)
+    values = dict.fromkeys(catalog.HEALTH_FIELDS, 1)
     view = DeviceView(gpu=exclusive().gpu, instance=part, values=values, allocation=AllocationState.UNALLOCATED)
     assert shown(view) == {}
 

@@ -437,22 +437,6 @@ async def test_a_list_without_the_canary_is_a_failed_lookup(world: World) -> Non
         assert set(pods.items) == {A, ("ml", "own")}
 
 
-async def test_the_first_request_waits_for_a_random_part_of_the_jitter(world: World) -> None:
-    started, go = asyncio.Event(), asyncio.Event()
-    asked: list[float] = []
-
-    async def wait(seconds: float) -> None:
-        asked.append(seconds)
-        started.set()
-        await go.wait()
-
-    async with following(world.client, sleep=wait, start_jitter_seconds=60, random=lambda: 0.5) as pods:
-        await started.wait()
-        assert (asked, world.server.requests) == ([30.0], {})
-        go.set()
-        await until(lambda: pods.known, "listed")
-
-
 async def test_a_watch_is_renewed_after_a_random_time_within_its_bounds(world: World) -> None:
     async with following(world.client, lifetime_seconds=(1, 1)) as pods:
         await until(lambda: world.server.requests["watch pods"] >= 3, "renewed twice")
@@ -483,7 +467,6 @@ def offline(clock: Callable[[], float] = time.time) -> ListWatch[str]:
         metadata_only=True,
         parse=uid_of,
         clock=clock,
-        random=lambda: 0.0,
     )
 
 

@@ -46,7 +46,6 @@ async def looking_up(
         request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
         parse=lambda _name, item: item["metadata"]["labels"].get("team"),
         steady=cluster.clock,
-        random=lambda: 0.5,
         renew_seconds=renew_seconds,
         refused_seconds=refused_seconds,
     )

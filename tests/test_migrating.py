@@ -16,8 +16,7 @@ from exporter.config import dcgm_flags
 from exporter.config.dcgm_flags import Setting
 from exporter.config.options import OPTIONS
 from exporter.metrics import catalog
-from exporter.metrics.dcgm_names import TABLE
-from exporter.metrics.health_collector import NOT_MADE, EventCount
+from exporter.metrics.dcgm_names import NOT_MADE, TABLE, EventCount
 from exporter.metrics.text_format import Kind
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "migrating.md").read_text(encoding="utf-8")

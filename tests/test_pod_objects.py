@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from exporter.attribution import vgpu
 from exporter.attribution.owner_rules import OwnerRules, facts_of
-from exporter.kube.objects import LONG_TEXT_LIMIT, TEXT_LIMIT, parse
+from exporter.kube.list_watch import TEXT_LIMIT
+from exporter.kube.metadata import LONG_TEXT_LIMIT, parse_pod
 from exporter.model import PodMetadata
 
 UID = "6f1c7e8a-1b1a-4b3e-9e55-0f2f4d1c9a01"
@@ -26,7 +27,7 @@ def pod(**metadata: object) -> dict[str, Any]:
 
 
 def parsed(item: dict[str, Any]) -> PodMetadata:
-    found = parse(item, WANTED)
+    found = parse_pod(item, WANTED)
     assert found is not None
     return found[1]
 
@@ -41,7 +42,7 @@ def test_a_pod_is_read_with_its_controller_and_only_wanted_annotations() -> None
         ],
         managedFields=[{}],
     )
-    assert parse(item, WANTED) == (
+    assert parse_pod(item, WANTED) == (
         ("ml", "train-0"),
         PodMetadata(
             namespace="ml",
@@ -58,13 +59,13 @@ def test_a_pod_is_read_with_its_controller_and_only_wanted_annotations() -> None
 
 def test_a_whole_pod_and_its_metadata_alone_read_the_same() -> None:
     whole = {**pod(labels={"a": "b"}), "spec": {"containers": None}, "status": {"phase": "Running"}}
-    assert parse(whole, WANTED) == parse(pod(labels={"a": "b"}), WANTED)
+    assert parse_pod(whole, WANTED) == parse_pod(pod(labels={"a": "b"}), WANTED)
 
 
 def test_what_has_no_name_is_nothing() -> None:
-    assert parse({}, WANTED) is None
-    assert parse({"metadata": None}, WANTED) is None
-    assert parse({"metadata": {"name": "a"}}, WANTED) is None
+    assert parse_pod({}, WANTED) is None
+    assert parse_pod({"metadata": None}, WANTED) is None
+    assert parse_pod({"metadata": {"name": "a"}}, WANTED) is None
 
 
 def test_the_uid_of_a_static_pod_is_the_hash_of_its_file() -> None:
@@ -98,7 +99,7 @@ def test_thousands_of_labels_are_not_all_kept() -> None:
 
 @given(st.dictionaries(st.sampled_from(["labels", "annotations", "ownerReferences", "uid", "name"]), JSON))
 def test_whatever_stands_in_a_pod_it_is_read_and_its_text_can_be_encoded(metadata: dict[str, Any]) -> None:
-    found = parse(pod(**metadata), WANTED)
+    found = parse_pod(pod(**metadata), WANTED)
     if found is not None:
         json.dumps([found[1].labels, found[1].annotations, found[1].uid], ensure_ascii=False).encode()
         facts = facts_of(found[1], {}, {}, OwnerRules(team_keys=("team",), exported_annotations=("note",)))

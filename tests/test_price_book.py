@@ -57,7 +57,7 @@ TOLD = """\
  as 2026-01-31T12:00:00Z
 18: row 7: on_prem: years: '0' is not a number in range; allowed: more than 0, at most 50
 18: row 7: on_prem: gpus: '2.5' is not a whole number; allowed: the physical GPUs of the node, 1 to 1024
-18: row 7: on_prem: kw_per_gpu: given beside measured_energy: true, so that energy would be paid twice; keep one
+18: row 7: on_prem: kw_per_gpu: given with measured_energy: true, so that energy would be paid twice; keep one
 18: row 7: on_prem: pue: '0.5' is not a number in range; allowed: 1 to 10
 18: row 7: on_prem: per_kwh: missing; allowed: 0 or more
 18: row 7: as_of: '1.1.26' is not a day; allowed: such as 2026-01-31

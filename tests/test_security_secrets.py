@@ -154,7 +154,7 @@ def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path:
         until(lambda: echo.asked, "the API was asked")
         until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is told")
         web.write_text(f"basic_auth_users:\n  prometheus: {IN_A_FILE}\n")
-        until(lambda: any("stays as it was" in line for line in agent.lines), "a broken file")
+        until(lambda: any("keeping the previous" in line for line in agent.lines), "a broken file")
         told = pages(url, AGENT_PAGES, certificates.client()) + command_lines(agent.process.pid)
         assert "gpu_exporter_build_info" in told, "with the password all is told"
         agent.process.terminate()

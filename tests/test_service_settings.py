@@ -54,7 +54,7 @@ def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> 
         {"GPU_COST_EXPORTER_LOG_LEVEL": "loud"},
     )
     for words in (
-        f"{file}:1: unknown key 'refresh-intervall'; did you mean 'refresh-interval'?",
+        f"{file}:1: refresh-intervall: unknown key; did you mean 'refresh-interval'?",
         f"history (from {file}:2): value '3 months'",
         "listen (from --listen): value 'here'",
         "external-url (from --external-url)",
@@ -96,7 +96,7 @@ def test_an_external_address_that_no_browser_could_follow_is_refused(url: str) -
 
 def test_a_variable_with_a_slip_in_its_name_is_a_warning() -> None:
     (warning,) = load_settings(PROMETHEUS, {"GPU_COST_EXPORTER_BUGETS": "x"}).warnings
-    assert "did you mean GPU_COST_EXPORTER_BUDGETS?" in warning
+    assert "did you mean 'GPU_COST_EXPORTER_BUDGETS'?" in warning
 
 
 def test_every_option_has_a_name_of_its_own_and_a_sentence() -> None:

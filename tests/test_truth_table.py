@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.doctor.checks import Counts, Layer, diagnose
 from exporter.doctor.findings import Finding, Level
-from exporter.doctor.layers import Counts, Layer, diagnose
 
 NONE = None
 DRIVER, TOOLKIT, PLUGIN, KUBELET = (
@@ -72,7 +72,7 @@ TABLE = [
     (8, 8, 8, 7, 7, True, PLUGIN, "DRA driver or device plugin advertises 7"),
     # The kubelet.
     (8, 8, 8, 0, 5, False, KUBELET, "not registered"),
-    (8, 8, 8, None, 5, False, KUBELET, "does not tell"),
+    (8, 8, 8, None, 5, False, KUBELET, "does not report"),
 ]
 
 

@@ -163,7 +163,7 @@ def test_an_agent_counts_a_broken_file_and_goes_on(tmp_path: Path) -> None:
         agent.until(
             lambda page: page.get('gpu_exporter_errors_total{part="web",reason="config"}') == 1, "a counted mistake"
         )
-        assert any("the web configuration stays as it was" in line and "not YAML" in line for line in agent.lines)
+        assert any("keeping the previous web configuration" in line and "not YAML" in line for line in agent.lines)
 
 
 def test_a_broken_web_configuration_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from agent_support import until
 
 from exporter.gpu import child, worker
-from exporter.gpu.worker import Worker, nvml_command
+from exporter.gpu.worker import Worker, child_command
 from exporter.model import Field, SourceState
 
 PREAMBLE = """
@@ -389,7 +389,7 @@ async def test_the_last_words_of_a_child_that_crashes_reach_the_log(caplog: pyte
 
 
 def test_the_childs_command_names_interval_and_fields() -> None:
-    command = nvml_command(0.5, {Field.MEM_CLOCK, Field.SM_CLOCK})
+    command = child_command(0.5, {Field.MEM_CLOCK, Field.SM_CLOCK})
     assert command == (sys.executable, "-m", "exporter.gpu.child", "--interval", "0.5", "--fields", "100,101")
 
 

@@ -10,9 +10,8 @@ from typing import Protocol
 
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
-from exporter.gpu.dcgm.fields import alone, supplement
-from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, merge
-from exporter.gpu.worker import Worker, dcgm_command, nvml_command
+from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, alone, merge, supplement
+from exporter.gpu.worker import Worker, child_command
 from exporter.model import Field, Reading, SourceState, SourceStatus
 
 LOG = logging.getLogger("exporter.agent")
@@ -221,7 +220,7 @@ def standby_of(
     if len(workers) == 1 or commands.get("dcgm"):
         return None
     interval, address = config.sample_interval_seconds, config.dcgm_address
-    whole = dcgm_command(interval, alone(fields), address)
+    whole = child_command(interval, alone(fields), address)
     return Standby(nvml=workers[0], dcgm=workers[1], alone=whole, beside=_command(config, "dcgm", fields))
 
 
@@ -241,7 +240,7 @@ def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozen
 
 def _command(config: AgentConfig, name: str, fields: Iterable[Field]) -> tuple[str, ...]:
     interval, asked = config.sample_interval_seconds, fields_of(config, name, fields)
-    return nvml_command(interval, asked) if name == "nvml" else dcgm_command(interval, asked, config.dcgm_address)
+    return child_command(interval, asked, config.dcgm_address if name == "dcgm" else "")
 
 
 class MissingGpus:

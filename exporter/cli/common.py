@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TextIO, TypeAlias
 
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, Option
-from exporter.config.resolve import told
+from exporter.config.resolve import redacted
 from exporter.errors import ConfigError, ExporterError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - arg
 
 def say(problem: str) -> None:
     """Tell one problem on standard error."""
-    print(f"{PROGRAM}: {told(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
+    print(f"{PROGRAM}: {redacted(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
 
 
 @contextmanager

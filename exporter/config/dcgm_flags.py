@@ -34,7 +34,7 @@ class Setting:
     always: str = ""
     instead: str = ""
     unset: str = ""
-    """The text that asks for nothing, beside the usual ones."""
+    """The text that asks for nothing, in addition to the usual ones."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenFlag:
-    """A setting that somebody wrote: ``origin`` is the name that was written, ``text`` its value."""
+    """A setting that is given: ``origin`` is its name as written, ``text`` its value."""
 
     setting: Setting
     origin: str
@@ -234,8 +234,8 @@ def translate(
     if "workload-manager" not in ours:
         _settle_manager(settings, done)
     if "pod-labels" not in ours and ours | done.values.keys() >= {"kube-metadata"}:
-        _tell_labels(settings, done)
-    _tell_others(settings, environ, done)
+        _note_labels(settings, done)
+    _note_others(settings, environ, done)
     return done
 
 
@@ -316,7 +316,7 @@ def _settle_manager(settings: Iterable[GivenFlag], done: Translation) -> None:
         done.values.pop("kube-metadata", None)
 
 
-def _tell_labels(settings: Iterable[GivenFlag], done: Translation) -> None:
+def _note_labels(settings: Iterable[GivenFlag], done: Translation) -> None:
     """Pod labels are asked for by pattern there, and by name here."""
     asked = next((given for given in settings if given.setting is POD_LABELS), None)
     if asked is None or _switch(asked.text) != "on":
@@ -349,15 +349,15 @@ def _label_keys(patterns: str) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(keys)), unclear
 
 
-def _tell_others(settings: Iterable[GivenFlag], environ: Mapping[str, str], done: Translation) -> None:
+def _note_others(settings: Iterable[GivenFlag], environ: Mapping[str, str], done: Translation) -> None:
     """One line that names what has no equivalent, and what to do instead."""
-    told = [
+    names = [
         f"{given.origin} ({given.setting.instead})"
         for given in settings
         if given.setting.instead and given.text != given.setting.unset and given.text.lower() not in _SAYS_NOTHING
     ]
     known = {setting.env for setting in TABLE}
-    told += [
+    names += [
         name
         for name, value in sorted(environ.items())
         if name.startswith(ENV_PREFIX)
@@ -365,8 +365,8 @@ def _tell_others(settings: Iterable[GivenFlag], environ: Mapping[str, str], done
         and value.lower() not in _SAYS_NOTHING
         and not SERVICE_LINK.fullmatch(name.removeprefix(ENV_PREFIX[:-1]))
     ]
-    if told:
-        done.warnings.append(f"of dcgm-exporter, without an equivalent here, not used: {', '.join(told)}")
+    if names:
+        done.warnings.append(f"of dcgm-exporter, without an equivalent here, not used: {', '.join(names)}")
 
 
 _NONE = "none"

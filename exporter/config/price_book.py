@@ -35,7 +35,7 @@ _ReadRow = tuple[PriceRow, bool]
 
 
 def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
-    """A row; every mistake is among the problems. ``None`` where it cannot be told whom and when it is for."""
+    """A row; every mistake is among the problems. ``None`` where its match or its time cannot be read."""
     before = len(fields.problems)
     match = Match(
         node=fields.take_text("node") or "",
@@ -77,12 +77,12 @@ def moment(seconds: float) -> str:
     """A Unix time as a user would write it: the date alone at midnight UTC; ``always`` where there is no bound."""
     if abs(seconds) == inf:
         return "always"
-    told = datetime.fromtimestamp(seconds, UTC)
-    return told.date().isoformat() if seconds % 86_400 == 0 else told.isoformat().replace("+00:00", "Z")
+    at = datetime.fromtimestamp(seconds, UTC)
+    return at.date().isoformat() if seconds % 86_400 == 0 else at.isoformat().replace("+00:00", "Z")
 
 
 def _rate(fields: Fields, gpu_part: float) -> tuple[float, float] | None:
-    """Return what a GPU costs per hour and per kWh; ``None`` where that is not told."""
+    """Return what a GPU costs per hour and per kWh; ``None`` where that is not given."""
     given = [way for way in WAYS if way in fields]
     if len(given) != 1:
         words = f"{' and '.join(given)} are given" if given else "missing"
@@ -121,7 +121,7 @@ def _on_prem(fields: Fields) -> OnPrem | None:
     gpus = _gpus(fields, needed=True)
     measured = fields.take_switch("measured_energy")
     if measured and "kw_per_gpu" in fields:
-        fields.problem("kw_per_gpu", "given beside measured_energy: true, so that energy would be paid twice; keep one")
+        fields.problem("kw_per_gpu", "given with measured_energy: true, so that energy would be paid twice; keep one")
     power = fields.take_number("kw_per_gpu", _NOT_NEGATIVE, 0, 1000, needed=not measured)
     pue = fields.take_number("pue", "1 to 10", 1, 10)
     per_kwh = fields.take_number("per_kwh", _NOT_NEGATIVE, 0, _MOST, needed=True)
@@ -147,13 +147,13 @@ def _time(fields: Fields, key: str) -> float | None:
     if text is None:
         return None
     try:
-        told = datetime.fromisoformat(text)
+        at = datetime.fromisoformat(text)
         if _DATE.fullmatch(text):
-            told = told.replace(tzinfo=UTC)
-        if told.tzinfo is None:
+            at = at.replace(tzinfo=UTC)
+        if at.tzinfo is None:
             fields.problem(key, f"'{text}' is a time without its zone; allowed: {_DATE_ALLOWED}")
             return None
-        return told.astimezone(UTC).timestamp()
+        return at.astimezone(UTC).timestamp()
     except (ValueError, OverflowError):  # the latter: in UTC it is before year 1 or after year 9999
         fields.problem(key, f"'{text}' is not a date; allowed: {_DATE_ALLOWED}")
         return None
@@ -270,15 +270,15 @@ def _rows(top: Fields, head: PriceBook) -> tuple[list[_ReadRow], dict[int, int]]
 
 
 def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> list[str]:
-    told = [
+    problems = [
         f"{path}:{lines[later.number]}: row {later.number}: rows {earlier.number} and {later.number} overlap"
         f" {_period(start, end)}: both can match {_meeting(earlier.match, later.match)} and neither is more specific;"
         " give one of them an end, or one more key"
         for earlier, later, start, end in islice(overlaps(rows, KNOWN_MODELS), _MOST_OVERLAPS)
     ]
-    if len(told) == _MOST_OVERLAPS:
-        told.append(f"{path}: there may be more overlaps than these {_MOST_OVERLAPS}; fix them and check again")
-    return told
+    if len(problems) == _MOST_OVERLAPS:
+        problems.append(f"{path}: there may be more overlaps than these {_MOST_OVERLAPS}; fix them and check again")
+    return problems
 
 
 def _period(start: float, end: float) -> str:
@@ -294,26 +294,28 @@ def _meeting(one: Match, other: Match) -> str:
 
 
 def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> tuple[str, ...]:
-    told: list[str] = []
+    warnings: list[str] = []
     for row in rows:
         at = f"{path}:{lines[row.number]}: row {row.number}"
         only_model = Match(model=row.match.model)
         if not any(only_model.matches(model=model, node="", facts=NodeFacts()) for model in KNOWN_MODELS):
-            told.append(f"{at}: model: '{row.match.model}' matches no GPU name known here; compare with: nvidia-smi -L")
+            warnings.append(
+                f"{at}: model: '{row.match.model}' matches no GPU name known here; compare with: nvidia-smi -L"
+            )
         if row.price.per_hour == 0 and row.price.per_kwh == 0:
-            told.append(f"{at}: the price is 0: what matches it costs nothing")
-    return (*told, *_names_twice(rows, lines, path), *_gaps(rows, lines, path))
+            warnings.append(f"{at}: the price is 0: what matches it costs nothing")
+    return (*warnings, *_names_twice(rows, lines, path), *_gaps(rows, lines, path))
 
 
 def _names_twice(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Iterator[str]:
-    """Names that do not tell by which row was charged."""
+    """Return names that do not identify the row that was charged."""
     first: dict[str, PriceRow] = {}
     for row in rows:
         earlier = first.setdefault(row.price.source, row)
         if earlier is not row:
             name = row.price.source.rpartition(":")[2]
             at = f"{path}:{lines[row.number]}: row {row.number}"
-            yield f"{at}: name: '{name}' is row {earlier.number}'s, too; with names of their own bills tell them apart"
+            yield f"{at}: name: '{name}' is row {earlier.number}'s, too; with different names bills distinguish them"
 
 
 def _gaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Iterator[str]:

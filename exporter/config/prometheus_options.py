@@ -53,7 +53,7 @@ def _parse_header(text: str) -> tuple[str, str]:
     return name, value
 
 
-# Whatever is wrong with an address is told by ``settings``, which never repeats a password that stands in it.
+# ``address_problems`` reports what is wrong with an address, and never repeats a password in it.
 URL = OptionType(str.strip, "an address", _ADDRESS, "URL")
 HEADERS = OptionType(
     _parse_header,
@@ -130,7 +130,7 @@ def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str
         )
     if problems:
         raise ConfigError(*problems)
-    assert settings is not None  # noqa: S101 - told above
+    assert settings is not None  # noqa: S101 - is a problem above
     return settings
 
 

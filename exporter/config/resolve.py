@@ -2,18 +2,20 @@
 
 import json
 import logging
+import os
 import re
 import socket
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from exporter.attribution import owner_rules
-from exporter.config import paths, types, yaml_file
+from exporter.config import types, yaml_file
 from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
 from exporter.config.types import OptionType
@@ -22,6 +24,7 @@ from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
     from exporter.kube.metadata import MetadataSettings
+    from exporter.metrics.collectors_file import Collectors
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 
@@ -32,7 +35,7 @@ class Settled:
 
     values: dict[str, Any]
     stated: set[str] = field(default_factory=set)
-    """Keys that somebody wrote, rather than their defaults."""
+    """Keys that are given, rather than their defaults."""
 
 
 def settle(
@@ -100,10 +103,8 @@ def refusal(option: Option, origin: str, raw: Raw) -> str:
     """Says that a text is no value of the option, where it stands, and what is allowed."""
     shown = raw if isinstance(raw, str) else "[" + ", ".join(raw) + "]"
     words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
-    close = get_close_matches(shown.lower(), words, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else ""
     why = option.kind.why(shown)
-    hint = f"; {why}" if why else hint
+    hint = f"; {why}" if why else yaml_file.did_you_mean(shown.lower(), words)
     return (
         f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}; allowed: {option.kind.allowed}{hint}"
     )
@@ -117,9 +118,7 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
         rest = name.removeprefix(ENV_PREFIX[:-1])
         if not name.startswith(ENV_PREFIX) or name in known or SERVICE_LINK.fullmatch(rest):
             continue
-        close = get_close_matches(name, known, n=1, cutoff=0.8)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        warnings.append(f"{name}: unknown variable, not used{hint}")
+        warnings.append(f"{name}: unknown variable, not used{yaml_file.did_you_mean(name, known, cutoff=0.8)}")
     return warnings
 
 
@@ -136,7 +135,7 @@ class AgentConfig:
     release_seconds: float
     sample_interval_seconds: float
     source: Literal["auto", "nvml", "dcgm"]
-    """``auto`` is NVML, and DCGM beside it where there is an address; the others are one alone."""
+    """``auto`` is NVML, and DCGM too where there is an address; the others are one alone."""
     dcgm_address: str = ""
     """``host:port``, ``unix:///path`` or ``embedded``; empty where DCGM is not used."""
     idle_threshold_ratio: float
@@ -230,8 +229,8 @@ def load_agent(
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
         environ: The process environment.
         dcgm_flags: Flags of dcgm-exporter; they win over its variables, and ours over both.
-        check_paths: Also look at what the values name: collectors file, state directory, sockets.
-        extra: Problems that the caller met before, told together with those met here.
+        check_paths: Also check what the values name: collectors file, state directory, sockets.
+        extra: Problems that the caller met before, reported together with those met here.
 
     Raises:
         ConfigError: With all mistakes at once, one line each.
@@ -241,7 +240,7 @@ def load_agent(
     settled = settle(OPTIONS, flags, environ, problems, from_dcgm.values)
     values, stated = settled.values, settled.stated
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
-        values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
+        values["kube-metadata"] = True  # a simulated node has an API server that needs no rights
     if values["workload-manager"] != "kubernetes" and "kube-metadata" in from_dcgm.values:
         values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
     if values["simulate"] and "lock-dir" not in stated:
@@ -251,7 +250,7 @@ def load_agent(
     warnings = [*from_dcgm.warnings, *_settle_collectors(values), *_settle_source(values)]
     warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
     if check_paths:
-        problems += paths.problems(values)
+        problems += _path_problems(values)
     if problems:
         raise ConfigError(*problems)
     return _build(values, tuple(warnings))
@@ -286,7 +285,7 @@ def _settle_collectors(values: _Values) -> list[str]:
 
 
 def _settle_source(values: _Values) -> list[str]:
-    """Whether DCGM is used at all is whether there is an address; what was given in vain is told."""
+    """Use DCGM where there is an address; return a warning of what was given in vain."""
     if values["source"] == "dcgm":
         values["dcgm-address"] = values["dcgm-address"] or types.DEFAULT_ADDRESS
     elif values["source"] == "nvml" and values["dcgm-address"]:
@@ -305,7 +304,7 @@ def _check_together(values: _Values, problems: list[str]) -> None:
     manager = values["workload-manager"]
     if values["kube-metadata"] and manager not in {"kubernetes", None}:
         problems.append(
-            f"kube-metadata: is on, and the workload-manager is {manager}, whose jobs Kubernetes does not know;"
+            f"kube-metadata: is on, and the workload-manager is {manager}: Kubernetes does not know its jobs;"
             " allowed: one of the two"
         )
     problems += [
@@ -321,7 +320,7 @@ def _without_effect(values: _Values) -> list[str]:
     if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
         warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
     if values["kube-metadata"] and values["attribution"] is False:
-        warnings.append("kube-metadata: with attribution off nobody holds anything, and the API is not asked; not used")
+        warnings.append("kube-metadata: with attribution off there are no holders; not used")
     if not values["kube-metadata"]:
         warnings += [f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *MOST_KEYS) if values[key]]
     else:
@@ -342,6 +341,110 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
     fields.setdefault("node_name", socket.gethostname())
     fields["hostname_label"] = hostname_label(values["hostname-label"], values["dcgm-names"])
     return AgentConfig(**fields, warnings=warnings)
+
+
+COLLECTOR_PRESETS = ("wide",)
+"""Collectors files that the package has, by the name that stands for a path."""
+
+
+def _path_problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the named paths, one line each. ``values`` is by option key; ``None`` is unset or refused.
+
+    What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
+    """
+    found = [problem for key in ("collectors", "price-book", "web-config") for problem in _mistakes(key, values[key])]
+    if values["state-dir"]:
+        found += _state_dir(values["state-dir"])
+    if values["simulate"]:
+        return found
+    if values["attribution"] and values["kubelet-socket"]:
+        problem = kubelet_socket_problem(Path(values["kubelet-socket"]))
+        if problem:
+            found.append(problem)
+    found += _source_problems(values)
+    if values["proc-root"] and not os.path.isdir(values["proc-root"]):  # noqa: PTH112 - Path's raises where it may not look
+        found.append(f"proc-root: {values['proc-root']} is not a directory; allowed: where the host's /proc is mounted")
+    return found
+
+
+def _source_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the other sources of holders and owners."""
+    found: list[str] = []
+    if values["kube-metadata"] and values["kubeconfig"] and not os.access(values["kubeconfig"], os.R_OK):
+        found.append(f"kubeconfig: cannot read {values['kubeconfig']}; allowed: a kubeconfig file, or none in a pod")
+    if values["job-mapping-dir"] and values["workload-manager"] == "slurm":
+        directory = values["job-mapping-dir"]
+        if not os.path.isdir(directory):  # noqa: PTH112 - as below
+            found.append(f"job-mapping-dir: {directory} is not a directory; allowed: where Slurm's prolog writes it")
+    return found
+
+
+def read_collectors(path: Path | None) -> "Collectors":
+    """Return the collectors of a file in dcgm-exporter's format, of a preset by its name, or the default set.
+
+    A file that has a preset's name is named by its absolute path.
+
+    Raises:
+        ConfigError: With all mistakes of the file, each with its line, or that it cannot be read.
+    """
+    from exporter.metrics import collectors_file  # noqa: PLC0415 - keeps `--help` fast
+
+    if path is None:
+        return collectors_file.DEFAULT
+    if str(path) in COLLECTOR_PRESETS:
+        text = files("exporter.metrics").joinpath(f"collectors-{path}.csv").read_text(encoding="utf-8")
+        return collectors_file.parse(text, f"preset {path}")
+    fix = f"allowed: a readable CSV file, or a preset: {', '.join(COLLECTOR_PRESETS)}"
+    text = yaml_file.read_text(path, "collectors", "a collectors file", fix)
+    return collectors_file.parse(text, str(path))
+
+
+def _mistakes(key: str, path: Path | None) -> tuple[str, ...]:
+    """Return the mistakes in a file of settings; none where no file is named."""
+    if path is None:
+        return ()
+    from exporter.config import price_book, web_config  # noqa: PLC0415 - keeps `--help` fast
+
+    load = {"collectors": read_collectors, "price-book": price_book.load, "web-config": web_config.load}[key]
+    try:
+        load(path)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _state_dir(path: Path) -> list[str]:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return [f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"]
+    if not stat.S_ISDIR(mode):
+        return [f"state-dir: {path} is not a directory; allowed: a directory that can be written"]
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return []  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return [f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"]
+    return []
+
+
+def kubelet_socket_problem(path: Path) -> str:
+    """Why this path can never be the kubelet's socket, in one line; empty where it is one or may still become one."""
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        return (
+            f"kubelet-socket: no permission to reach {path} as uid {os.geteuid()}; run as uid 0, or --attribution off"
+        )
+    except NotADirectoryError:
+        return f"kubelet-socket: a part of {path} is not a directory; allowed: the kubelet's pod-resources socket"
+    except OSError:
+        return ""
+    if stat.S_ISSOCK(mode):
+        if os.access(path, os.W_OK):
+            return ""
+        return f"kubelet-socket: uid {os.geteuid()} may not connect to {path}; run as uid 0, or --attribution off"
+    kind = "a directory" if stat.S_ISDIR(mode) else "a file"
+    return f"kubelet-socket: {path} is {kind}, not a socket; allowed: the kubelet's pod-resources socket"
 
 
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -370,8 +473,8 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     return event
 
 
-def told(text: str) -> str:
-    """A text as it may be told to anybody: ``printable``, and no address in it has a user or a password."""
+def redacted(text: str) -> str:
+    """Return a text that may be shown: ``printable``, and without users and passwords in its addresses."""
     return printable(_LOGIN.sub("...@", text))
 
 
@@ -407,4 +510,4 @@ class TextFormatter(logging.Formatter):
         parts = [head, *(f"{key}={value}" for key, value in event.items())]
         if record.exc_info:
             parts.append(f"exception={self.formatException(record.exc_info)!r}")
-        return told(" ".join(parts))
+        return redacted(" ".join(parts))

@@ -109,17 +109,14 @@ def count(minimum: int, maximum: int) -> OptionType:
 
 def _parse_listen(text: str) -> Listen:
     host, colon, port_text = text.strip().rpartition(":")
-    if not colon or not port_text.isdecimal() or not port_text.isascii():
+    if not colon:
         raise ValueError(text)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         ipaddress.IPv6Address(host.partition("%")[0])
     elif host and not _HOST_NAME.fullmatch(host):
         raise ValueError(text)
-    port = int(port_text)
-    if port > _MAX_PORT:
-        raise ValueError(text)
-    return Listen(host, port)
+    return Listen(host, _port(port_text, least=0))
 
 
 def _is_encodable(text: str) -> bool:
@@ -287,8 +284,8 @@ def _v6(host: str) -> str:
     return f"[{host}]"
 
 
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MAX_PORT):
+def _port(text: str, *, least: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal() and least <= int(text) <= _MAX_PORT):
         raise ValueError(text)
     return int(text)
 

@@ -27,7 +27,7 @@ _CLIENT_AUTH: Mapping[str, ClientAuth] = {
 }
 _UNVERIFIED = dict.fromkeys(
     ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert"),
-    "takes certificates that nobody vouches for; use RequireAndVerifyClientCert",
+    "takes certificates without an authority; use RequireAndVerifyClientCert",
 )
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 _ALWAYS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
@@ -179,7 +179,7 @@ def parse(text: str, path: Path) -> WebSettings:
     if problems:
         raise ConfigError(*problems)
     if users and tls is None:
-        warnings.append(f"web-config: {path}: passwords without TLS can be read by whoever sees the network")
+        warnings.append(f"web-config: {path}: passwords without TLS can be read on the network")
     return WebSettings(path=path, tls=tls, users=users, headers=headers, warnings=tuple(warnings))
 
 
@@ -315,7 +315,7 @@ def _users(top: Fields) -> dict[str, bytes]:
         name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
         if not name or ":" in name or not name.isprintable() or name in users:
             line = key.start_mark.line + 1
-            if name not in users:  # a name that is given twice has been told
+            if name not in users:  # a name that is given twice is a problem already
                 top.problems.append(f"{top.path}:{line}: basic_auth_users: a user's name is text without a colon")
             continue
         text = fields.take_text(name, allowed, needed=True)

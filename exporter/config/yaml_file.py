@@ -1,7 +1,7 @@
 """Reads YAML mappings field by field, so that every mistake names its line and key."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +13,12 @@ from exporter.errors import ConfigError
 _NULL = "tag:yaml.org,2002:null"
 _MOST_CHARACTERS = 500
 _MOST_NODES = 500_000
+
+
+def did_you_mean(text: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the hint at the word that a text is most like, as an end of a message; empty where there is none."""
+    close = get_close_matches(text, list(words), n=1, cutoff=cutoff)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> str:
@@ -106,8 +112,11 @@ class Fields:
 
     def problem(self, key: str, words: str) -> None:
         """Note a mistake at a key, or at the mapping where the key is missing."""
-        line = self._lines.get(key, self.node.start_mark.line + 1)
-        self.problems.append(f"{self.path}:{line}: {self.place}{key}: {words}")
+        self.problems.append(f"{self.place_of(key)}: {self.place}{key}: {words}")
+
+    def place_of(self, key: str) -> str:
+        """Return file and line of a key, or of the mapping where the key is missing."""
+        return f"{self.path}:{self._lines.get(key, self.node.start_mark.line + 1)}"
 
     def take(self, key: str) -> yaml.Node | None:
         """The key's node."""
@@ -133,7 +142,7 @@ class Fields:
         return str(text)
 
     def take_number(self, key: str, allowed: str, low: float, high: float, *, needed: bool = False) -> float | None:
-        """A finite number from ``low`` to ``high``, both of which ``allowed`` tells in words."""
+        """A finite number from ``low`` to ``high``, both of which ``allowed`` names in words."""
         text = self.take_text(key, allowed, needed=needed)
         if text is None:
             return None
@@ -151,9 +160,8 @@ class Fields:
         text = self.take_text(key, allowed, needed=needed)
         if text is None or text in words:
             return text
-        close = get_close_matches(text, words, n=1) or [word for word in words if word.lower() == text.lower()]
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        self.problem(key, f"'{text}' is not known; allowed: {allowed}{hint}")
+        same = [word for word in words if word.lower() == text.lower()]
+        self.problem(key, f"'{text}' is not known; allowed: {allowed}{did_you_mean(same[0] if same else text, words)}")
         return None
 
     def take_switch(self, key: str) -> bool | None:
@@ -172,13 +180,12 @@ class Fields:
         return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
 
     def finish(self) -> None:
-        """Refuse every key that nobody asked for."""
+        """Refuse every key that was not taken."""
+        known = ", ".join(sorted(set(self._known)))
         for key in self._found:
             if key in self._known:
                 continue
-            close = get_close_matches(key, self._known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(sorted(set(self._known)))}"
-            self.problem(key, f"unknown key; {hint}")
+            self.problem(key, f"unknown key{did_you_mean(key, self._known) or f'; allowed: {known}'}")
 
 
 Raw = str | tuple[str, ...]
@@ -200,32 +207,22 @@ def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[
         return {}, []
     if not isinstance(root, yaml.MappingNode):
         return {}, [f"{path}:1: not a mapping; allowed: lines such as 'sample-interval: 1s'"]
-    return _entries(root, path, keys)
-
-
-def _entries(root: yaml.MappingNode, path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
+    for key_node, _ in root.value:
+        if isinstance(key_node, yaml.ScalarNode):
+            key_node.value = str(key_node.value).replace("_", "-")
     values: dict[str, FileValue] = {}
     problems: list[str] = []
-    for key_node, value_node in root.value:
-        line = key_node.start_mark.line + 1
-        key = str(key_node.value).replace("_", "-") if isinstance(key_node, yaml.ScalarNode) else "?"
-        if key not in keys:
-            problems.append(f"{path}:{line}: unknown key '{key}'{_suggestion(key, keys)}")
+    fields = Fields(root, str(path), "", problems)
+    for key in keys:
+        if (node := fields.take(key)) is None:
             continue
-        raw = _raw(value_node)
+        raw = _raw(node)
         if raw is None:
-            problems.append(f"{path}:{line}: {key}: empty or nested; allowed: one value, or a list of values")
-        elif key in values:
-            first = values[key][0].rpartition(":")[2]
-            problems.append(f"{path}:{line}: {key}: given twice, first in line {first}; keep one")
+            fields.problem(key, "empty or nested; allowed: one value, or a list of values")
         else:
-            values[key] = f"{path}:{line}", raw
-    return values, problems
-
-
-def _suggestion(key: str, keys: Collection[str]) -> str:
-    close = get_close_matches(key, keys, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; allowed: {', '.join(sorted(keys))}"
+            values[key] = fields.place_of(key), raw
+    fields.finish()
+    return values, sorted(problems, key=lambda one: int(one.removeprefix(f"{path}:").partition(":")[0]))
 
 
 def _raw(node: yaml.Node) -> Raw | None:

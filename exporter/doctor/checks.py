@@ -1,10 +1,13 @@
-"""Runs all checks in the order in which they depend on each other."""
+"""Runs all checks in the order in which they depend on each other, and finds the layer of the node that failed."""
 
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
@@ -12,12 +15,10 @@ from exporter.config import AgentConfig, price_book
 from exporter.doctor import host_engine, kubernetes, machine
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, first_of, ok, some, warn
 from exporter.doctor.host_engine import LibraryReport
-from exporter.doctor.layers import layer_agreement
 from exporter.errors import ConfigError
-from exporter.gpu.dcgm.fields import alone, supplement
-from exporter.gpu.merge import merge
+from exporter.gpu.merge import alone, merge, supplement
 from exporter.metrics.collectors_file import Collectors
-from exporter.model import Attribution, NodeFacts, PodFacts, Reading
+from exporter.model import Allocations, Attribution, DeviceState, NodeFacts, PodFacts, Reading
 
 _SHOWN = 3
 # Of a product's name what says nothing of the model: memory, form and ways of sharing.
@@ -72,7 +73,7 @@ def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
             "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
         )
     known = (facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
-    told = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"
+    labels = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"
     models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
     if models and not any(_is_same(facts.gpu_product, model) for model in models):
         return warn(
@@ -80,11 +81,11 @@ def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
             f"say {facts.gpu_product}, the driver says {', '.join(models)}",
             "the labels are of an earlier GPU: restart gpu-feature-discovery on this node",
         )
-    return ok(name, told)
+    return ok(name, labels)
 
 
 def _is_same(product: str, model: str) -> bool:
-    """Tell whether two spellings can mean one model; a label without a model's number is never wrong."""
+    """Return whether two spellings can mean one model; a label without a model's number is never wrong."""
     named = [word for word in _words(product) if any(map(str.isdigit, word)) and not _NO_MODEL.fullmatch(word)]
     return not named or named[0] in _words(model)
 
@@ -111,16 +112,16 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
         return fail(_NAME, first_of(error), "fix it, and try it: gpu-cost-exporter prices check FILE")
     if not read.rows and read.fallback is None:
         return ok(_NAME, "none: no prices, no money")
-    told = _told(read)
+    books = _summary(read)
     unpriced = _unpriced(read, config, labelled, reading, now)
     if unpriced:
-        return _without_price(f"{told}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
+        return _without_price(f"{books}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
     if read.warnings:
-        return warn(_NAME, f"{told}; {first_of(read.warnings)}", "see: gpu-cost-exporter prices check FILE")
+        return warn(_NAME, f"{books}; {first_of(read.warnings)}", "see: gpu-cost-exporter prices check FILE")
     today = datetime.fromtimestamp(now, tz=UTC).date().isoformat()
     if _days(read)[-1] > today:
-        return warn(_NAME, f"{told}: as_of lies in the future", "as_of is the day of the source, not of the effect")
-    return ok(_NAME, told)
+        return warn(_NAME, f"{books}: as_of lies in the future", "as_of is the day of the source, not of the effect")
+    return ok(_NAME, books)
 
 
 def _without_price(cause: str, *, labels_read: bool) -> Finding:
@@ -138,7 +139,7 @@ def _without_price(cause: str, *, labels_read: bool) -> Finding:
     )
 
 
-def _told(read: PriceBook) -> str:
+def _summary(read: PriceBook) -> str:
     books = [_one(one) for one in (read, read.fallback) if one is not None and one.rows]
     return "; else ".join(books) if read.fallback else f"{books[0]}; no list prices behind it"
 
@@ -171,10 +172,237 @@ def _unpriced(
     return [model for model in models if price(model=model) is None]
 
 
+NVML, DCGM = "NVML", "DCGM"
+
+
+class Layer(StrEnum):
+    """What stands between the hardware and a pod, from below."""
+
+    DRIVER = "driver"
+    CONTAINER_TOOLKIT = "container toolkit"
+    DEVICE_PLUGIN = "device plugin"
+    KUBELET = "kubelet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Physical GPUs that each layer knows; ``None`` where it is not known."""
+
+    on_bus: int | None = None
+    """NVIDIA GPUs on the PCI bus that are not passed through to virtual machines."""
+    in_driver: int | None = None
+    """Known to the kernel driver of the host."""
+    seen: int | None = None
+    """Given out by NVML, or by DCGM, here; ``None`` where it does not work."""
+    shown_by: str = NVML
+    advertised: int | None = None
+    """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where it is not known."""
+    allocated: int | None = None
+    """GPUs with a holder, seen here or not."""
+    inventory_refused: bool = False
+    """Whether the kubelet did not answer what it advertises, though it may know."""
+    by_claims: bool = False
+    """Devices of this node are given out by DRA: then a kubelet that advertises none is as it should be."""
+
+
+_LAYERS = "layers"
+_DRIVER_LOG = "see the kernel log (dmesg | grep -i -e nvrm -e xid), then reset the GPU or restart the node"
+_LOAD_DRIVER = "load the driver (modprobe nvidia), or see the driver's pod of the GPU operator"
+_SHOW_ALL = "see all GPUs: runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
+_PLUGIN_LOG = (
+    "see the device plugin's log for the unhealthy device and the kernel log for its Xid; "
+    "a resource of another name needs --gpu-resources"
+)
+_PLUGIN_MISSING = (
+    "see that the device plugin's pod runs on this node; after a restart of the kubelet it registers within a minute; "
+    "where devices are given out by claims (DRA) alone nothing is wrong, and --kube-metadata on knows that"
+)
+_PLUGIN_LATE = "it registers within a minute after the kubelet's start; else restart the device plugin's pod"
+
+
+def diagnose(counts: Counts) -> Finding:
+    """Find the lowest layer that knows fewer GPUs than the one below it: those above it cannot be right either.
+
+    Args:
+        counts: Of one instant, as far as they are known; two layers that are known are compared though one between
+            them is not.
+    """
+    return _driver(counts) or _toolkit(counts) or _above(counts)
+
+
+def _failed(layer: Layer, cause: str, fix: str) -> Finding:
+    level = fail if layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
+    return level(_LAYERS, f"{layer.value}: {cause}", fix)
+
+
+def _driver(counts: Counts) -> Finding | None:
+    bus, driver, seen = counts.on_bus, counts.in_driver, counts.seen
+    if bus and driver is None and not seen and not counts.advertised:
+        return _failed(Layer.DRIVER, f"the PCI bus has {_gpus(bus)}, and no driver is loaded", _LOAD_DRIVER)
+    if bus is not None and driver is not None and driver < bus:
+        cause = f"the PCI bus has {_gpus(bus)}, the driver has taken {driver}"
+        return _failed(Layer.DRIVER, cause, _DRIVER_LOG)
+    known = max(counts.advertised or 0, counts.allocated or 0)
+    # On hosts without PCI GPUs (Tegra, WSL) the bus is empty and all is well.
+    there = driver if driver is not None else bus or None
+    if there is not None and known > there:
+        cause = f"the kubelet knows {_gpus(known)}, the {'driver' if driver is not None else 'PCI bus'} has {there} now"
+        return _failed(Layer.DRIVER, f"{cause}: one fell off the bus", _DRIVER_LOG)
+    return None
+
+
+def _toolkit(counts: Counts) -> Finding | None:
+    """Compare what is shown here with what is there.
+
+    The device plugin, which uses the same driver from another place, shows which layer fails when fewer are shown.
+    """
+    seen, advertised = counts.seen or 0, counts.advertised
+    there = counts.in_driver if counts.in_driver is not None else counts.on_bus
+    known = max(advertised or 0, counts.allocated or 0)
+    if max(there or 0, known) <= seen:
+        return None
+    by, where = counts.shown_by, "this container" if counts.shown_by == NVML else "its engine's container"
+    shown = f"{by} does not work here" if counts.seen is None else f"{by} shows {counts.seen} here"
+    show_all = f"let {where} {_SHOW_ALL}"
+    if advertised and advertised > seen:
+        more = f"; the device plugin is shown {advertised}"
+        return _failed(Layer.CONTAINER_TOOLKIT, f"{_there(counts, there)}{shown}{more}", show_all)
+    if advertised or (counts.allocated or 0) > seen:
+        rest = f"to {where} and to the device plugin" if advertised else "any more"
+        cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {rest}"
+        return _failed(Layer.DRIVER, cause, _DRIVER_LOG)
+    return _failed(Layer.CONTAINER_TOOLKIT, f"{_there(counts, there)}{shown}", show_all)
+
+
+def _above(counts: Counts) -> Finding:
+    seen, advertised = counts.seen or 0, counts.advertised
+    if advertised is None and counts.allocated is None:
+        blind = f"{counts.shown_by} does not work here, and no GPU is known of"
+        here = f"{_gpus(seen)} here" if counts.seen is not None else blind
+        return ok(_LAYERS, f"{here}; which are given out is not known")
+    if (counts.by_claims and not advertised) or (counts.inventory_refused and advertised is None):
+        return _ok(counts, "given out by claims (DRA)" if counts.by_claims else "advertised devices not known")
+    if advertised is None:
+        return _failed(
+            Layer.KUBELET, "the kubelet does not report its devices", "the kubelet is too old: use 1.23 or newer"
+        )
+    if not advertised and seen:
+        return _nothing_advertised(seen, counts.allocated)
+    if advertised < seen:
+        plugin = "DRA driver or device plugin" if counts.by_claims else "device plugin"
+        cause = f"the driver shows {_gpus(seen)}, the {plugin} advertises {advertised} as healthy"
+        return _failed(Layer.DEVICE_PLUGIN, cause, _PLUGIN_LOG)
+    return _ok(counts, "advertised")
+
+
+def _nothing_advertised(seen: int, allocated: int | None) -> Finding:
+    # What is held outlives the plugin's registration, in the kubelet's checkpoint.
+    if allocated:
+        cause = f"{allocated} of {_gpus(seen)} are held and none is advertised: the device plugin is not registered"
+        return _failed(Layer.KUBELET, cause, _PLUGIN_LATE)
+    cause = f"the driver shows {_gpus(seen)}, no device plugin advertises one"
+    return _failed(Layer.DEVICE_PLUGIN, cause, _PLUGIN_MISSING)
+
+
+def _ok(counts: Counts, how: str) -> Finding:
+    seen, advertised = counts.seen or 0, counts.advertised
+    if not seen:
+        return ok(_LAYERS, "no GPU here, and no layer knows one")
+    number = "" if advertised is None else f"{advertised} "
+    held = "" if counts.allocated is None else f", {counts.allocated} held"
+    return ok(_LAYERS, f"{_gpus(seen)} here, {number}{how}{held}")
+
+
+def _there(counts: Counts, there: int | None) -> str:
+    if there is None:
+        return ""
+    return f"the {'driver' if counts.in_driver is not None else 'PCI bus'} has {_gpus(there)}, "
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+_NVIDIA = "0x10de"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")
+_PASSED_THROUGH = "vfio-pci"
+
+
+def layer_agreement(
+    around: Surroundings,
+    reading: Reading | None,
+    attribution: Attribution | None = None,
+    allocations: Allocations | None = None,
+    *,
+    inventory_refused: bool = False,
+) -> Finding:
+    """Compare PCI bus, kernel driver, NVML or DCGM, and kubelet.
+
+    Args:
+        around: Says where bus and driver are looked at, and which source is asked.
+        reading: ``None`` where no source works.
+        attribution: The join, ``None`` where no kubelet was asked or answered.
+        allocations: The kubelet's answer.
+        inventory_refused: Whether the kubelet refused to list what it advertises.
+    """
+    by_dcgm = around.config.source == "dcgm"
+    # A host engine may be shown another machine's GPUs, or others of this one's.
+    by_host = not around.simulated and not by_dcgm
+    counts = Counts(
+        on_bus=on_bus(around.sys_root) if by_host else None,
+        in_driver=in_driver(around.config.proc_root) if by_host else None,
+        seen=sum(gpu.state is not DeviceState.MISSING for gpu in reading.gpus) if reading else None,
+        advertised=attribution.advertised_devices if attribution else None,
+        allocated=attribution.allocated_devices if attribution else None,
+        by_claims=allocations is not None and any(container.claims for container in allocations.containers),
+        shown_by=DCGM if by_dcgm else NVML,
+        inventory_refused=inventory_refused,
+    )
+    return diagnose(counts)
+
+
+def on_bus(sys_root: Path) -> int | None:
+    """Count NVIDIA's GPUs on the PCI bus that are not passed through to virtual machines; ``None`` without sysfs."""
+    try:
+        return sum(_is_gpu(device) for device in (sys_root / "bus" / "pci" / "devices").iterdir())
+    except OSError:
+        return None
+
+
+def in_driver(proc_root: Path) -> int | None:
+    """Count the GPUs of the kernel driver; ``None`` where it does not report them, or only those of a container.
+
+    The container toolkit lays a directory of the container's own GPUs over the driver's.
+    """
+    place = proc_root / "driver" / "nvidia"
+    try:
+        mounts = (proc_root / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        mounts = ""
+    if any(line.split()[4:5] == [str(place)] for line in mounts.splitlines()):
+        return None
+    try:
+        return sum(1 for _ in (place / "gpus").iterdir())
+    except OSError:
+        return None
+
+
+def _is_gpu(device: Path) -> bool:
+    try:
+        if (device / "vendor").read_text(encoding="ascii").strip() != _NVIDIA:
+            return False
+        if not (device / "class").read_text(encoding="ascii").startswith(_DISPLAY_CLASSES):
+            return False
+        driver = device / "driver"
+        return not driver.is_symlink() or driver.readlink().name != _PASSED_THROUGH
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 _NO_PROCESSES = warn(
     "processes",
-    "DCGM tells none: use of shared devices is estimated, not measured",
-    "--source auto reads them from NVML, where the agent runs beside the driver",
+    "DCGM reports none: use of shared devices is estimated, not measured",
+    "--source auto reads them from NVML, where the agent runs on the driver's machine",
 )
 
 
@@ -237,7 +465,7 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
-    """Who holds what, whose it is, which layer of the node stands in the way of knowing; and what its labels say."""
+    """Return findings on holders, owners and layers of the node, and what its labels say."""
     config = around.config
     if config.attribution and config.workload_manager != "kubernetes":
         judged = layer_agreement(around, reading)
@@ -256,7 +484,7 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     if attribution and reading:
         found.append(kubernetes.agreement(attribution))
     if api and attribution:
-        # Without the driver it is not known who holds anything.
+        # Without the driver no holder is known.
         found += [of_holders(config, attribution, api.facts)] if reading else []
         found.append(node_labels(api.node_facts, reading))
     if not (config.attribution and config.kube_metadata):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exporter.config import AgentConfig
-from exporter.config.resolve import told
+from exporter.config.resolve import redacted
 from exporter.errors import ConfigError
 
 _LONGEST_INTERVAL_SECONDS = 1.0
@@ -133,4 +133,4 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 def _one_line(words: str) -> str:
-    return told(" ".join(words.split()))
+    return redacted(" ".join(words.split()))

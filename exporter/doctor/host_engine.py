@@ -15,10 +15,10 @@ from exporter.config import AgentConfig
 from exporter.doctor import machine
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
-from exporter.gpu.dcgm.fields import is_profiling
 from exporter.gpu.merge import of_one_machine
-from exporter.gpu.worker import dcgm_command
+from exporter.gpu.worker import child_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
+from exporter.model.fields import PROFILING
 
 _DEADLINE_SECONDS = 10.0
 _REINSTALL = "install DCGM's client library again, of the host engine's major version (docs/dcgm.md)"
@@ -30,7 +30,7 @@ class LibraryReport:
 
     soname: str = ""
     version: str = ""
-    """``4.6.0``; empty where it does not tell."""
+    """``4.6.0``; empty where it does not report it."""
     unknown: frozenset[Field] = frozenset()
     problem: str = ""
 
@@ -39,7 +39,7 @@ async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Libr
     """Which library the agent would load, and which of the fields it does not know."""
     ids = ",".join(str(int(field)) for field in sorted(fields))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "exporter.gpu.dcgm.library_check", "--fields", ids),
+        *(sys.executable, "-m", "exporter.gpu.child", "--check-libdcgm", "--fields", ids),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -58,29 +58,29 @@ async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Libr
     if code:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
         return LibraryReport(problem=f"loading libdcgm ended its process with {how}; {_REINSTALL}")
-    told = _told(out)
-    if told is None:
+    report = _report(out)
+    if report is None:
         return LibraryReport(problem=f"loading libdcgm ended its process without a word; {_REINSTALL}")
-    if "problem" in told:
-        return LibraryReport(problem=told["problem"])
-    unknown = frozenset(Field(one) for one in told["unknown"])
-    return LibraryReport(soname=told["soname"], version=told["version"], unknown=unknown)
+    if "problem" in report:
+        return LibraryReport(problem=report["problem"])
+    unknown = frozenset(Field(one) for one in report["unknown"])
+    return LibraryReport(soname=report["soname"], version=report["version"], unknown=unknown)
 
 
-def _told(out: bytes) -> dict[str, Any] | None:
+def _report(out: bytes) -> dict[str, Any] | None:
     """The object that the process has written; a library may write lines of its own before it and after."""
     for line in reversed(out.splitlines()):
         with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict):
-                return told
+            report = json.loads(line)
+            if isinstance(report, dict):
+                return report
     return None
 
 
 _LIBRARY, _ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
     f"DCGM {what}" for what in ("library", "engine", "refusals", "devices", "profiling", "fields")
 )
-_TOLD_ELSEWHERE = frozenset(
+_OF_OTHER_CHECKS = frozenset(
     f"dcgm_{reason}"
     for reason in (
         # With the fields of the file, where they are rows of it.
@@ -99,10 +99,10 @@ _PROBE_SECONDS = 0.5
 _SHOWN = 5
 
 _FIXES: Mapping[ProfilingState, str] = {
-    ProfilingState.PAUSED: "whoever paused it may still need the counters; then: dcgmi profile --resume",
+    ProfilingState.PAUSED: "the client that paused it may still need the counters; then: dcgmi profile --resume",
     ProfilingState.UNSUPPORTED: "DCGM measures no engines on this model; utilisation is what there is",
     ProfilingState.NO_MODULE: (
-        "install NVIDIA's full package beside the engine (datacenter-gpu-manager-4-proprietary; 3.x has it in"
+        "install NVIDIA's full package with the engine (datacenter-gpu-manager-4-proprietary; 3.x has it in"
         " datacenter-gpu-manager) and restart the engine"
     ),
     ProfilingState.NO_PERMISSION: (
@@ -126,7 +126,7 @@ async def examine(
         fields: What is asked for.
     """
     config = around.config
-    # Alone it is all there is; beside NVML the agent goes on without it.
+    # Alone it is all there is; with NVML the agent continues without it.
     bad = fail if config.source == "dcgm" else warn
     library, found = LibraryReport(), []
     if not around.simulated:
@@ -134,7 +134,7 @@ async def examine(
         if library.problem:
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    command = around.dcgm_command or dcgm_command(around.interval_seconds, fields, config.dcgm_address)
+    command = around.dcgm_command or child_command(around.interval_seconds, fields, config.dcgm_address)
     heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None
@@ -154,25 +154,25 @@ async def examine(
 
 
 def _has_values(gpu: GpuReading) -> bool:
-    """Tell whether an engine gives anything of a GPU, or says why not."""
+    """Return whether an engine has values of a GPU, or a reason why not."""
     return bool(gpu.values) or gpu.state is not DeviceState.UP or any(part.values for part in gpu.instances)
 
 
 def refusals(errors: Mapping[str, int]) -> Finding | None:
-    """What the engine refused or left stale; ``None`` where all went well, or another check tells why.
+    """What the engine refused or left stale; ``None`` where all went well, or another check shows why.
 
     Args:
         errors: Counts by reason.
     """
-    told = [
+    reasons = [
         f"{reason.removeprefix('dcgm_').replace('_', ' ')} ({count})"
         for reason, count in sorted(errors.items())
-        if reason not in _TOLD_ELSEWHERE
+        if reason not in _OF_OTHER_CHECKS
     ]
-    if not told:
+    if not reasons:
         return None
     fix = "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons, the engine's log more"
-    return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", fix)
+    return warn(_REFUSALS, f"refused, by reason: {', '.join(reasons)}", fix)
 
 
 def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
@@ -187,14 +187,14 @@ def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: 
 
 def _engine(config: AgentConfig, last: Reading, first_after_seconds: float, now: float) -> Finding:
     interval = config.sample_interval_seconds
-    told = (
+    engine = (
         f"{config.dcgm_address}: DCGM {last.dcgm_version or 'of unknown version'}, first reading after"
         f" {first_after_seconds:.1f} s, the last one {max(now - last.taken_at_seconds, 0.0):.1f} s old"
     )
     if last.duration_seconds > interval:
-        slow = f"{told}; it took {last.duration_seconds:.1f} s, longer than the sample interval of {interval:g} s"
+        slow = f"{engine}; it took {last.duration_seconds:.1f} s, longer than the sample interval of {interval:g} s"
         return warn(_ENGINE, slow, "give it time (--sample-interval), or use the engine of this node")
-    return ok(_ENGINE, told)
+    return ok(_ENGINE, engine)
 
 
 def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
@@ -248,9 +248,9 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
         others = len(states) - running
         spare = f"; NVML measures the other {others} by itself" if others else ""
         return ok(_PROFILING, f"running on {running} of {len(up)} GPUs{spare}")
-    told = ", ".join(f"{count} {state.value.replace('_', ' ')}" for state, count in missing.items() if state)
+    absent = ", ".join(f"{count} {state.value.replace('_', ' ')}" for state, count in missing.items() if state)
     state = next(state for state in _FIXES if state in missing)
-    of = f"of {len(up)} GPUs {running} running, {told}"
+    of = f"of {len(up)} GPUs {running} running, {absent}"
     if set(missing) == {ProfilingState.UNSUPPORTED}:
         return ok(_PROFILING, f"{of}: {_FIXES[state]}")
     return warn(_PROFILING, f"{of}: their engines are not measured", _FIXES[state])
@@ -264,28 +264,28 @@ def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> 
         library: Knows which fields there are.
         dcgm: Of the engine.
     """
-    # Why the counters of engines are not there is told with the profiling.
+    # Why the counters of engines are absent is a finding of the profiling.
     measuring = any(gpu.profiling is ProfilingState.RUNNING for gpu in dcgm.gpus)
-    judged = {field: name for field, name in rows.items() if measuring or not is_profiling(field)}
+    judged = {field: name for field, name in rows.items() if measuring or field not in PROFILING}
     if not judged:
         return None
     had = {field for gpu in dcgm.gpus for field in (*gpu.values, *gpu.gpu.labels)}
     had |= {field for gpu in dcgm.gpus for part in gpu.instances for field in part.values}
     unknown = [name for field, name in judged.items() if field in library.unknown]
     absent = [name for field, name in judged.items() if field not in library.unknown | had]
-    told = []
+    causes = []
     if unknown:
-        told.append(f"{library.soname} {library.version} does not know {some(unknown, _SHOWN)}")
+        causes.append(f"{library.soname} {library.version} does not know {some(unknown, _SHOWN)}")
     if absent:
-        told.append(f"no GPU has a value of {some(absent, _SHOWN)}")
-    if told:
+        causes.append(f"no GPU has a value of {some(absent, _SHOWN)}")
+    if causes:
         fix = "take the rows out, or see why: dcgmi dmon -e ID (a newer DCGM has more; not every GPU has every field)"
-        return warn(_FIELDS, "; ".join(told), fix)
+        return warn(_FIELDS, "; ".join(causes), fix)
     return ok(_FIELDS, f"{some(tuple(judged.values()), _SHOWN)}: measured, which only DCGM does")
 
 
 async def hint(port: int = _USUAL_PORT) -> Finding | None:
-    """Tell of something that listens where an engine usually does; only for a node that does not use DCGM."""
+    """Report something that listens where an engine usually does; only for a node that does not use DCGM."""
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
             _, writer = await asyncio.open_connection(_USUAL_HOST, port)

@@ -85,7 +85,7 @@ def off() -> Finding:
     """Say what an agent that does not ask the API does without."""
     cost = (
         "off: owners are namespaces, without workload and team; instance type and region come from options; claims "
-        "(DRA) are taken at the kubelet's word, and fractions of HAMi, volcano-vgpu and KAI cannot be told"
+        "(DRA) are taken at the kubelet's word, and fractions of HAMi, volcano-vgpu and KAI are unknown"
     )
     return ok(NAME, f"{cost}; --kube-metadata on changes that")
 
@@ -126,22 +126,22 @@ async def ask_api(
 async def _reached(config: AgentConfig, client: ApiClient, pods: dict[str, Any]) -> Finding:
     """Judge whether the list is of this node: it has this agent's pod, or the API knows a node of this name."""
     names = {(one["metadata"].get("namespace"), one["metadata"].get("name")) for one in pods.get("items") or ()}
-    told = f"{client.address}: {len(names)} pods of node {config.node_name}"
+    node = f"{client.address}: {len(names)} pods of node {config.node_name}"
     own = own_pod()
     if own and own not in names:
         wrong = (
-            f"{told}, without {'/'.join(own)}, the pod of this agent: {config.node_name!r} is the value of --node-name"
+            f"{node}, without {'/'.join(own)}, the pod of this agent: {config.node_name!r} is the value of --node-name"
         )
         return fail(NAME, wrong, NAME_NODE)
     if names:
-        return ok(NAME, told)
+        return ok(NAME, node)
     try:
         await client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS)
     except ApiError as error:
         if error.reason == "not_found":
             wrong = f"{client.address} has no node {config.node_name!r}, the value of --node-name"
             return fail(NAME, wrong, NAME_NODE)
-    return warn(NAME, told, NAME_NODE)
+    return warn(NAME, node, NAME_NODE)
 
 
 async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocations | None) -> Finding:
@@ -152,7 +152,7 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
         try:
             await _try(client, request)
         except ApiError as error:
-            # Who may not ask is refused, whether the namespace is there or not.
+            # Without the right the answer is a refusal, whether the namespace is there or not.
             if error.reason != "not_found" or request.action not in _MAY_BE_ABSENT:
                 missing.append(str(error))
                 continue
@@ -200,7 +200,7 @@ async def _try(client: ApiClient, request: Request) -> None:
 
 
 async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
-    """When the token ends, if it tells; one that is renewed in its file is read again by itself."""
+    """Report when the token ends, if it has an end; one that is renewed in its file is read again."""
     with contextlib.suppress(ApiError):
         settings = await Credentials(config.kubeconfig).read()
         ends = token_ends_seconds(await settings.authorization())
@@ -213,7 +213,7 @@ async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
 
 
 def token_ends_seconds(token: str) -> float | None:
-    """Unix time at which a JSON web token ends; ``None`` for other tokens and those that do not tell."""
+    """Unix time at which a JSON web token ends; ``None`` for other tokens and those without an end."""
     parts = token.rpartition(" ")[2].split(".")
     if len(parts) != 3:  # noqa: PLR2004 - header, claims, signature
         return None
@@ -273,7 +273,7 @@ async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None
 def join(
     config: AgentConfig, allocations: Allocations | None, reading: Reading | None, evidence: Evidence
 ) -> Attribution | None:
-    """Who holds what, as the agent would have it; ``None`` where the kubelet did not answer."""
+    """Return holders as the agent finds them; ``None`` where the kubelet did not answer."""
     if allocations is None:
         return None
     gpus = reading.gpus if reading else ()
@@ -319,7 +319,7 @@ _WORKLOAD_MANAGER = "workload manager"
 
 
 def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -> Finding:
-    """What the agent would say now of who holds devices.
+    """Report the holders that the agent finds now.
 
     Args:
         config: Says which manager.
@@ -328,7 +328,7 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
     """
     manager, mapping = config.workload_manager, config.job_mapping_dir
     if reading is None:
-        return warn(_WORKLOAD_MANAGER, f"{manager}: nothing can be told without the driver", "fix the driver first")
+        return warn(_WORKLOAD_MANAGER, f"{manager}: no holder is known without the driver", "fix the driver first")
     jobs: SlurmJobs | HostUsers
     if manager == "slurm":
         jobs = SlurmJobs(mapping_dir=mapping, proc_root=config.proc_root)
@@ -339,6 +339,6 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
         cause, _, fix = jobs.problem.partition("; ")
         return warn(_WORKLOAD_MANAGER, f"{manager}: {cause}", fix)
     count = len(jobs.latest.containers) if jobs.latest else 0
-    how = f"by the mapping in {mapping}" if manager == "slurm" and mapping else "by who runs on them"
-    idle = "" if manager == "slurm" and mapping else "; a device that is held and not used is taken for free"
+    how = f"by the mapping in {mapping}" if manager == "slurm" and mapping else "by their processes"
+    idle = "" if manager == "slurm" and mapping else "; a device with a holder and without use counts as free"
     return ok(_WORKLOAD_MANAGER, f"{manager}: {count} hold devices, {how}{idle}")

@@ -19,7 +19,7 @@ from exporter.accounting.state_file import WriterLock
 from exporter.config import AgentConfig, read_collectors, web_config
 from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
-from exporter.gpu.worker import Worker, nvml_command
+from exporter.gpu.worker import Worker, child_command
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 
@@ -32,9 +32,9 @@ _REALM = "gpu-cost-exporter"
 
 
 def answers(host: str, number: int) -> bool:
-    """Ask ``/healthz``; who asks for our password, or by TLS for a certificate of the client, counts as an agent."""
+    """Request ``/healthz``; a server that requires our password, or a client's certificate, counts as an agent."""
     address = host or "127.0.0.1"
-    # The certificate is of the node's name, which is not this address; nothing secret is asked or told.
+    # The certificate is of the node's name, which is not this address; nothing secret is sent or received.
     context = ssl._create_unverified_context()  # noqa: S323, SLF001
     return (
         _is_ours(http.client.HTTPConnection(address, number, timeout=_SECONDS))
@@ -56,7 +56,7 @@ def _is_ours(connection: http.client.HTTPConnection) -> bool:
 
 
 def _wants_certificate(address: str, number: int, context: ssl.SSLContext) -> bool:
-    """Shake hands and ask nothing: who wants a certificate hangs up then, often without the alert that says why."""
+    """Shake hands and request nothing: a server that requires a certificate hangs up, often without an alert."""
     heard, incoming, outgoing = b"", ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing)
     try:
@@ -114,7 +114,7 @@ def device_nodes(dev_root: Path) -> Finding:
 
 
 def kernel_module(proc_root: Path) -> Finding:
-    """The loaded kernel module says its version, whatever library lies beside it."""
+    """The loaded kernel module says its version, whatever library is installed."""
     name = "kernel module"
     path = proc_root / "driver" / "nvidia" / "version"
     try:
@@ -125,7 +125,7 @@ def kernel_module(proc_root: Path) -> Finding:
 
 
 def process_tree(proc_root: Path) -> Finding:
-    """Only the host's PID namespace shows whose processes use a GPU; there process 2 is the kernel's thread daemon."""
+    """Only the host's PID namespace shows the processes of a GPU; there process 2 is the kernel's thread daemon."""
     name = "PID namespace"
     fix = "set hostPID: true, or mount the host's /proc and name it with --proc-root"
     try:
@@ -138,15 +138,15 @@ def process_tree(proc_root: Path) -> Finding:
 
 
 def pod_logs(pod_log_root: Path) -> Finding:
-    """The names of the pod-log directories tell a pod's name by its uid, without the API server."""
+    """The names of the pod-log directories give a pod's name by its uid, without the API server."""
     name = "pod logs"
     fix = "mount the host's /var/log/pods read-only, or name it with --pod-log-root"
     try:
         count = sum(1 for entry in pod_log_root.iterdir() if entry.name.count("_") >= 2)  # noqa: PLR2004 - ns_pod_uid
     except OSError as error:
-        return warn(name, f"{pod_log_root}: {error.strerror}; processes cannot be told apart by pod", fix)
+        return warn(name, f"{pod_log_root}: {error.strerror}; processes cannot be assigned to pods", fix)
     if not count:
-        return warn(name, f"{pod_log_root} has no pod's directory; processes cannot be told apart by pod", fix)
+        return warn(name, f"{pod_log_root} has no pod's directory; processes cannot be assigned to pods", fix)
     return ok(name, f"{count} pods in {pod_log_root}")
 
 
@@ -319,7 +319,7 @@ _BLIND_WITHOUT_DCGM = (
 
 async def read(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
     """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    command = around.worker_command or nvml_command(around.interval_seconds, fields)
+    command = around.worker_command or child_command(around.interval_seconds, fields)
     heard = await listen(around, "nvml", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
@@ -418,7 +418,7 @@ def face(path: Path) -> Finding:
     except ConfigError as error:
         return fail(_NAME, first_of(error), "fix it; docs/security.md has every key")
     users = f"{len(settings.users)} user{'s' if len(settings.users) != 1 else ''}"
-    told = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
+    summary = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
     if settings.warnings:
-        return warn(_NAME, f"{told}; {settings.warnings[0]}", "see docs/security.md")
-    return ok(_NAME, told)
+        return warn(_NAME, f"{summary}; {settings.warnings[0]}", "see docs/security.md")
+    return ok(_NAME, summary)

@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import gc
+import json
 import logging
 import math
 import os
@@ -21,7 +22,7 @@ from exporter.model import Field, Reading, SourceState, SourceStatus
 EXIT_FRESH_PROCESS_NEEDED = 3
 _OTHER_LIBRARY = "dcgm_other_library"
 _FRESH_PROCESS_REASONS = frozenset({"library_mismatch", _OTHER_LIBRARY})
-"""A library that was replaced on disk stays mapped in this process for ever."""
+"""A library that was replaced on disk stays mapped in this process."""
 _HEARTBEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -49,7 +50,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the driver; may be called when it is not open."""
+        """Release the driver; may be called when it is not open."""
 
 
 class _Stop:
@@ -76,6 +77,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m exporter.gpu.child", description=__doc__)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    if arguments.check_libdcgm:
+        from exporter.gpu.dcgm.engine import library_report  # noqa: PLC0415 - as in _source
+
+        sys.stdout.write(json.dumps(library_report(parse_fields(arguments.fields))) + "\n")
+        return 0
     out = prepare_process()
     source = _source(arguments)
     code = run(source, out, arguments.interval)
@@ -86,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> None:
-    """Become a fresh process with another libdcgm, for the same parent: two of them do not bear each other in one."""
+    """Become a fresh process with another libdcgm, for the same parent: one process cannot use both."""
     os.dup2(out.fileno(), 1)
     options = ("--interval", str(arguments.interval), "--fields", arguments.fields, "--dcgm-library", library)
     command = (sys.executable, "-m", "exporter.gpu.child", *options, "--dcgm-address", arguments.dcgm_address)
@@ -131,6 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML is not asked for: they hang")
     parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
+    parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
 
 
 def parse_fields(text: str) -> frozenset[Field]:
@@ -152,7 +159,7 @@ def prepare_process() -> BinaryIO:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
-        _log.warning("this system cannot end a process with its parent; a closed pipe will end this one")
+        _log.warning("cannot use PR_SET_PDEATHSIG; will exit when the pipe closes")
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return out
@@ -176,7 +183,7 @@ def run(
         monotonic: Clock of the beat.
 
     Returns:
-        The exit code: 0 after SIGTERM or when nobody reads any more, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
+        The exit code: 0 after SIGTERM or when the pipe is closed, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
         new process can open the source.
     """
     stop = _Stop()
@@ -201,7 +208,7 @@ def run(
                 _wait(stop, backoff_seconds, tell, monotonic)
                 backoff_seconds = min(2 * backoff_seconds, longest_seconds)
     except BrokenPipeError:
-        _log.info("nobody reads any more; this process ends")
+        _log.info("parent closed the pipe; exiting")
     finally:
         source.close()
     return 0
@@ -245,7 +252,7 @@ def _samples(
 
 
 def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None], monotonic: Callable[[], float]) -> None:
-    """Let time pass and say so meanwhile, for a silent child is taken for a hanging one."""
+    """Wait, with a heartbeat: the parent takes a silent child for a hanging one."""
     until = monotonic() + seconds
     while not stop.asked and (left := until - monotonic()) > 0:
         stop.pause(min(left, _HEARTBEAT_SECONDS))

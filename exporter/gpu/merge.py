@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from exporter.gpu.dcgm.fields import COUNTERS, PROFILING
-from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading
+from exporter.model import CODECS, DeviceState, Field, GpuReading, MigReading, Reading
+from exporter.model.fields import COUNTERS, PROFILING
 
 SLOW_COUNTER_SECONDS = 60.0
 """A counter of DCGM's may be this old: DCGM measures what is slow every 10 s, and waits for three of those."""
@@ -14,6 +14,35 @@ _RISING = frozenset(one for one in Field if one in COUNTERS)
 """What only rises until the driver is loaded again, and either source can report."""
 Values = Mapping[Field, int | float]
 _UP = DeviceState.UP
+
+
+_FALLBACK = frozenset(
+    {
+        Field.GPU_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.FB_USED,
+        Field.FB_TOTAL,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+    }
+)
+"""Enough to attribute use while NVML does not answer; without its codecs a transcoder would look idle."""
+_ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
+
+
+def supplement(fields: Iterable[Field]) -> frozenset[Field]:
+    """Return what to ask DCGM for in addition to NVML: what NVML may not have, and a little to fall back on.
+
+    Codecs are both: of a GPU before Hopper in MIG mode NVML has no figure of them.
+    """
+    wanted = frozenset(fields) | _ACTIVITY | CODECS
+    return frozenset(one for one in wanted if one.only_dcgm or one in PROFILING) | _FALLBACK | {Field.XID_ERRORS}
+
+
+def alone(fields: Iterable[Field]) -> frozenset[Field]:
+    """Return what to ask DCGM for where there is no NVML: all that it can have, Xid events and codecs in any case."""
+    return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | CODECS | {Field.XID_ERRORS}
 
 
 class _Counted(NamedTuple):
@@ -57,8 +86,8 @@ def merge(
       under an index of its own where NVML gives that index to another.
     - While NVML does not answer, DCGM's reading is used whole, under the identities that NVML gave before.
     - An engine that has none of NVML's GPUs is another machine's: nothing of it is used.
-    - A counter that is lower than the other source reported it before is left out until it has caught up. Whoever takes
-      differences would count all of it once more.
+    - A counter that is lower than the other source reported it before is left out until it has caught up: a
+      difference would count all of it once more.
 
     Args:
         nvml: NVML's reading; ``None`` while it does not answer.

@@ -7,10 +7,13 @@ it notes the GPU that it calls the driver for: a child that hangs can write no l
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NoReturn
+from operator import attrgetter
+from types import NoneType
+from typing import Any, Generic, NoReturn, TypeVar
 
 from exporter.errors import SourceError
 from exporter.model import (
@@ -28,17 +31,68 @@ from exporter.model import (
     XidEvent,
 )
 
+Value = TypeVar("Value")
 # A table lookup is several times faster than Field(int(key)), and a reading has hundreds of keys.
 _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
 _MOST = 2**64
-"""No library can tell a larger one; what is worked out with a larger one may be no number any more."""
+"""No library can report a larger number; what is computed with a larger one may be no number any more."""
 _KEPT_IDENTITIES = 512
-"""GPUs and MIG instances are described anew only when they change: more than both children of a node list."""
+"""GPUs and MIG instances are described again only when they change: more than both children of a node list."""
+_KEPT_PROCESSES = 1024
+"""Processes are polled at every second sample, and an idle one has the same row for longer."""
 _NOTE_BYTES = 8
-_ENDED, _MPS = 1, 2
-"""Bits of what a process is."""
 _NUMBERS = frozenset({int, float})
+_JSON_TYPES: Mapping[object, frozenset[type]] = {
+    str: frozenset({str}),
+    str | None: frozenset({str, NoneType}),
+    int: frozenset({int}),
+    int | None: frozenset({int, NoneType}),
+    float: _NUMBERS,
+    float | None: _NUMBERS | {NoneType},
+    bool: frozenset({bool}),
+}
+"""By type of a field: types that its value may have in JSON."""
+
+
+class _Row(Generic[Value]):
+    """How a value of a dataclass stands in a line: a JSON array with one item for each of its plain fields.
+
+    Args:
+        kind: The dataclass.
+        apart: Fields that stand elsewhere in the line, or nowhere.
+    """
+
+    def __init__(self, kind: type[Value], *apart: str) -> None:
+        plain = [one for one in fields(kind) if one.name not in apart]  # type: ignore[arg-type]  # a dataclass
+        self._kind = kind
+        self._types = [_JSON_TYPES[one.type] for one in plain]
+        self.names = [one.name for one in plain]
+        self.write = attrgetter(*self.names)
+        """Returns the items of a value."""
+
+    def read(self, row: Sequence[Any], **apart: object) -> Value:
+        """Return the value of a row and of the fields that stand apart.
+
+        Raises:
+            TypeError: an item has another type than its field.
+            ValueError: an item is missing or too many, or a number is larger than any library can report.
+        """
+        for allowed, item in zip(self._types, row, strict=True):
+            kind = type(item)
+            if kind not in allowed:
+                raise TypeError(f"{item!r:.40} in a row of {self._kind.__name__}")
+            if kind in _NUMBERS and not -_MOST <= item <= _MOST:
+                raise ValueError(f"{item!r:.40} is too large for a number")
+        return self._kind(**dict(zip(self.names, row, strict=True)), **apart)
+
+
+_STATUS = _Row(SourceStatus, "state")
+_READING = _Row(Reading, "gpus", "xids", "errors")
+_GPU = _Row(Gpu, "labels")
+_INSTANCE = _Row(MigInstance, "parent_uuid")
+_PROCESS = _Row(ProcessUse)
+_XID = _Row(XidEvent)
 
 
 def encode(message: Reading | SourceStatus) -> bytes:
@@ -47,7 +101,9 @@ def encode(message: Reading | SourceStatus) -> bytes:
     Raises:
         ValueError: a value is NaN or infinite; a source leaves such a value out.
     """
-    body = _status_out(message) if isinstance(message, SourceStatus) else _reading_out(message)
+    body = (
+        _reading_out(message) if isinstance(message, Reading) else {"status": [message.state, *_STATUS.write(message)]}
+    )
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -59,7 +115,10 @@ def decode(line: bytes) -> Reading | SourceStatus:
     """
     try:
         body = json.loads(line, parse_constant=_no_constant)
-        return _status_in(body["status"]) if "status" in body else _reading_in(body)
+        if "status" not in body:
+            return _reading_in(body)
+        state, *status = body["status"]
+        return _STATUS.read(status, state=SourceState(state))
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = line[:80].decode("utf-8", "replace")
         message = f"the source's process sent a line that is not a reading ({error!r}): {start!r}"
@@ -87,79 +146,38 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that a source may send")
 
 
-def _status_out(status: SourceStatus) -> dict[str, Any]:
-    return {"status": [status.name, status.state, status.reason, status.message, status.restarts]}
-
-
-def _status_in(row: Sequence[Any]) -> SourceStatus:
-    name, state, reason, message, restarts = row
-    return SourceStatus(
-        name=_text(name),
-        state=SourceState(state),
-        reason=_text(reason),
-        message=_text(message),
-        restarts=_whole(restarts),
-    )
-
-
 def _reading_out(reading: Reading) -> dict[str, Any]:
     return {
-        "source": reading.source,
-        "at": reading.taken_at_seconds,
-        "took": reading.duration_seconds,
-        "steady": reading.steady_seconds,
-        "driver": reading.driver_version,
-        "nvml": reading.nvml_version,
-        "dcgm": reading.dcgm_version,
+        "reading": _READING.write(reading),
         "gpus": [_gpu_reading_out(gpu) for gpu in reading.gpus],
-        "xids": [
-            [xid.uuid, xid.xid, xid.at_seconds, xid.gpu_instance_id, xid.compute_instance_id] for xid in reading.xids
-        ],
+        "xids": [_XID.write(xid) for xid in reading.xids],
         "errors": dict(reading.errors),
     }
 
 
 def _reading_in(body: Mapping[str, Any]) -> Reading:
-    return Reading(
-        source=_text(body["source"]),
-        taken_at_seconds=_finite(body["at"]),
-        duration_seconds=_finite(body["took"]),
-        steady_seconds=_optional_float(body["steady"]),
-        driver_version=_optional_text(body["driver"]),
-        nvml_version=_optional_text(body["nvml"]),
-        dcgm_version=_optional_text(body["dcgm"]),
-        gpus=_once(_gpu_reading_in(row) for row in body["gpus"]),
-        xids=tuple(
-            XidEvent(
-                uuid=_text(uuid),
-                xid=_whole(xid),
-                at_seconds=_finite(at),
-                gpu_instance_id=_optional_int(instance),
-                compute_instance_id=_optional_int(part),
-            )
-            for uuid, xid, at, instance, part in body["xids"]
-        ),
-        errors={reason: _whole(count) for reason, count in body["errors"].items()},
-    )
-
-
-def _once(gpus: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
-    """Leave out a GPU that is told again: numbers move while one is lost, and a second would be metered twice."""
-    by_uuid: dict[str, GpuReading] = {}
-    for gpu in gpus:
-        by_uuid.setdefault(gpu.gpu.uuid, gpu)
-    return tuple(by_uuid.values())
+    # A GPU that comes twice is left out: numbers move while one is lost, and a second would be metered twice.
+    gpus: dict[str, GpuReading] = {}
+    for row in body["gpus"]:
+        gpu = _gpu_reading_in(row)
+        gpus.setdefault(gpu.gpu.uuid, gpu)
+    errors = body["errors"]
+    if not all(type(count) is int and abs(count) <= _MOST for count in errors.values()):
+        raise TypeError(f"not counts of errors: {errors!r:.200}")
+    xids = tuple(_XID.read(row) for row in body["xids"])
+    return _READING.read(body["reading"], gpus=tuple(gpus.values()), xids=xids, errors=errors)
 
 
 def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
-    gpu = reading.gpu
-    shape = [gpu.mig_enabled, gpu.compute_slices, gpu.memory_slices, gpu.memory_total_bytes]
     return {
-        "gpu": [gpu.uuid, gpu.index, gpu.minor, gpu.model, gpu.pci_bus_id, *shape, *chain(*gpu.labels.items())],
+        "gpu": [*_GPU.write(reading.gpu), *chain(*reading.gpu.labels.items())],
         "state": reading.state,
         "reason": reading.reason,
         "values": dict(reading.values),
-        "parts": [_instance_out(part) for part in reading.instances],
+        "parts": [
+            [_INSTANCE.write(part.instance), dict(part.values), _processes_out(part.processes)]
+            for part in reading.instances
+        ],
         "procs": _processes_out(reading.processes),
         "profiling": reading.profiling,
         "lacks": reading.lacks_instances,
@@ -167,96 +185,51 @@ def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
 
 
 def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
-    gpu = _gpu_in(*row["gpu"])
+    gpu, reason, lacks_instances = _gpu_in(*row["gpu"]), row["reason"], row["lacks"]
+    if type(reason) is not str or type(lacks_instances) is not bool:
+        raise TypeError(f"not a reason or not a switch: {reason!r:.40}, {lacks_instances!r:.40}")
     return GpuReading(
         gpu=gpu,
         state=DeviceState(row["state"]),
-        reason=_text(row["reason"]),
+        reason=reason,
         values=_values_in(row["values"]),
-        instances=tuple(_instance_in(part, gpu.uuid) for part in row["parts"]),
+        instances=tuple(
+            MigReading(
+                instance=_instance_in(gpu.uuid, *part), values=_values_in(values), processes=_processes_in(processes)
+            )
+            for part, values, processes in row["parts"]
+        ),
         processes=_processes_in(row["procs"]),
         profiling=None if row["profiling"] is None else ProfilingState(row["profiling"]),
-        lacks_instances=bool(row["lacks"]),
+        lacks_instances=lacks_instances,
     )
 
 
 @lru_cache(maxsize=_KEPT_IDENTITIES, typed=True)
 def _gpu_in(*row: Any) -> Gpu:  # noqa: ANN401 - comes from JSON, is checked here
-    uuid, index, minor, model, bus_id, mig_enabled, compute_slices, memory_slices, memory_total_bytes, *labels = row
-    return Gpu(
-        uuid=_text(uuid),
-        index=_whole(index),
-        minor=_optional_int(minor),
-        model=_text(model),
-        pci_bus_id=_text(bus_id),
-        mig_enabled=bool(mig_enabled),
-        compute_slices=_whole(compute_slices),
-        memory_slices=_whole(memory_slices),
-        memory_total_bytes=_optional_int(memory_total_bytes),
-        labels={_field(str(key)): _text(value) for key, value in zip(labels[::2], labels[1::2], strict=True)},
-    )
-
-
-def _instance_out(reading: MigReading) -> list[Any]:
-    one = reading.instance
-    identity = [one.uuid, one.gpu_instance_id, one.compute_instance_id, one.profile]
-    place = [one.compute_slices, one.memory_slices, one.profile_id, one.placement_start]
-    return [*identity, *place, dict(reading.values), _processes_out(reading.processes)]
-
-
-def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
-    *identity, values, processes = row
-    return MigReading(
-        instance=_mig_in(parent_uuid, *identity), values=_values_in(values), processes=_processes_in(processes)
-    )
+    labels = row[len(_GPU.names) :]
+    if not all(type(text) is str for text in labels[1::2]):
+        raise TypeError(f"not labels of a GPU: {labels!r:.200}")
+    texts = {_field(str(key)): text for key, text in zip(labels[::2], labels[1::2], strict=True)}
+    return _GPU.read(row[: len(_GPU.names)], labels=texts)
 
 
 @lru_cache(maxsize=_KEPT_IDENTITIES, typed=True)
-def _mig_in(parent_uuid: str, *row: Any) -> MigInstance:  # noqa: ANN401 - comes from JSON, is checked here
-    uuid, gpu_instance_id, compute_instance_id, profile, compute_slices, memory_slices, profile_id, start = row
-    return MigInstance(
-        uuid=_text(uuid),
-        parent_uuid=parent_uuid,
-        gpu_instance_id=_whole(gpu_instance_id),
-        compute_instance_id=_whole(compute_instance_id),
-        profile=_text(profile),
-        compute_slices=_whole(compute_slices),
-        memory_slices=_whole(memory_slices),
-        profile_id=_optional_int(profile_id),
-        placement_start=_optional_int(start),
-    )
+def _instance_in(parent_uuid: str, *row: Any) -> MigInstance:  # noqa: ANN401 - as above
+    return _INSTANCE.read(row, parent_uuid=parent_uuid)
 
 
-def _processes_out(processes: tuple[ProcessUse, ...] | None) -> list[list[Any]] | None:
-    if processes is None:
-        return None
-    return [
-        [
-            *(one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio),
-            *(one.jpg_ratio, one.ofa_ratio),
-            one.ended * _ENDED | one.mps * _MPS,
-        ]
-        for one in processes
-    ]
+def _processes_out(processes: tuple[ProcessUse, ...] | None) -> list[Any] | None:
+    return None if processes is None else list(map(_PROCESS.write, processes))
 
 
 def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...] | None:
-    if rows is None:
-        return None
-    return tuple(
-        ProcessUse(
-            pid=_whole(pid),
-            memory_used_bytes=_optional_int(memory),
-            sm_ratio=_optional_float(sm),
-            enc_ratio=_optional_float(enc),
-            dec_ratio=_optional_float(dec),
-            jpg_ratio=_optional_float(jpg),
-            ofa_ratio=_optional_float(ofa),
-            ended=bool(_whole(flags) & _ENDED),
-            mps=bool(_whole(flags) & _MPS),
-        )
-        for pid, memory, sm, enc, dec, jpg, ofa, flags in rows
-    )
+    return None if rows is None else tuple(_process_in(*row) for row in rows)
+
+
+@lru_cache(maxsize=_KEPT_PROCESSES, typed=True)
+def _process_in(*row: Any) -> ProcessUse:  # noqa: ANN401 - as above
+    return _PROCESS.read(row)
 
 
 def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
@@ -275,35 +248,3 @@ def _field(key: str) -> Field:
             raise ValueError(f"{key!r} is not the id of a field")
         known = _FIELDS[key] = Field(int(key))
     return known
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _optional_text(value: object) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _optional_int(value: Any) -> int | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
-    return None if value is None else _whole(value)
-
-
-def _whole(value: Any) -> int:  # noqa: ANN401 - as above
-    number = int(value)
-    if not -_MOST <= number <= _MOST:
-        raise ValueError(f"{value!r:.40} is too large for a number")
-    return number
-
-
-def _optional_float(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
-    return None if value is None else _finite(value)
-
-
-def _finite(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
-    number = float(value)
-    if not -_MOST <= number <= _MOST:
-        raise ValueError(f"{value!r:.40} is too large for a number")
-    return number

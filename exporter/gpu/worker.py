@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
-from exporter.gpu.dcgm.fields import PROFILING
-from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading, SourceState, SourceStatus
+from exporter.gpu.merge import identities
+from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
+from exporter.model.fields import PROFILING
 
 _LINE_LIMIT_BYTES = 8 * 2**20
 _KEPT_READINGS = 600
@@ -21,7 +22,7 @@ _GRACE_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 1.0
 _LONGEST_BACKOFF_SECONDS = 30.0
 _SETTLED_SECONDS = 30.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _STUCK_LIMIT = 3
 _LAST_CHANCE_SECONDS = 1.0
 """A silent child is listened to for so long again: both may have been stopped, by a debugger or with their machine."""
@@ -42,26 +43,17 @@ _HUNG_WORDS = {
 _log = logging.getLogger("exporter.gpu.worker")
 
 
-def nvml_command(interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:
-    """Return the command line of the child that owns NVML.
+def child_command(interval_seconds: float, fields: Iterable[Field], dcgm_address: str = "") -> tuple[str, ...]:
+    """Return the command line of a source's child.
 
     Args:
         interval_seconds: Time between samples.
-        fields: What to read beside what is always read.
+        fields: What to read; of DCGM ``merge.supplement`` or ``merge.alone`` gives them.
+        dcgm_address: Of the host engine: ``host:port``, ``unix:///path`` or ``embedded``; empty: the child of NVML.
     """
     ids = ",".join(str(int(field)) for field in sorted(fields))
-    return (sys.executable, "-m", "exporter.gpu.child", "--interval", str(interval_seconds), "--fields", ids)
-
-
-def dcgm_command(interval_seconds: float, fields: Iterable[Field], address: str) -> tuple[str, ...]:
-    """Return the command line of the child that asks a DCGM host engine.
-
-    Args:
-        interval_seconds: Time between samples.
-        fields: What to read; ``dcgm_fields.supplement`` or ``dcgm_fields.alone`` gives them.
-        address: ``host:port``, ``unix:///path`` or ``embedded``.
-    """
-    return (*nvml_command(interval_seconds, fields), "--dcgm-address", address)
+    command = (sys.executable, "-m", "exporter.gpu.child", "--interval", str(interval_seconds), "--fields", ids)
+    return (*command, "--dcgm-address", dcgm_address) if dcgm_address else command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +78,7 @@ class Worker:
     Args:
         name: Of the source; the status carries it.
         command: Program and arguments of the child, which writes wire lines to its standard output.
-        interval_seconds: Time between the child's samples, told in messages.
+        interval_seconds: Time between the child's samples.
         deadline_seconds: How long a child that has read once may be silent before it is killed.
         start_deadline_seconds: How long it may be silent while it opens the driver.
         env: Environment of the child in addition to this process's own.
@@ -121,16 +113,16 @@ class Worker:
         self._gpus: tuple[GpuReading, ...] = ()
         """Of the newest reading."""
         self._hung: dict[int, GpuReading | None] = {}
-        """GPUs that hang by index, as they are told of meanwhile; ``None``: never seen before."""
+        """GPUs that hang, by index, as readings show them meanwhile; ``None``: never seen before."""
         self._patience: asyncio.Timeout | None = None
         self.profiling_begun = asyncio.Event()
-        """Set by the first reading with profiling fields after one without; whoever waits for it clears it."""
+        """Set by the first reading with profiling fields after one without; the waiting task clears it."""
         self._profiles = False
         self._stuck: set[asyncio.Task[int]] = set()
         self._backoff_seconds = 0.0
         self._heard = False
         self._failure = ""
-        self._told_to_go = False
+        self._leaves = False
         self._patience_seconds = start_deadline_seconds
         self._released_until: float | None = None
         self._release_asked = asyncio.Event()
@@ -292,9 +284,9 @@ class Worker:
         return False
 
     def _send_away(self, number: signal.Signals, patience_seconds: float) -> None:
-        """Tell the present child to end; what it says from now on does not count."""
+        """Ask the present child to end; its messages are ignored from now on."""
         if self._child is not None:
-            self._told_to_go = True
+            self._leaves = True
             _kill_group(self._child.process, number)
         if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time() + patience_seconds)
@@ -308,8 +300,8 @@ class Worker:
             "released",
             "the driver is closed on request, for a GPU reset or a driver upgrade; it opens again by itself",
         )
-        while self._is_released():  # noqa: ASYNC110 - the clock is an argument, only looking tells
-            await asyncio.sleep(_LOOK_SECONDS)
+        while self._is_released():  # noqa: ASYNC110 - the clock is an argument and can only be polled
+            await asyncio.sleep(_POLL_SECONDS)
         self._set(SourceState.STARTING)
 
     async def _back_off(self, lived_seconds: float) -> None:
@@ -323,11 +315,11 @@ class Worker:
             async with asyncio.timeout(seconds):
                 await self._release_asked.wait()
         while len(self._stuck) >= _STUCK_LIMIT:  # noqa: ASYNC110 - ends when any of several tasks does, rarely
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _live_once(self) -> None:
         """Start a child, listen to it until it ends or hangs, and see that it is gone."""
-        self._heard = self._told_to_go = False
+        self._heard = self._leaves = False
         self._failure = ""
         self._patience_seconds = self._start_deadline_seconds
         child, self._successor = self._successor, None
@@ -351,7 +343,7 @@ class Worker:
         finally:
             self._child = None
             code = await self._end(child, at_once=not ended)
-        if not self._told_to_go and not self._is_released():
+        if not self._leaves and not self._is_released():
             self._note_end(code, hung=silent, hung_at=hung_at)
 
     async def _start(self, left_out: frozenset[int]) -> _Child:
@@ -381,7 +373,7 @@ class Worker:
     async def _end(self, child: _Child, *, at_once: bool) -> int | None:
         """See that a child is gone and return its exit code; ``None`` where it cannot be killed."""
         try:
-            code = await self._bury(child.process, at_once=at_once)
+            code = await self._reap(child.process, at_once=at_once)
             # Its last words say why it died.
             await asyncio.wait({child.relay}, timeout=_LAST_WORDS_SECONDS)
         finally:
@@ -404,12 +396,12 @@ class Worker:
                     async for message in self._messages(child):
                         heard = True
                         self._take_in(message)
-                        if not self._told_to_go:
+                        if not self._leaves:
                             working = isinstance(message, Reading)
                             self._patience_seconds = self._deadline_seconds if working else self._start_deadline_seconds
                             patience.reschedule(asyncio.get_running_loop().time() + self._patience_seconds)
             except TimeoutError:
-                if self._told_to_go or (last_chance and not heard):
+                if self._leaves or (last_chance and not heard):
                     raise
                 # An agent that stood still itself meets its timer before what the child has said meanwhile.
                 seconds, last_chance = _LAST_CHANCE_SECONDS, True
@@ -441,10 +433,10 @@ class Worker:
             self._readings.append(message)
             self._gpus = message.gpus
             self._note_profiling(message)
-            if not self._told_to_go:
+            if not self._leaves:
                 self._set(SourceState.UP)
-        elif message.state is not SourceState.STARTING and not self._told_to_go:
-            # Starting again after a failure: until that has worked, the failure is what there is to tell.
+        elif message.state is not SourceState.STARTING and not self._leaves:
+            # Starting again after a failure: until that has worked, the failure stays the state.
             if message.reason != self._failure:
                 self._errors[message.reason] += 1
             self._failure = message.reason
@@ -472,7 +464,7 @@ class Worker:
             gpu=last.gpu,
             state=DeviceState.FAILED,
             reason="hung",
-            instances=tuple(MigReading(instance=part.instance) for part in last.instances),
+            instances=identities(last.instances),
             lacks_instances=last.lacks_instances,
         )
         self._renewal_asked.set()
@@ -480,15 +472,15 @@ class Worker:
     def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:
         if hung:
             self._errors["hung"] += 1
-            who, look = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
+            source, fix = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
             if hung_at is None:
                 self._hung.clear()  # the driver as a whole hangs, so that no single GPU is to blame
             else:
                 self._leave_out(hung_at)
-                who = f"{who}, asked about GPU {hung_at},"
+                source = f"{source}, asked about GPU {hung_at},"
             message = (
-                f"{who} did not answer for {self._patience_seconds:g} seconds; its process was killed and another one"
-                f" is started; {look}"
+                f"{source} did not answer for {self._patience_seconds:g} seconds; its process was killed and another"
+                f" one is started; {fix}"
             )
             self._set(SourceState.HUNG, "hung", message)
         elif not self._failure:
@@ -497,7 +489,7 @@ class Worker:
             how = "cannot be killed" if code is None else _how_it_ended(code)
             self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
 
-    async def _bury(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
+    async def _reap(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
         """Wait until a child is gone, killing it when it does not go; ``None`` where it cannot be killed.
 
         Cancelled meanwhile, it kills the child at once and is cancelled only when the child is gone.

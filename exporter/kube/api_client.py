@@ -56,7 +56,7 @@ class Transport:
             timeout=request.limits,
             proxy=self.settings.proxy,
             server_hostname=self.settings.server_name,
-            allow_redirects=False,  # an API server sends nobody elsewhere, and none chooses whom the agent asks
+            allow_redirects=False,  # an API server has no reason to redirect
         )
 
     async def close(self) -> None:
@@ -72,13 +72,13 @@ def _context(settings: ApiSettings) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     # Python 3.13 asks certificates for what many clusters' lack and Go does not ask for; chain and name are checked
-    # as ever.
+    # as before.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 
 def _is_by_proxy(url: str) -> bool:
-    """Tell whether the environment sends requests to an address through a proxy."""
+    """Return whether the environment sends requests to an address through a proxy."""
     parts, proxies = urlsplit(url), getproxies()
     host = parts.hostname or ""
     if parts.scheme not in proxies or proxy_bypass(host):
@@ -133,7 +133,7 @@ def retry_seconds(error: ApiError, failures: int, random: Callable[[], float]) -
         random: 0..1.
     """
     if error.retry_after_seconds is not None:
-        # A bit more than asked for, so that all who were told the same do not come back together.
+        # A bit more than asked for, so that clients with the same answer do not come back together.
         return min(error.retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS) * (1 + 0.1 * random()) + 0.1 * random()
     if error.reason in {"forbidden", "too_large"}:
         return FORBIDDEN_SECONDS * (0.75 + 0.5 * random())
@@ -214,7 +214,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 LINE_LIMIT_BYTES = 2 << 20
-"""An object is at most 1.5 MiB in etcd; a longer line is no use to anybody and is left out."""
+"""An object is at most 1.5 MiB in etcd; a longer line is left out."""
 ANSWER_LIMIT_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 HEADERS_SECONDS = 30.0
@@ -230,7 +230,7 @@ class ApiClient:
 
     Args:
         kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
-        random: 0..1, for the waits of ``retry_seconds``.
+        random: 0..1, for waits that thousands of agents must not share.
         environ: Where ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG`` are looked up.
         service_account: Folder with the pod's ``token`` and ``ca.crt``.
     """
@@ -243,14 +243,14 @@ class ApiClient:
         environ: Mapping[str, str] = os.environ,
         service_account: Path = SERVICE_ACCOUNT,
     ) -> None:
-        self._random = random
+        self.random = random
         self._credentials = Credentials(kubeconfig, environ=environ, service_account=service_account)
         self._api: Transport | None = None
         self._stale = False
         self._opening = asyncio.Lock()
         self._token = ""
         self.date = ""
-        """The server's clock with its last answer, as HTTP writes it; empty where it did not tell."""
+        """The server's clock with its last answer, as HTTP writes it; empty where it sent none."""
 
     @property
     def address(self) -> str:
@@ -266,7 +266,7 @@ class ApiClient:
             error: What happened last.
             failures: How many attempts in a row have failed, this one included.
         """
-        return retry_seconds(error, failures, self._random)
+        return retry_seconds(error, failures, self.random)
 
     async def get(
         self,

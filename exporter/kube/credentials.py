@@ -20,7 +20,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """Where the server is, whom to believe that it is, and what to show it. Equal ones may share connections."""
+    """Address, authority and credentials of a server. Equal ones may share connections."""
 
     host: str
     """URL without a path's end."""
@@ -33,7 +33,7 @@ class ApiSettings:
     server_name: str | None = None
     """What its certificate must be for, where that is not the host."""
     authorization: Callable[[], Awaitable[str]] = field(compare=False)
-    """Gives the header's value, read again where it may have been renewed; empty where a certificate says who asks."""
+    """Gives the header's value, read again where it may be new; empty where a certificate identifies the client."""
 
 
 def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
@@ -108,14 +108,14 @@ class Credentials:
         if self._in_pod:
             with usable(self.place):
                 return of_service_account(self._environ, self._service_account)
-        # By name, so that a type checker does not read thousands of modules; beside the loop, because it takes half a
+        # By name, so that a type checker does not read thousands of modules; in a thread, because it takes half a
         # second.
         for module in ("client.configuration", "config.kube_config"):
             await asyncio.to_thread(importlib.import_module, f"kubernetes.aio.{module}")
         configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
         with usable(self.place):
             await self._read_kubeconfig(configuration)
-            # The address is told in messages and on pages.
+            # The address is shown in messages and on pages.
             if "@" in urlsplit(configuration.host).netloc:
                 raise ApiError(
                     "no_config",

@@ -1,17 +1,19 @@
-"""Reads DRA ResourceSlices of this node and the claims of its pods."""
+"""Reads DRA ResourceSlices of this node and the claims of its pods, with limits on every size."""
 
 import asyncio
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from typing import Any, NamedTuple
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.errors import ApiError
-from exporter.kube import objects
 from exporter.kube.api_client import ApiClient, Request
-from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups
+from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups, mapping_of, text_of
 from exporter.model import Allocations
 
 LOG = logging.getLogger("exporter.kube.dra")
@@ -20,12 +22,166 @@ GROUP_PATH = "/apis/resource.k8s.io"
 VERSION_SECONDS = 2.0
 """How soon a request that was not found leads to the question which version is served."""
 ABSENT_SECONDS = 600.0
-"""A cluster without DRA is asked again, for who changes that changes no agent."""
+"""A cluster without DRA is asked again, for the agent does not restart when that changes."""
+
+
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Of ``resource.k8s.io``, the best first; v1alpha3 (Kubernetes 1.31) had claims of another shape."""
+
+_DOMAIN = f"{GPU_DRA_DRIVER}/"
+_QUANTITY = re.compile(r"\+?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,2}))?", re.ASCII)
+_UNITS = {
+    **{f"{letter}i": Decimal(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
+    **{
+        letter: Decimal(10) ** power
+        for letter, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
+    },
+}
+_MOST_BYTES = 2**63 - 1
+
+Devices = Mapping[str, SliceDevice]
+"""By name within one pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One ResourceSlice: a part of one generation of a pool."""
+
+    pool: str
+    generation: int
+    slice_count: int
+    """Slices that this generation consists of."""
+    devices: Devices
+
+
+def parse_slice(item: Mapping[str, Any]) -> tuple[tuple[str, str], Slice] | None:
+    """Read one slice; a slice without devices (shared counters) counts too.
+
+    Returns:
+        ("", name) and the slice; ``None`` for what is no slice of NVIDIA's GPU driver.
+    """
+    spec, pool = mapping_of(item.get("spec")), mapping_of(mapping_of(item.get("spec")).get("pool"))
+    name, pool_name = text_of(mapping_of(item.get("metadata")).get("name")), text_of(pool.get("name"))
+    if not name or not pool_name or spec.get("driver") != GPU_DRA_DRIVER:
+        return None
+    devices = {
+        text_of(device.get("name")): _device(device) for device in _mappings(spec.get("devices")) if device.get("name")
+    }
+    part = Slice(
+        pool=pool_name,
+        generation=_whole(pool.get("generation"), 0),
+        slice_count=_whole(pool.get("resourceSliceCount"), 1),
+        devices=devices,
+    )
+    return ("", name), part
+
+
+def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str, Devices]:
+    """Put pools together from their slices.
+
+    Args:
+        slices: All that there are, of any generation.
+        before: The last result: a driver replaces slices one by one, and meanwhile no generation is complete.
+
+    Returns:
+        Devices by pool, each of its newest complete generation; pools that never were complete are left out.
+    """
+    parts: dict[str, dict[int, list[Slice]]] = {}
+    for part in slices:
+        parts.setdefault(part.pool, {}).setdefault(part.generation, []).append(part)
+    pools: dict[str, Devices] = {}
+    for pool, generations in parts.items():
+        complete = [
+            number for number, group in generations.items() if len(group) >= max(one.slice_count for one in group)
+        ]
+        if complete:
+            newest = generations[max(complete)]
+            pools[pool] = {name: device for part in newest for name, device in part.devices.items()}
+        elif pool in before:
+            pools[pool] = before[pool]
+    return pools
+
+
+def uid_of(item: Mapping[str, Any]) -> str:
+    """Return the UID of a claim's object, in lower case; empty where it has none."""
+    return text_of(mapping_of(item.get("metadata")).get("uid")).lower()
+
+
+def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | None:
+    """Read what a ResourceClaim was given; ``None`` while it is not allocated."""
+    allocation = mapping_of(item.get("status")).get("allocation")
+    if not isinstance(allocation, dict):
+        return None
+    return tuple(
+        AllocatedDevice(
+            driver=text_of(result.get("driver")),
+            pool=text_of(result.get("pool")),
+            device=text_of(result.get("device")),
+            share_id=text_of(result.get("shareID")) or None,
+            admin_access=result.get("adminAccess") is True,
+            consumed_memory_bytes=quantity(_named(mapping_of(result.get("consumedCapacity")), "memory")),
+        )
+        for result in _mappings(mapping_of(allocation.get("devices")).get("results"))
+    )
+
+
+def served_version(group: Mapping[str, Any]) -> str:
+    """Choose from the API group ``resource.k8s.io`` the best version that is read here; empty for none."""
+    served = {text_of(version.get("version")) for version in _mappings(group.get("versions"))}
+    return next((version for version in VERSIONS if version in served), "")
+
+
+def quantity(value: object) -> int | None:
+    """Return a Kubernetes quantity (``40Gi``, ``1e9``, ``85899345920``) in whole units, rounded up; else ``None``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value <= _MOST_BYTES else None
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    unit = _UNITS[match[2]] if match[2] else Decimal(10) ** int(match[3] or 0)
+    whole = int((Decimal(match[1]) * unit).to_integral_value(ROUND_CEILING))
+    return whole if whole <= _MOST_BYTES else None
+
+
+def _device(device: Mapping[str, Any]) -> SliceDevice:
+    basic = device.get("basic")
+    body = basic if isinstance(basic, dict) else device
+    attributes, memory = mapping_of(body.get("attributes")), _named(mapping_of(body.get("capacity")), "memory")
+    uuid = _attribute(attributes, "uuid")
+    return SliceDevice(
+        kind=_attribute(attributes, "type") or _kind_of(uuid),
+        uuid=uuid,
+        parent_uuid=_attribute(attributes, "parentUUID"),
+        profile=_attribute(attributes, "profile"),
+        memory_bytes=quantity(memory.get("value") if isinstance(memory, dict) else memory),
+    )
+
+
+def _kind_of(uuid: str) -> str:
+    return {"GPU-": "gpu", "MIG-": "mig"}.get(uuid[:4], "")
+
+
+def _attribute(attributes: Mapping[str, Any], name: str) -> str:
+    value = mapping_of(_named(attributes, name))
+    return next((text_of(value[kind]) for kind in ("string", "version", "int", "bool") if kind in value), "")
+
+
+def _named(values: Mapping[str, Any], name: str) -> object:
+    """Look a qualified name up; without a domain the driver's own is meant."""
+    return values.get(name, values.get(_DOMAIN + name))
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _whole(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 class _Claim(NamedTuple):
     uid: str
-    """Empty where the kubelet does not tell."""
+    """Empty where the kubelet does not report it."""
     namespace: str
     name: str
 
@@ -42,8 +198,7 @@ class DraReader:
         client: Of the API.
         node: Name of this node.
         clock: Unix time now.
-        steady: Seconds of a time that nobody sets.
-        random: 0..1.
+        steady: Seconds of a monotonic clock.
     """
 
     def __init__(
@@ -53,22 +208,20 @@ class DraReader:
         *,
         clock: Callable[[], float],
         steady: Callable[[], float],
-        random: Callable[[], float],
     ) -> None:
         self._client = client
         self._node = node
         self._clock = clock
         self._steady = steady
-        self._random = random
         self._seen = asyncio.Event()
         self._asked_at: float | None = None
         self._version = ""
         self._is_absent = False
         self._discovery_problem: ApiError | None = None
         self._discovery_errors: Counter[str] = Counter()
-        self._slices: ListWatch[objects.Slice] | None = None
+        self._slices: ListWatch[Slice] | None = None
         self._slices_version = -1
-        self._pools: dict[str, objects.Devices] = {}
+        self._pools: dict[str, Devices] = {}
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
         self._claims: Lookups[_Claim, _Read] = Lookups(
@@ -76,7 +229,6 @@ class DraReader:
             request=self._claim_request,
             parse=_claim,
             steady=steady,
-            random=random,
             renew_seconds=None,
         )
         self._items: Mapping[_Claim, _Read] = {}
@@ -87,7 +239,7 @@ class DraReader:
         """Devices by (pool, name), the same object while nothing changes; ``None`` while no slice is known."""
         if self._slices is not None and self._slices.version != self._slices_version:
             self._slices_version = self._slices.version
-            self._pools = objects.pools_of(self._slices.items.values(), self._pools)
+            self._pools = pools_of(self._slices.items.values(), self._pools)
             devices = {(pool, name): device for pool, some in self._pools.items() for name, device in some.items()}
             if devices != self._devices:
                 self._devices = devices or None
@@ -97,7 +249,7 @@ class DraReader:
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
         """Devices of claims by their UID, the same object while nothing changes.
 
-        Of claims whose UID the kubelet does not tell they are there by ``namespace/name`` too.
+        Claims without a UID from the kubelet are also there by ``namespace/name``.
         """
         if self._items is not self._claims.items:
             self._items = self._claims.items
@@ -162,16 +314,15 @@ class DraReader:
             path=self._slices_path(),
             query={"fieldSelector": f"spec.nodeName={self._node},spec.driver={GPU_DRA_DRIVER}"},
             metadata_only=False,
-            parse=objects.parse_slice,
+            parse=parse_slice,
             clock=self._clock,
-            random=self._random,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slices.run())
             group.create_task(self._claims.run())
             group.create_task(self._follow_version(self._slices))
 
-    async def _follow_version(self, slices: ListWatch[objects.Slice]) -> None:
+    async def _follow_version(self, slices: ListWatch[Slice]) -> None:
         """Find the served version again whenever something is not found: an upgraded server may serve another one."""
         seen = 0
         while True:
@@ -195,9 +346,9 @@ class DraReader:
         while True:
             if self._asked_at is None:
                 self._asked_at = self._steady()
-            wait_seconds = ABSENT_SECONDS * (0.8 + 0.4 * self._random())
+            wait_seconds = ABSENT_SECONDS * (0.8 + 0.4 * self._client.random())
             try:
-                version = objects.served_version(await self._client.get(GROUP_PATH))
+                version = served_version(await self._client.get(GROUP_PATH))
             except ApiError as error:
                 self._is_absent = error.reason == "not_found"
                 self._discovery_problem = None if self._is_absent else error
@@ -216,8 +367,8 @@ class DraReader:
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:
-    """Read a claim; one of the same name that was made since is another, whose devices are not these."""
-    uid, devices = objects.claim_uid(item), objects.allocated_devices(item)
+    """Read a claim; a claim that was created again under its name (another UID) is ignored."""
+    uid, devices = uid_of(item), allocated_devices(item)
     if devices is None or (claim.uid and claim.uid != uid):
         return None
     return _Read(uid, devices)

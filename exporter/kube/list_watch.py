@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from exporter.errors import ApiError
-from exporter.kube import api_client
 from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient, Request
 
 LOG = logging.getLogger("exporter.kube.list_watch")
@@ -22,6 +21,8 @@ Item = TypeVar("Item")
 ObjectKey = tuple[str, str]
 """Namespace and name."""
 
+TEXT_LIMIT = 4096
+"""Characters of a value that are kept."""
 SILENCE_SECONDS = 150.0
 """A server sends no bookmark before something is new; watching again from the last version costs it little."""
 INCOMPLETE = "incomplete"
@@ -30,9 +31,9 @@ SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
 SKEW_SECONDS = 10.0
-"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
+"""Opt-outs and tokens end by the clock; less than this does not matter."""
 GONE_SPREAD_SECONDS = 10.0
-"""A server that has forgotten its history tells all watches so at once, and each lists again: whole fleets of them."""
+"""A server without its history ends all watches at once, and each lists again: whole fleets of them."""
 _LIST_AGAIN_AFTER = 5
 # Failures after which the last version may be what the server chokes on, or stands still without it.
 _DOUBTFUL = frozenset({"server_error", "timeout"})
@@ -54,9 +55,7 @@ class ListWatch(Generic[Item]):
             TypeError, ValueError and AttributeError skips the object.
         clock: Unix time.
         sleep: Waits.
-        random: 0..1.
         lifetime_seconds: Shortest and longest time after which a watch is renewed.
-        start_jitter_seconds: The first list comes after a random part of it.
         silence_seconds: How long a watch may say nothing before it is made again.
         keep_seconds: How long after the stream was lost ``known`` stays true.
         canary: An object that every complete list has; a list without it is a failed lookup.
@@ -73,9 +72,7 @@ class ListWatch(Generic[Item]):
         parse: Callable[[dict[str, Any]], tuple[ObjectKey, Item] | None],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        random: Callable[[], float],
         lifetime_seconds: tuple[float, float] = (240, 480),
-        start_jitter_seconds: float = 0,
         silence_seconds: float = SILENCE_SECONDS,
         keep_seconds: float = math.inf,
         canary: ObjectKey | None = None,
@@ -90,9 +87,7 @@ class ListWatch(Generic[Item]):
         self._parse = parse
         self._clock = clock
         self._sleep = sleep
-        self._random = random
         self._lifetime_seconds = lifetime_seconds
-        self._start_jitter_seconds = start_jitter_seconds
         self._silence_seconds = silence_seconds
         self._keep_seconds = keep_seconds
         self._resource_version = ""
@@ -130,8 +125,6 @@ class ListWatch(Generic[Item]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        if self._start_jitter_seconds:
-            await self._sleep(self._start_jitter_seconds * self._random())
         while True:
             try:
                 if not self._resource_version:
@@ -140,7 +133,7 @@ class ListWatch(Generic[Item]):
             except ApiError as error:
                 await self._sleep(self._note(error))
             except Exception as error:
-                # An object that nobody thought of must not end the agent, which meters without the API too.
+                # An unexpected object must not end the agent, which meters without the API too.
                 LOG.exception("%s: unexpected; listed again later", self.path)
                 words = f"list {self.path}: unexpected {type(error).__name__}; the agent's log has the cause"
                 await self._sleep(self._note(ApiError("unexpected", words)))
@@ -155,11 +148,11 @@ class ListWatch(Generic[Item]):
             self._resource_version = ""
             self._gones += 1
             if self._gones == 1:
-                return GONE_SPREAD_SECONDS * self._random()
+                return GONE_SPREAD_SECONDS * self._client.random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
         self.failure = error
-        return api_client.retry_seconds(error, self._failures, self._random)
+        return self._client.retry_seconds(error, self._failures)
 
     async def _list(self) -> None:
         # Any server's cache will do, unless it is behind what has been seen or what a watch can start from.
@@ -200,10 +193,10 @@ class ListWatch(Generic[Item]):
             **self._query,
             "resourceVersion": self._resource_version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._random()), 1)),
+            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._client.random()), 1)),
         }
         accept = METADATA_WATCH if self._metadata_only else PLAIN
-        began, told = self._clock(), False
+        began, had_event = self._clock(), False
         stream = self._client.watch(self.path, query, accept=accept, silence_seconds=self._silence_seconds)
         async with aclosing(stream) as events:
             async for event in events:
@@ -212,11 +205,11 @@ class ListWatch(Generic[Item]):
                     self._compare_clocks()
                     self._at(self._resource_version)
                 else:
-                    told = True
+                    had_event = True
                     self._apply(event["type"], event.get("object", {}))
                     self._well()
         lasted = self._clock() - began
-        if not told and 0 <= lasted < SHORTEST_WATCH_SECONDS:
+        if not had_event and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
                 "short_watch",
                 f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
@@ -281,16 +274,30 @@ class ListWatch(Generic[Item]):
             self.version += 1
 
 
-def _key(shown: Any) -> ObjectKey:  # noqa: ANN401 - JSON
-    metadata = shown.get("metadata") if isinstance(shown, dict) else None
-    if not isinstance(metadata, dict):
-        return "", ""
+def mapping_of(value: object) -> Mapping[str, Any]:
+    """Return a value of JSON where it is an object; an empty mapping for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def text_of(value: object, limit: int = TEXT_LIMIT) -> str:
+    """Return a value of JSON as text that can be encoded, cut; what is no scalar is empty."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        value = str(value)
+    if not isinstance(value, str):
+        return ""
+    # JSON can write half of a surrogate pair, and no encoder takes it.
+    return value[:limit].encode(errors="replace").decode()
+
+
+def _key(shown: object) -> ObjectKey:
+    metadata = mapping_of(mapping_of(shown).get("metadata"))
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
 
 
-def _version(shown: dict[str, Any]) -> str:
-    metadata = shown.get("metadata")
-    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+def _version(shown: object) -> str:
+    version = mapping_of(mapping_of(shown).get("metadata")).get("resourceVersion")
     return version if isinstance(version, str) else ""
 
 
@@ -319,7 +326,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one key beside its item."""
+    """What is known of one key in addition to its item."""
 
     due_seconds: float = 0.0
     """Of the event loop's time."""
@@ -339,9 +346,8 @@ class Lookups(Generic[Key, Item]):
         request: For a key's object, or for the list that has it.
         parse: Reads it; ``None`` for an object that is not yet what it will be.
         steady: Seconds of a monotonic clock.
-        random: 0..1.
         renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
-        absent_is_problem: Whether it has to be told that an object does not exist.
+        absent_is_problem: Whether an object that does not exist is a problem.
         refused_seconds: After which what was refused is asked for again.
     """
 
@@ -352,7 +358,6 @@ class Lookups(Generic[Key, Item]):
         request: Callable[[Key], Request],
         parse: Callable[[Key, dict[str, Any]], Item | None],
         steady: Callable[[], float],
-        random: Callable[[], float],
         renew_seconds: float | None = 600.0,
         absent_is_problem: bool = False,
         refused_seconds: float = REFUSED_SECONDS,
@@ -361,7 +366,6 @@ class Lookups(Generic[Key, Item]):
         self._request = request
         self._parse = parse
         self._steady = steady
-        self._random = random
         self._renew_seconds = renew_seconds
         self._absent_is_problem = absent_is_problem
         self._refused_seconds = refused_seconds
@@ -404,7 +408,7 @@ class Lookups(Generic[Key, Item]):
         self._wake.set()
 
     def given_up(self, key: Key) -> bool:
-        """Tell whether nothing should wait any more for a wanted key that has no item."""
+        """Return whether nothing should wait any more for a wanted key that has no item."""
         state = self._states.get(key)
         if state is None or key in self.items:
             return False
@@ -476,4 +480,4 @@ class Lookups(Generic[Key, Item]):
         return float("inf") if self._renew_seconds is None else self._renew_seconds * self._jitter()
 
     def _jitter(self) -> float:
-        return 0.8 + 0.4 * self._random()
+        return 0.8 + 0.4 * self._client.random()

@@ -2,20 +2,22 @@
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from sys import intern
 from typing import Any, Final
 
+from exporter.attribution import vgpu
 from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.attribution.policy import label_text
-from exporter.kube import objects
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.dra import DraReader
-from exporter.kube.list_watch import INCOMPLETE, ListWatch, Lookups
+from exporter.kube.list_watch import INCOMPLETE, TEXT_LIMIT, ListWatch, Lookups, mapping_of, text_of
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
 
 ON_DEMAND: Final = "on-demand"
@@ -75,10 +77,94 @@ class Namespace:
 NO_NAMESPACE = Namespace()
 
 
+LONG_TEXT_LIMIT = 64 << 10
+"""A device list of HAMi has a line per container and device."""
+KEYS_LIMIT = 512
+"""Labels of one object; a node has up to some 200, a pod a dozen."""
+LONG_KEYS = vgpu.VGPU_KEYS | vgpu.KAI_KEYS
+"""Annotations that are kept of every pod, whatever is configured."""
+
+_KEY_LIMIT = 317
+_NAME_LIMIT = 253
+_CONFIG_HASH = "kubernetes.io/config.hash"
+_CONFIG_MIRROR = "kubernetes.io/config.mirror"
+_HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[str, str], PodMetadata] | None:
+    """Read one pod.
+
+    Args:
+        item: A Pod or the PartialObjectMetadata of one; anything is borne.
+        wanted: Annotations to keep, in addition to those of parts of GPUs.
+
+    Returns:
+        (namespace, name) and the pod; ``None`` for what has no name.
+    """
+    metadata = mapping_of(item.get("metadata"))
+    namespace, name = text_of(metadata.get("namespace"), _NAME_LIMIT), text_of(metadata.get("name"), _NAME_LIMIT)
+    if not namespace or not name:
+        return None
+    controller = _controller(metadata.get("ownerReferences"))
+    kind = text_of(controller.get("kind"), _NAME_LIMIT)
+    pod = PodMetadata(
+        namespace=intern(namespace),
+        name=name,
+        uid=_uid(metadata, kind),
+        labels=labels_of(item),
+        annotations=annotations_of(item, wanted | LONG_KEYS),
+        owner_kind=intern(kind),
+        owner_name=text_of(controller.get("name"), _NAME_LIMIT),
+        owner_api=intern(text_of(controller.get("apiVersion"), _NAME_LIMIT)),
+    )
+    return (pod.namespace, pod.name), pod
+
+
+def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of an object that are text or can be."""
+    return _texts(mapping_of(mapping_of(item.get("metadata")).get("labels")))
+
+
+def annotations_of(item: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, str]:
+    """Return the wanted annotations of an object."""
+    annotations = mapping_of(mapping_of(item.get("metadata")).get("annotations"))
+    return _texts({key: annotations[key] for key in wanted if key in annotations})
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for key, value in values.items():
+        if value is None or isinstance(value, (list, dict)):
+            continue
+        if len(texts) == KEYS_LIMIT:
+            break
+        texts[intern(text_of(key, _KEY_LIMIT))] = text_of(value, LONG_TEXT_LIMIT if key in LONG_KEYS else TEXT_LIMIT)
+    return texts
+
+
+def _controller(references: object) -> Mapping[str, Any]:
+    if not isinstance(references, list):
+        return {}
+    owners = (mapping_of(reference) for reference in references)
+    return next((owner for owner in owners if owner.get("controller") is True), {})
+
+
+def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
+    """Return the UID in the pod's cgroups: of a static pod it is its file's hash.
+
+    Any client may write the hash; only the node may mark a pod as the mirror of a static one.
+    """
+    annotations = mapping_of(metadata.get("annotations"))
+    file_hash = text_of(annotations.get(_CONFIG_HASH), _NAME_LIMIT)
+    if _HASH.fullmatch(file_hash) and (_CONFIG_MIRROR in annotations or owner_kind == "Node"):
+        return file_hash
+    return text_of(metadata.get("uid"), _NAME_LIMIT).lower()
+
+
 LOG = logging.getLogger("exporter.kube.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
-"""Pods that have finished come as deleted; without it only whole pods would tell."""
+"""Pods that have finished come as deleted; without it only whole pods would show it."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 LOST_SECONDS = 300.0
@@ -92,7 +178,7 @@ NAME_NODE = "set it (NODE_NAME) to spec.nodeName of the agent's pod, as `kubectl
 _WITHOUT_NAMESPACES = "teams and cost labels that only namespaces name are not known (or set --namespace-teams off)"
 _FACTS_LIMIT = 4096
 _UNEXPECTED_SECONDS = 60.0
-"""A part that has met what nobody thought of is begun again after this, give or take half."""
+"""A part that failed unexpectedly starts again after this, give or take half."""
 _LONGEST_STEP_SECONDS = 10.0
 
 
@@ -123,10 +209,9 @@ class Metadata:
 
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._settings = settings
-        self._random = random
         wanted = wanted_annotations(settings.rules)
         self._client = ApiClient(settings.kubeconfig, random=random)
-        self._pods = _followed_pods(self._client, settings, wanted, clock, random)
+        self._pods = _followed_pods(self._client, settings, wanted, clock)
         self._phases: Lookups[PodName, bool] = Lookups(
             self._client,
             request=lambda name: Request(
@@ -135,27 +220,22 @@ class Metadata:
             ),
             parse=_has_finished,
             steady=self._steady_now,
-            random=random,
         )
         self._node: Lookups[str, NodeFacts] = Lookups(
             self._client,
             request=lambda name: Request(f"/api/v1/nodes/{name}", accept=METADATA_WATCH),
-            parse=lambda _name, item: node_facts(objects.labels_of(item)),
+            parse=lambda _name, item: node_facts(labels_of(item)),
             steady=self._steady_now,
-            random=random,
             absent_is_problem=True,
         )
         self._node.want(settings.node)
         self._namespaces: Lookups[str, Namespace] = Lookups(
             self._client,
             request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
-            parse=lambda _name, item: Namespace(
-                labels=objects.labels_of(item), annotations=objects.annotations_of(item, wanted)
-            ),
+            parse=lambda _name, item: Namespace(labels=labels_of(item), annotations=annotations_of(item, wanted)),
             steady=self._steady_now,
-            random=random,
         )
-        self._dra = DraReader(self._client, settings.node, clock=clock, steady=self._steady_now, random=random)
+        self._dra = DraReader(self._client, settings.node, clock=clock, steady=self._steady_now)
         self._endings = Endings()
         self._unexpected: dict[str, str] = {}
         self._unexpected_count = 0
@@ -218,8 +298,8 @@ class Metadata:
         if not skew_seconds:
             return ""
         way = "ahead of" if skew_seconds > 0 else "behind"
-        told = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
-        return f"{told}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
+        remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
+        return f"{remark}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -239,7 +319,7 @@ class Metadata:
     async def run(self) -> None:
         """Ask until cancelled."""
         try:
-            await asyncio.sleep(self._settings.start_jitter_seconds * self._random())
+            await asyncio.sleep(self._settings.start_jitter_seconds * self._client.random())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pods.run())  # bears anything by itself
                 parts = (
@@ -254,7 +334,7 @@ class Metadata:
             await self._client.close()
 
     async def _run_on(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a part for ever: what nobody thought of must not end the agent, which meters without the API too."""
+        """Run a part until cancelled: an unexpected error must not end the agent, which meters without the API too."""
         while True:
             try:
                 await run()
@@ -262,11 +342,11 @@ class Metadata:
                 LOG.exception("Kubernetes API: reading %s failed unexpectedly; it is begun again", name)
                 self._unexpected_count += 1
                 self._unexpected[name] = f"{name}: unexpected {type(error).__name__}; the agent's log has the cause"
-            await asyncio.sleep(_UNEXPECTED_SECONDS * (0.5 + self._random()))
+            await asyncio.sleep(_UNEXPECTED_SECONDS * (0.5 + self._client.random()))
             self._unexpected.pop(name, None)
 
     def note(self, allocations: Allocations, now: float) -> None:
-        """Take note of a new answer of the kubelet: whose namespaces and which claims to read, who should be known."""
+        """Note a new answer of the kubelet: its namespaces and claims are read, its pods should be known."""
         self._advance(now)
         pods = {(container.namespace, container.pod) for container in allocations.containers}
         self._endings.note(pods)
@@ -299,7 +379,7 @@ class Metadata:
         return self._evidence
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a pod is; ``None`` until it and, where that counts, its namespace are known."""
+        """Return the owner and facts of a pod; ``None`` until it and, where that counts, its namespace are known."""
         name = (namespace, pod)
         found = self._endings.find(name)
         if found is None:
@@ -347,7 +427,6 @@ def _followed_pods(
     settings: MetadataSettings,
     wanted: frozenset[str],
     clock: Callable[[], float],
-    random: Callable[[], float],
 ) -> ListWatch[PodMetadata]:
     """Make the list and watch of this node's pods, which must have the agent's own pod among them."""
     return ListWatch(
@@ -355,9 +434,8 @@ def _followed_pods(
         path="/api/v1/pods",
         query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
         metadata_only=True,
-        parse=partial(objects.parse, wanted=wanted),
+        parse=partial(parse_pod, wanted=wanted),
         clock=clock,
-        random=random,
         keep_seconds=LOST_SECONDS,
         canary=settings.own_pod,
         canary_fix=f"--node-name is {settings.node!r}: {NAME_NODE}",

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from exporter.metrics.text_format import Metric
 from exporter.metrics.text_format import plain as _own
-from exporter.model import Owner, PodFacts, PodUse, Snapshot
+from exporter.model import Field, Owner, PodFacts, PodUse, Snapshot
 
 FOR_GOOD_SECONDS = 253_402_300_799
 """9999-12-31T23:59:59Z: how "for good" is spelt where a Unix time stands, since infinity is neither JSON nor shown."""
@@ -19,7 +19,7 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 def owner_of(use: PodUse) -> Owner:
-    """Who holds, without cost labels; without pod metadata, or until the workload is known, the namespace alone."""
+    """Return the owner of a holder, without cost labels; the namespace alone until the workload is known."""
     return use.facts.owner.without_cost_labels if use.facts else Owner(namespace=use.holder.namespace)
 
 
@@ -63,10 +63,10 @@ DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
 """Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
 OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "cost_labels", "model", "mode")
-"""Who pays, for which model, in which mode: exclusive, mig, shared. What is not known of an owner is absent."""
+"""Owner, model and mode: exclusive, mig, shared. What is not known of an owner is absent."""
 
 WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
-"""Who holds; a pod whose workload is not known stands for itself, with the kind Pod."""
+"""Holder; a pod without a known workload stands for itself, with the kind Pod."""
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 
@@ -461,3 +461,65 @@ PROCESS: tuple[Metric, ...] = (
 ALL: tuple[Metric, ...] = (*(value for value in list(globals().values()) if isinstance(value, Metric)), *PROCESS)
 """In the order above, which is the order on the page."""
 BY_NAME = {metric.name: metric for metric in ALL}
+
+HEALTH_PLAIN: tuple[tuple[Metric, Field], ...] = (
+    (GPU_RECOVERY_ACTION, Field.GPU_RECOVERY_ACTION),
+    (GPU_ROW_REMAP_PENDING, Field.ROW_REMAP_PENDING),
+    (GPU_ROW_REMAP_FAILURE, Field.ROW_REMAP_FAILURE),
+    (GPU_RETIRED_PAGES_PENDING, Field.RETIRED_PENDING),
+    (GPU_PCIE_REPLAYS_TOTAL, Field.PCIE_REPLAY_COUNTER),
+    (GPU_TEMPERATURE_MARGIN_CELSIUS, Field.GPU_TEMP_LIMIT),
+)
+"""Fields of a board's health that are shown as they are."""
+HEALTH_LABELLED: Mapping[Metric, Mapping[str, Field]] = {
+    GPU_ECC_ERRORS_TOTAL: {"corrected": Field.ECC_SBE_VOL_TOTAL, "uncorrected": Field.ECC_DBE_VOL_TOTAL},
+    GPU_REMAPPED_ROWS: {
+        "corrected": Field.CORRECTABLE_REMAPPED_ROWS,
+        "uncorrected": Field.UNCORRECTABLE_REMAPPED_ROWS,
+    },
+    GPU_RETIRED_PAGES: {"single_bit": Field.RETIRED_SBE, "double_bit": Field.RETIRED_DBE},
+    GPU_NVLINK_ERRORS_TOTAL: {
+        "crc_flit": Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        "crc_data": Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        "replay": Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        "receive": Field.NVLINK_COUNT_RX_ERRORS,
+        "integrity": Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+        "recovery_failed": Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    },
+    GPU_TEMPERATURE_CELSIUS: {"gpu": Field.GPU_TEMP, "memory": Field.MEMORY_TEMP},
+    GPU_TEMPERATURE_LIMIT_CELSIUS: {
+        "slowdown": Field.SLOWDOWN_TEMP,
+        "shutdown": Field.SHUTDOWN_TEMP,
+        "max_operating": Field.GPU_MAX_OP_TEMP,
+        "memory_max_operating": Field.MEM_MAX_OP_TEMP,
+    },
+}
+"""By value of the metric's last label."""
+NVLINK_RECOVERIES = (Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS)
+"""Two generations of NVLink, which count the same at two places."""
+
+THROTTLE_TIMES = {
+    "power": Field.POWER_VIOLATION,
+    "thermal": Field.THERMAL_VIOLATION,
+    "sync_boost": Field.SYNC_BOOST_VIOLATION,
+    "board_limit": Field.BOARD_LIMIT_VIOLATION,
+    "low_utilisation": Field.LOW_UTIL_VIOLATION,
+    "reliability": Field.RELIABILITY_VIOLATION,
+    "application_clocks": Field.TOTAL_APP_CLOCKS_VIOLATION,
+    "base_clocks": Field.TOTAL_BASE_CLOCKS_VIOLATION,
+    "sw_thermal": Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS,
+    "hw_thermal": Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS,
+    "hw_power_brake": Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS,
+}
+"""Nanoseconds with reduced clocks by reason."""
+
+HEALTH_FIELDS: frozenset[Field] = frozenset(
+    {
+        *(field for _, field in HEALTH_PLAIN),
+        *(field for parts in HEALTH_LABELLED.values() for field in parts.values()),
+        *NVLINK_RECOVERIES,
+        *THROTTLE_TIMES.values(),
+        Field.CLOCK_THROTTLE_REASONS,
+    }
+)
+"""What the health series are made of."""

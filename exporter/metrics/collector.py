@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import exporter
-from exporter.metrics import catalog, collectors_file, dcgm_names, health_collector, ledger_collector
+from exporter.metrics import catalog, collectors_file, dcgm_names, ledger_collector
 from exporter.metrics.catalog import DEVICE_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
 from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Row
-from exporter.metrics.dcgm_names import Era, LabelStyle, Pairs
-from exporter.metrics.health_collector import ANSWERING
+from exporter.metrics.dcgm_names import ANSWERING, Era, LabelStyle, Pairs
 from exporter.metrics.text_format import (
     NO_LABELS,
     Dropped,
@@ -25,7 +24,9 @@ from exporter.metrics.text_format import (
     plus,
 )
 from exporter.model import (
+    CLOCK_EVENTS,
     AllocationState,
+    DeviceEvents,
     DeviceState,
     DeviceView,
     Field,
@@ -34,10 +35,14 @@ from exporter.model import (
     ShareMode,
     Snapshot,
     SourceState,
+    xid_tier,
 )
 
 _BYTES_PER_MIB = 1 << 20
 _MILLIJOULES = 1000
+_NANOSECONDS = 1_000_000_000
+_MEMORY_LIMIT_CELSIUS = 95
+"""Where the driver names none: the limit of HBM on boards whose driver does."""
 
 _Row = tuple[Metric, Labels, float | None]
 
@@ -114,7 +119,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
         for state in _ALLOCATION_STATES:
             yield catalog.GPU_ALLOCATION_STATE, plus(identity, ("state", state)), int(view.allocation is state)
     events = snapshot.events.get(view.uuid) if view.instance is None else None
-    yield from health_collector.rows(view, identity, events)
+    yield from _health(view, identity, events)
     if view.state is not DeviceState.UP:
         return
     if view.activity is not None:
@@ -127,6 +132,54 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     yield catalog.GPU_UNATTRIBUTED_PROCESSES, identity, view.unattributed_processes
     if view.instance is None:
         yield from _board(view, identity)
+
+
+def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[_Row]:
+    """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is absent."""
+    for xid, count in sorted(view.xids.items()):
+        yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
+    is_board = view.instance is None and view.state in ANSWERING
+    tells_action = is_board and Field.GPU_RECOVERY_ACTION in view.values
+    for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
+        tier = xid_tier(xid, tells_action=tells_action)
+        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, plus(identity, ("xid", str(xid)), ("tier", tier)), at_seconds
+    if is_board:
+        yield from _board_health(view, identity)
+        yield from _throttling(view, identity)
+        if events:
+            yield catalog.GPU_THERMAL_THROTTLE_RATIO, identity, events.thermal_throttle_ratio
+            for event, times in (events.clock_events or {}).items():
+                yield catalog.GPU_CLOCK_EVENTS_TOTAL, plus(identity, ("event", event)), times
+
+
+def _board_health(view: DeviceView, identity: Labels) -> Iterator[_Row]:
+    for metric, field in catalog.HEALTH_PLAIN:
+        yield metric, identity, view.values.get(field)
+    for metric, parts in catalog.HEALTH_LABELLED.items():
+        for value, field in parts.items():
+            yield metric, plus(identity, (metric.labels[-1], value)), view.values.get(field)
+    memory = view.values.get(Field.MEMORY_TEMP)
+    if memory is not None:
+        driver_limit = view.values.get(Field.MEM_MAX_OP_TEMP)
+        limit, margin = (
+            ("assumed", _MEMORY_LIMIT_CELSIUS - memory) if driver_limit is None else ("driver", driver_limit - memory)
+        )
+        yield catalog.GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS, plus(identity, ("limit", limit)), margin
+    recoveries = [view.values[field] for field in catalog.NVLINK_RECOVERIES if field in view.values]
+    if recoveries:
+        yield catalog.GPU_NVLINK_ERRORS_TOTAL, plus(identity, ("kind", "recovery")), max(recoveries)
+
+
+def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
+    for reason, field in catalog.THROTTLE_TIMES.items():
+        nanoseconds = view.values.get(field)
+        if nanoseconds is not None:
+            yield catalog.GPU_THROTTLE_SECONDS_TOTAL, plus(identity, ("reason", reason)), nanoseconds / _NANOSECONDS
+    mask = view.values.get(Field.CLOCK_THROTTLE_REASONS)
+    if mask is not None:
+        for bit, reason in enumerate(CLOCK_EVENTS):
+            active = int(mask) >> bit & 1
+            yield catalog.GPU_THROTTLE_ACTIVE, plus(identity, ("reason", reason)), active
 
 
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
@@ -146,8 +199,8 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
 def _series(use: PodUse, *, up: bool) -> int:
     """How many series ``_holders`` makes of one."""
     measured = (use.activity, use.idle_for_seconds, use.memory_used_bytes) if up else ()
-    told = (alerts_off_until_seconds(use.facts), *measured)
-    return _ALWAYS + len(told) - told.count(None)
+    optional = (alerts_off_until_seconds(use.facts), *measured)
+    return _ALWAYS + len(optional) - optional.count(None)
 
 
 def _holders(page: PageBuilder, shown: list[_Held]) -> None:
@@ -174,8 +227,8 @@ def _info(plain: Labels, use: PodUse) -> Labels:
     if facts is None:
         return _INFO.behind(plain, *how, holder.namespace, None, None, None, None, None)
     owner = facts.owner
-    whose = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
-    info = _INFO.behind(plain, *how, *whose)
+    labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
+    info = _INFO.behind(plain, *how, *labels_of_owner)
     return plus(info, *exported_labels(facts.exported)) if facts.exported else info
 
 
@@ -276,7 +329,7 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
         holder = _exclusive(view.pods)
         holder_labels = style.holder(holder.holder) if holder else []
         for event in options.collectors.events:
-            for more, count in health_collector.samples(event.name, view, snapshot):
+            for more, count in dcgm_names.event_samples(event.name, view, snapshot):
                 page.add(event.name, plus(before, *more, *holder_labels), count)
         # The last Xid of a GPU that is gone may say why it is.
         page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
@@ -313,10 +366,10 @@ def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping
     shown: dict[str, frozenset[Field]] = {}
     for view in devices:
         if view.instance and view.state in ANSWERING:
-            # A board's profile beside silent instances would be taken for theirs.
+            # A board's profile next to silent instances would be taken for theirs.
             profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
-            told = profiled | (of_instance.keys() & view.values.keys())
-            shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | told
+            in_parts = profiled | (of_instance.keys() & view.values.keys())
+            shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | in_parts
     return shown
 
 
@@ -333,7 +386,7 @@ def _last_xid(
     rows: Iterable[Row], last: int | None, before: Labels, holder: Pairs
 ) -> Iterator[tuple[Row, Labels, float]]:
     if last is not None:
-        carried = plus(before, *sorted([*holder, ("err_code", str(last)), ("err_msg", health_collector.text(last))]))
+        carried = plus(before, *sorted([*holder, ("err_code", str(last)), ("err_msg", dcgm_names.xid_text(last))]))
         for row in rows:
             if row.field.field is Field.XID_ERRORS:
                 yield row, carried, last

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from exporter.errors import ConfigError
-from exporter.metrics import health_collector
-from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era, parse_field, table_lines
-from exporter.metrics.health_collector import EventCount
+from exporter.metrics import catalog
+from exporter.metrics.dcgm_names import (
+    BY_NAME,
+    NOT_MADE,
+    PREFIX,
+    TABLE,
+    DcgmField,
+    Era,
+    EventCount,
+    event_metric,
+    parse_field,
+    table_lines,
+)
 from exporter.metrics.text_format import Kind, Metric
 from exporter.model import Field
 
@@ -86,7 +96,7 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.FB_TOTAL,
         Field.POWER_USAGE,
         Field.TOTAL_ENERGY_CONSUMPTION,
-        *health_collector.FIELDS,
+        *catalog.HEALTH_FIELDS,
         Field.PCIE_TX_BYTES_TOTAL,
         Field.PCIE_RX_BYTES_TOTAL,
         Field.NVLINK_TX_BYTES_TOTAL,
@@ -132,7 +142,7 @@ class Collectors:
 
     @property
     def without_dcgm(self) -> str:
-        """One line for who does not use DCGM: which rows show nothing, and the fix; empty where there is none."""
+        """One line for agents without DCGM: the rows that show nothing, and the fix; empty where there is none."""
         names = [row.name for row in self.dcgm_only]
         if not names:
             return ""
@@ -212,8 +222,8 @@ def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
         raise ValueError(f"type {kind_text!r} of {name}: allowed are gauge, counter and label") from None
     if name in _EVENT_NAMES:
         return _event_row(name, kind, text)
-    if name in health_collector.NOT_MADE:
-        return None, f"{name} is not made by this agent; the row shows nothing: use {health_collector.NOT_MADE[name]}"
+    if name in NOT_MADE:
+        return None, f"{name} is not made by this agent; the row shows nothing: use {NOT_MADE[name]}"
     found = _field(name, others)
     if found is None:
         return None, f"{name} is not measured by this agent; the row shows nothing"
@@ -224,7 +234,7 @@ def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
 
 
 def _event_row(name: str, kind: Kind, text: str) -> tuple[Metric, str]:
-    row = health_collector.row(name, text)
+    row = event_metric(name, text)
     _check_kind(name, kind, row.kind)
     return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
 
@@ -270,7 +280,5 @@ def _columns(line: str) -> list[str]:
 def _suggestion(name: str, others: Mapping[str, _Known]) -> str:
     if name.isdecimal():
         return ""  # a number that looks like another one is not nearer to it than any other
-    close = difflib.get_close_matches(
-        name, [*BY_NAME, *others, *EventCount, *health_collector.NOT_MADE], n=1, cutoff=0.8
-    )
+    close = difflib.get_close_matches(name, [*BY_NAME, *others, *EventCount, *NOT_MADE], n=1, cutoff=0.8)
     return f": did you mean {close[0]}?" if close else ""

@@ -1,21 +1,21 @@
-"""The DCGM fields that NVML answers too: id, names of each era, types, units and how to convert between eras.
+"""What dcgm-exporter shows: fields with their names and units in each era, labels, and its counts of events.
 
 Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL_RATIO`` and means percent; 4.7
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from exporter.metrics.text_format import Kind
-from exporter.model import DeviceView, Field, Holder, Snapshot
+from exporter.metrics.text_format import Kind, Metric
+from exporter.model import DeviceEvents, DeviceState, DeviceView, Field, Holder, Snapshot
 
 
 class Era(StrEnum):
-    """Whose names and units: dcgm-exporter up to 4.8 (``LEGACY``), or 4.9 (``NEW``)."""
+    """Version of names and units: dcgm-exporter up to 4.8 (``LEGACY``), or 4.9 (``NEW``)."""
 
     LEGACY = "legacy"
     NEW = "4.9"
@@ -199,7 +199,7 @@ class LabelStyle:
         return [*pairs, (self.hostname, node)] if self.hostname else pairs
 
     def holder(self, holder: Holder) -> Pairs:
-        """Who holds it, in alphabetical order of the names, as there."""
+        """Return the labels of a holder, in alphabetical order of the names, as there."""
         names = _OLD_HOLDER if self.old_names else _HOLDER
         values = dict(zip(names, (holder.container, holder.namespace, holder.pod), strict=True))
         pairs: Pairs = sorted(values.items())
@@ -208,3 +208,156 @@ class LabelStyle:
 
 DEFAULT = LabelStyle()
 """As dcgm-exporter has them without a flag."""
+
+
+ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
+"""One that needs a reset has no activity any more, and still says what is wrong."""
+
+_MILLISECONDS = 1000
+_NO_EVENTS = DeviceEvents()
+
+
+class EventCount(StrEnum):
+    """What can be made, under dcgm-exporter's names."""
+
+    XIDS_RECENT = "DCGM_EXP_XID_ERRORS_COUNT"
+    XIDS = "DCGM_EXP_XID_ERRORS_TOTAL"
+    CLOCK_EVENTS_RECENT = "DCGM_EXP_CLOCK_EVENTS_COUNT"
+    CLOCK_EVENTS = "DCGM_EXP_CLOCK_EVENTS_TOTAL"
+    HEALTH = "DCGM_EXP_GPU_HEALTH_STATUS"
+
+
+RECENT = frozenset({EventCount.XIDS_RECENT, EventCount.CLOCK_EVENTS_RECENT})
+"""Those of a window, which go up and down."""
+
+NOT_MADE: Mapping[str, str] = {
+    "DCGM_EXP_P2P_STATUS": "gpu_nvlink_errors_total, or DCGM_FI_DEV_P2P_NVLINK_STATUS with DCGM",
+}
+"""dcgm-exporter's others, each with what shows the same or more here."""
+
+_HELP = {
+    EventCount.XIDS_RECENT: "Xid events in the window, by code; 0 without a code where there was none.",
+    EventCount.XIDS: "Xid events since this agent started, by code; a code appears with its first event.",
+    EventCount.CLOCK_EVENTS_RECENT: (
+        "Samples of the window in which the event held clocks down, at this agent's sample interval; 0 without an "
+        "event where there was none."
+    ),
+    EventCount.CLOCK_EVENTS: (
+        "Times an event began to hold clocks down since this agent started; appears with its first."
+    ),
+    EventCount.HEALTH: (
+        "Health of a GPU by watch: 0 pass, 10 warn, 20 fail; derived from its recovery action, row remapping and the "
+        "Xids of the window."
+    ),
+}
+_PASS, _WARN, _FAIL = 0, 10, 20
+_Verdict = tuple[int, str]
+_FALLEN: _Verdict = (_FAIL, "DCGM_FR_FALLEN_OFF_BUS")
+_FATAL: _Verdict = (_FAIL, "DCGM_FR_XID_ERROR")
+_SERIOUS: _Verdict = (_WARN, "DCGM_FR_XID_ERROR")
+_XIDS: Mapping[str, Mapping[int, _Verdict]] = {
+    "ALL": {
+        **dict.fromkeys((48, 74, 94, 119, 120, 140), _FATAL),
+        79: _FALLEN,
+        95: (_FAIL, "DCGM_FR_UNCONTAINED_ERROR"),
+    },
+    "MEM": {
+        **dict.fromkeys((31, 32, 43), _SERIOUS),
+        63: (_WARN, "DCGM_FR_PENDING_PAGE_RETIREMENTS"),
+        64: (_WARN, "DCGM_FR_ROW_REMAP_FAILURE"),
+    },
+    "NVLINK": dict.fromkeys((73, 121, 137), _SERIOUS),
+    "INFOROM": {93: (_WARN, "DCGM_FR_CORRUPT_INFOROM")},
+}
+"""By watch: what DCGM's own health check says of an Xid."""
+_SIGNS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
+    "MEM": {
+        (Field.ROW_REMAP_FAILURE, 1): (_FAIL, "DCGM_FR_ROW_REMAP_FAILURE"),
+        (Field.ROW_REMAP_PENDING, 1): (_WARN, "DCGM_FR_PENDING_ROW_REMAP"),
+    },
+    "DRIVER": {
+        **dict.fromkeys(((Field.GPU_RECOVERY_ACTION, one) for one in (1, 6)), (_FAIL, "DCGM_FR_GPU_RECOVERY_RESET")),
+        **dict.fromkeys(((Field.GPU_RECOVERY_ACTION, one) for one in (2, 7)), (_FAIL, "DCGM_FR_GPU_RECOVERY_REBOOT")),
+        (Field.GPU_RECOVERY_ACTION, 3): (_FAIL, "DCGM_FR_GPU_RECOVERY_DRAIN_P2P"),
+        (Field.GPU_RECOVERY_ACTION, 4): (_FAIL, "DCGM_FR_GPU_RECOVERY_DRAIN_RESET"),
+        (Field.GPU_RECOVERY_ACTION, 5): (_FAIL, "DCGM_FR_GPU_RECOVERY_IMEX_DOMAIN"),
+    },
+}
+"""By watch: field and value that mean trouble."""
+
+
+def event_metric(name: str, text: str) -> Metric:
+    """The metric of a name of ``EventCount``, of its true type; without a help of its own it gets ours."""
+    count = EventCount(name)
+    falls = count in RECENT or count is EventCount.HEALTH
+    return Metric(name=count, kind=Kind.GAUGE if falls else Kind.COUNTER, help=text or _HELP[count])
+
+
+def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
+    """Labels and values of one device, of a metric with a name of ``EventCount``.
+
+    Clock events are the board's, and stand on its row alone. A device that is down keeps its Xids, which may be why.
+    """
+    events = snapshot.events.get(view.uuid, _NO_EVENTS)
+    up = view.state is DeviceState.UP
+    match EventCount(name):
+        case EventCount.XIDS_RECENT:
+            yield from _in_window("xid", _by_text(events.recent_xids), snapshot.xid_window_seconds, with_none=up)
+        case EventCount.XIDS:
+            yield from _each("xid", _by_text(view.xids))
+        case EventCount.CLOCK_EVENTS_RECENT if up and events.recent_clock_events is not None:
+            seconds = snapshot.clock_events_window_seconds
+            yield from _in_window("clock_event", events.recent_clock_events, seconds, with_none=True)
+        case EventCount.CLOCK_EVENTS if up and events.clock_events is not None:
+            yield from _each("clock_event", {event: times for event, times in events.clock_events.items() if times})
+        case EventCount.HEALTH if view.instance is None:
+            for watch, (result, error) in sorted(_health(view, snapshot).items()):
+                yield (("health_error_code", error), ("health_watch", watch)), result
+
+
+def _health(view: DeviceView, snapshot: Snapshot) -> Mapping[str, _Verdict]:
+    """Return the worst verdict by watch on a GPU and its instances; a watch of which nothing is known is absent."""
+    devices = (one.uuid for one in snapshot.devices if one.gpu.uuid == view.gpu.uuid)
+    xids = {xid for uuid in devices if uuid in snapshot.events for xid in snapshot.events[uuid].recent_xids}
+    found: dict[str, list[_Verdict]] = {}
+    if view.state in ANSWERING:
+        judged = {watch for watch, signs in _SIGNS.items() if any(field in view.values for field, _ in signs)}
+        found = {watch: [(_PASS, "DCGM_FR_OK")] for watch in {*_XIDS, *judged}}
+    if view.state is DeviceState.LOST:
+        found["ALL"] = [_FALLEN]
+    for watch, verdicts in _XIDS.items():
+        found.setdefault(watch, []).extend(verdicts[xid] for xid in xids & verdicts.keys())
+    for watch, signs in _SIGNS.items():
+        found.setdefault(watch, []).extend(
+            verdict for (field, value), verdict in signs.items() if view.values.get(field) == value
+        )
+    return {watch: max(verdicts) for watch, verdicts in found.items() if verdicts}
+
+
+def _by_text(xids: Mapping[int, int]) -> dict[str, int]:
+    return {str(xid): xids[xid] for xid in sorted(xids)}
+
+
+def _each(label: str, counts: Mapping[str, int]) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
+    for value, times in counts.items():
+        yield ((label, value),), times
+
+
+def _in_window(
+    label: str, counts: Mapping[str, int], seconds: float, *, with_none: bool
+) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
+    window = ("window_size_in_ms", str(round(seconds * _MILLISECONDS)))
+    for value, times in counts.items():
+        yield tuple(sorted((window, (label, value)))), times
+    if not counts and with_none:
+        yield (window,), 0
+
+
+_TEXTS = dict(line.split(" ", 1) for line in table_lines("xid_texts.txt"))
+
+
+def xid_text(code: int) -> str:
+    """What an Xid code means, in a few words."""
+    if code == 0:
+        return "No error"
+    return _TEXTS.get(str(code), "Unknown error")

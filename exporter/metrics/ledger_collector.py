@@ -124,8 +124,8 @@ def _pod_labels(pod: PodAccount, node: str) -> Labels:
 
 def _owner_labels(account: Account, ledger: str, node: str) -> Labels:
     owner = account.owner
-    whose = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels)
-    return _OWNER.of(ledger, node, *whose, account.model, account.mode)
+    labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels)
+    return _OWNER.of(ledger, node, *labels_of_owner, account.model, account.mode)
 
 
 def _itself(page: PageBuilder, ledger: LedgerView) -> None:

@@ -51,7 +51,7 @@ class _Sets:
         return found
 
     def turn(self) -> None:
-        """Forget those that nobody has asked for since the last turn."""
+        """Forget those that were not used since the last turn."""
         self.now, self._before = {}, self.now
 
 
@@ -107,7 +107,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One series of a family, for who reads a page."""
+    """One series of a family."""
 
     labels: Labels
     value: int | float
@@ -265,7 +265,7 @@ def _head(family: Family, *, openmetrics: bool) -> str:
 
 
 def negotiate(accept: str) -> bool:
-    """Whether the client would rather have OpenMetrics 1.0; plain text for whoever does not ask for it."""
+    """Return whether the client prefers OpenMetrics 1.0; plain text is the default."""
     best = {True: 0.0, False: 0.0}
     for entry in accept.lower().split(","):
         media, *parts = (part.strip() for part in entry.split(";"))
@@ -357,11 +357,11 @@ class PageBuilder:
 
     def column(self, metric: Metric, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
         """Add many series of one metric, as ``add`` does one by one; ``None`` is absent."""
-        told = [value for value in values if value is not None]
+        there = [value for value in values if value is not None]
         column = self._values[metric.name]
-        new = dict(zip(labels, told, strict=False))
-        whole = len(told) == len(new) == len(labels) and column.keys().isdisjoint(new.keys())
-        if whole and all(map(math.isfinite, told)):
+        new = dict(zip(labels, there, strict=False))
+        whole = len(there) == len(new) == len(labels) and column.keys().isdisjoint(new.keys())
+        if whole and all(map(math.isfinite, there)):
             column.update(new)
         else:
             self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))

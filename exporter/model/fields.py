@@ -158,3 +158,12 @@ FLOW_ENGINES = tuple(Field(one) for one in range(1033, 1035))
 
 CODECS = frozenset({*DECODERS, *JPEG_DECODERS, *FLOW_ENGINES})
 """The fields of all of these."""
+
+PROFILING = frozenset({*range(1001, 1100), 1532, 1533})
+"""Measured by the profiling module or GPM, watched separately; to read one live kills the engine."""
+
+COUNTERS = frozenset(
+    {156, 202, *range(240, 248), *range(310, 346), *range(390, 395), *range(400, 441), 497, 498, 499}
+    | {*range(1084, 1097), *range(1200, 1221), *range(1400, 1425), 1501}
+)
+"""Fields that only grow: they pass through the 32-bit numbers that mean "blank" elsewhere."""

@@ -161,10 +161,10 @@ class WebAccess:
                     self._logged = error.problems
                     failed()
                     for problem in error.problems:
-                        LOG.warning("the web configuration stays as it was: %s", problem)
+                        LOG.warning("keeping the previous web configuration: %s", problem)
             else:
                 self._logged = ()
-                LOG.info("the web configuration was read again")
+                LOG.info("web configuration reloaded")
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -174,7 +174,7 @@ class WebAccess:
         response = await handler(request) if refused is None or path == READY else refused
         if refused is not None and path == READY and response.status in _READINESS:
             # The kubelet has no password, and needs the status alone.
-            response = _plain(response.status, _READINESS[response.status])
+            response = plain(response.status, _READINESS[response.status])
         for name, value in self.settings.headers.items():
             response.headers.setdefault(name, value)
         return response
@@ -182,17 +182,17 @@ class WebAccess:
     async def _refusal(self, request: web.Request) -> web.Response | None:
         tls = self.settings.tls
         if tls is not None and tls.allowed_sans and not tls.allowed_sans & _names(request):
-            return _plain(403, "your certificate has none of the names that are allowed here")
+            return plain(403, "your certificate has none of the names that are allowed here")
         if self._passwords is None:
             return None
         verdict = await self._passwords.verify(request.headers.get(hdrs.AUTHORIZATION, ""))
         if verdict == "right":
             return None
         if verdict == "busy":
-            response = _plain(503, "too many passwords are being looked at; ask again in a second")
+            response = plain(503, "too many passwords are being checked; retry in a second")
             response.headers[hdrs.RETRY_AFTER] = "1"
             return response
-        response = _plain(401, "a user and a password are needed here, and those given are not right, if any")
+        response = plain(401, "authentication required: missing or wrong user name or password")
         response.headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE
         return response
 
@@ -204,7 +204,8 @@ def _names(request: web.Request) -> frozenset[str]:
     return frozenset(str(name) for _, name in names)
 
 
-def _plain(status: int, words: str) -> web.Response:
+def plain(status: int, words: str) -> web.Response:
+    """Return a response of one line."""
     return web.Response(text=f"{words}\n", status=status)
 
 

@@ -24,10 +24,10 @@ from aiohttp.typedefs import Handler
 from aiohttp.web_request import BaseRequest
 
 from exporter.errors import ExporterError
-from exporter.web.access import WebAccess
+from exporter.web.access import ALIVE, ALIVE_TOO, READY, WebAccess, plain
 
 LOG = logging.getLogger("exporter.http")
-PROBES: Final = ("/healthz", "/health", "/readyz")
+PROBES: Final = (ALIVE, ALIVE_TOO, READY)
 """Always answered: a kubelet that restarts a busy agent does not make it less busy."""
 RESERVED_DESCRIPTORS = 128
 """For files, children, the kubelet and the API: many clients must not cost the agent its sources."""
@@ -438,7 +438,7 @@ class HttpServer:
         answering = sum(one.state in {"making", "sending"} for one in self._open)
         if answering > self.limits.answers and not request.path.endswith(PROBES) and not self._make_way("sending"):
             self._note("refused")
-            response = _plain(503, "too many requests are being answered; ask again in a second")
+            response = plain(503, "too many requests are being answered; ask again in a second")
             response.headers[hdrs.RETRY_AFTER] = str(RETRY_SECONDS)
             return response
         answer = await handler(request)
@@ -457,13 +457,13 @@ class HttpServer:
                 while received <= limit and (piece := await request.content.readany()):
                     received += len(piece)
         except TimeoutError:
-            refusal = _plain(408, "the rest of this request did not come in time")
+            refusal = plain(408, "the rest of this request did not come in time")
         except (web.RequestPayloadError, ConnectionError):  # the latter: the client has left, which is not logged
-            refusal = _plain(400, "the body of this request is not what its headers say")
+            refusal = plain(400, "the body of this request is not what its headers say")
         else:
             if received <= limit:
                 return None
-            refusal = _plain(413, f"no request here needs a body of more than {limit} bytes")
+            refusal = plain(413, f"no request here needs a body of more than {limit} bytes")
         refusal.force_close()  # where the next request begins is unknown
         return refusal
 
@@ -481,10 +481,6 @@ def _is_waiting(connection: Connection) -> bool:
 def _is_ours(record: logging.LogRecord) -> bool:
     """Return whether a record is no mistake of a client, of which any port scan makes pages."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-def _plain(status: int, words: str) -> web.Response:
-    return web.Response(text=f"{words}\n", status=status)
 
 
 _TOO_LONG_HEAD = "\r\n".join(

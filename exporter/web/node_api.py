@@ -27,9 +27,8 @@ _MIB = 1024 * 1024
 
 
 def device_document(snapshot: Snapshot) -> bytes:
-    """The body of ``/api/v1/devices``: one JSON object in UTF-8, keys as ``document`` has them."""
-    text = json.dumps(node_document(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")  # one odd name may not cost the answer
+    """Return the body of ``/api/v1/devices``."""
+    return _json(node_document(snapshot))
 
 
 def node_document(snapshot: Snapshot) -> dict[str, Any]:
@@ -189,8 +188,12 @@ def _whose(use: PodUse) -> dict[str, Any]:
 
 
 def ledger_document(snapshot: Snapshot) -> bytes:
-    """The body of ``/api/v1/ledger``: one JSON object in UTF-8, keys as ``document`` has them."""
-    text = json.dumps(node_ledger_document(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """Return the body of ``/api/v1/ledger``."""
+    return _json(node_ledger_document(snapshot))
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")  # one odd name may not cost the answer
 
 

@@ -27,7 +27,7 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("/", "this node, for people"),
     ("/metrics", "this node, for Prometheus"),
     ("/api/v1/devices", "this node, as JSON"),
-    ("/api/v1/ledger", "who has used and paid what since the ledger began, as JSON"),
+    ("/api/v1/ledger", "use and cost of owners since the ledger began, as JSON"),
     ("/healthz", "200 while the process lives"),
     ("/readyz", "200 while the picture is fresh, else 503 with the reasons"),
     ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),

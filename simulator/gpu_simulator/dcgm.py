@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Unpack
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, DOUBLE, GPU, GPU_INSTANCE, INTEGER, NONE, STRING
+from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, DOUBLE, GPU, GPU_INSTANCE, INTEGER, NONE, STRING, Code
 from exporter.model import Field
 from gpu_simulator.driver_devices import cuda_major, instance_bar1_bytes, is_before, read
 from gpu_simulator.driver_mig import joined, slices_of
@@ -173,7 +173,7 @@ _ADDRESSES = frozenset({"localhost:5555", "127.0.0.1:5555", "localhost", "127.0.
 _FINE, _LOST, _DETACHED = 1, 4, 7
 _UNKNOWN_ID = 0xFFFFFFFF
 _POISON = 0xA5
-_ERRORS = {value: name.capitalize().replace("_", " ") for name, value in vars(library).items() if type(value) is int}
+_ERRORS = {code: name.capitalize().replace("_", " ") for name, code in vars(Code).items() if name.isupper()}
 _Place = tuple[int, int]
 """Entity group, entity id."""
 _Key = tuple[int, int, int]
@@ -235,7 +235,7 @@ class _Connection:
     def keys(self, group: int, fields: int) -> tuple[_Key, ...]:
         """Return the fields of the entities of two of its own groups."""
         if group not in self.groups or fields not in self.field_groups:
-            raise Refused(library.NOT_CONFIGURED)
+            raise Refused(Code.NOT_CONFIGURED)
         return tuple((*place, one) for place in self.groups[group] for one in self.field_groups[fields])
 
 
@@ -251,12 +251,12 @@ def _function(*names: str, connected: bool = True) -> Callable[[Call], Call]:
                 engine.gate()
                 connection = engine.connections.get(arguments[0])
                 if connection is None or not connection.alive:
-                    raise Refused(library.CONNECTION_GONE)
+                    raise Refused(Code.CONNECTION_LOST)
                 arguments = (connection, *arguments[1:])
             engine.refuse(name)
             for struct in arguments:
                 if type(struct) in library.STRUCT_VERSIONS and struct.version != library.version_word(type(struct)):
-                    raise Refused(library.VERSION_MISMATCH)
+                    raise Refused(Code.VERSION_MISMATCH)
             handler(engine, *arguments)
 
         _CALLS.update({name: partial(call, name) for name in names})
@@ -343,16 +343,16 @@ class _Engine(Double):
 
     def _record(self, watch: _Watch | None, key: _Key) -> _Record:
         if watch is None or key[:2] not in self.entities:
-            return (key[2], library.NOT_WATCHED, 0, _Blank.NULL)
+            return (key[2], Code.NOT_WATCHED, 0, _Blank.NULL)
         if key[2] == Field.XID_ERRORS:
-            return (self._xids(watch, key, 0) or [(key[2], library.NO_DATA, 0, _Blank.NULL)])[-1]
-        return (key[2], library.OK, self._microseconds(watch.at_seconds), watch.values.get(key, _Blank.NULL))
+            return (self._xids(watch, key, 0) or [(key[2], Code.NO_DATA, 0, _Blank.NULL)])[-1]
+        return (key[2], Code.OK, self._microseconds(watch.at_seconds), watch.values.get(key, _Blank.NULL))
 
     def _xids(self, watch: _Watch, key: _Key, since_microseconds: int) -> list[_Record]:
         """Return the Xid errors of a GPU since the watch began and since a time."""
         gpu = self.entities.get(key[:2], _Entity()).gpu
         return [
-            (key[2], library.OK, self._microseconds(seconds), code)
+            (key[2], Code.OK, self._microseconds(seconds), code)
             for seconds, code, *_ in (gpu.xids if gpu and Fault.HANG not in self.now().faults else ())
             if seconds > watch.from_seconds and self._microseconds(seconds) >= since_microseconds
         ]
@@ -368,9 +368,9 @@ class _Engine(Double):
     def _connect(self, address: bytes, params: CArgument, handle: CArgument) -> None:
         if Fault.ENGINE_DOWN in self.gate().faults or address.decode().removeprefix("tcp://") not in _ADDRESSES:
             self.sleep(params.timeoutMs / 1000)  # recorded: a closed port costs all of it
-            raise Refused(library.CONNECTION_GONE)
+            raise Refused(Code.CONNECTION_LOST)
         if not self.version.startswith(f"{self.major}."):
-            raise Refused(library.VERSION_MISMATCH)
+            raise Refused(Code.VERSION_MISMATCH)
         handle.value = self.new_pointer()
         self.connections[handle.value] = _Connection()
 
@@ -382,7 +382,7 @@ class _Engine(Double):
     @_function("dcgmDisconnect", "dcgmStopEmbedded", connected=False)
     def _disconnect(self, handle: int) -> None:
         if self.connections.pop(handle, None) is None:
-            raise Refused(library.CONNECTION_GONE)
+            raise Refused(Code.CONNECTION_LOST)
 
     @_function("dcgmVersionInfo", connected=False)
     @_function("dcgmHostengineVersionInfo")
@@ -408,7 +408,7 @@ class _Engine(Double):
         found = [number for level, number in there if level == group]
         room, count.value = count.value, len(found)
         if len(found) > room:
-            raise Refused(library.BUFFER_TOO_SMALL)
+            raise Refused(Code.BUFFER_TOO_SMALL)
         ids[: len(found)] = found
 
     @_function("dcgmGetGpuInstanceHierarchy")
@@ -435,7 +435,7 @@ class _Engine(Double):
     def _add_entity(self, connection: _Connection, group: int, level: int, number: int) -> None:
         members = connection.groups.get(group, [])
         if (level, number) not in self.entities or (level, number) in members:
-            raise Refused(library.BAD_PARAMETER)
+            raise Refused(Code.BAD_PARAMETER)
         members.append((level, number))
 
     @_function("dcgmFieldGroupCreate")
@@ -444,7 +444,7 @@ class _Engine(Double):
     ) -> None:
         fields = tuple(int(one) for one in ids[:count])
         if not 0 < len(fields) <= library.MAX_FIELDS_PER_GROUP or not _known(self.version).issuperset(fields):
-            raise Refused(library.BAD_PARAMETER)
+            raise Refused(Code.BAD_PARAMETER)
         self.refuse("dcgmFieldGroupCreate", fields)
         group.value = self.new_pointer()
         connection.field_groups[group.value] = fields
@@ -452,7 +452,7 @@ class _Engine(Double):
     @_function("dcgmGroupDestroy", "dcgmFieldGroupDestroy")
     def _destroy(self, connection: _Connection, group: int) -> None:
         if connection.groups.pop(group, None) is None and connection.field_groups.pop(group, None) is None:
-            raise Refused(library.NOT_CONFIGURED)
+            raise Refused(Code.NOT_CONFIGURED)
         for watch in [one for one in connection.watches if group in one]:
             del connection.watches[watch]
 
@@ -462,7 +462,7 @@ class _Engine(Double):
         self.refuse("dcgmWatchFields", ids)
         gpus = [self.entities.get(place, _Entity()).gpu for place in connection.groups[group]]
         if not _PROFILING.isdisjoint(ids) and not all(_profiling_fields(node, gpu) for gpu in gpus if gpu):
-            raise Refused(library.MODULE_NOT_LOADED)
+            raise Refused(Code.MODULE_NOT_LOADED)
         watch = connection.watches[group, fields] = _Watch(
             keys=keys, interval_seconds=interval_us / 1e6, started=self.monotonic(), from_seconds=node.at_seconds
         )
@@ -481,7 +481,7 @@ class _Engine(Double):
     def _metric_groups(self, _connection: _Connection, struct: CArgument) -> None:
         ids = _profiling_fields(self.now(), self.gpus[struct.gpuId])
         if not ids:
-            raise Refused(library.MODULE_NOT_LOADED)
+            raise Refused(Code.MODULE_NOT_LOADED)
         room = len(struct.metricGroups[0].fieldIds)
         some = [ids[start : start + room] for start in range(0, len(ids), room)]
         struct.numMetricGroups = len(some)
@@ -512,7 +512,7 @@ class _Engine(Double):
             self.kill()
             raise EngineKilledError(f"a live read of profiling fields {fields} kills a real host engine")
         if not _known(self.version).issuperset(fields) or Field.XID_ERRORS in fields:
-            raise Refused(library.GENERIC)
+            raise Refused(Code.ERROR)
         self.now(fresh=True)
         node, records = self.wait_while(Fault.HANG), iter(values)
         for place in [(pair.entityGroupId, pair.entityId) for pair in pairs[:count]]:
@@ -521,7 +521,7 @@ class _Engine(Double):
                 record.entityGroupId, record.entityId = place
                 value = _value_of(node, entity.gpu, entity.members, field_id) if entity else _Blank.NULL
                 at = self._microseconds(node.at_seconds) if entity else 0
-                _put(record, field_id, library.OK if entity else library.NOT_WATCHED, at, value)
+                _put(record, field_id, Code.OK if entity else Code.NOT_WATCHED, at, value)
 
 
 def _deliver(callback: CArgument, keys: Iterable[_Key], told: Callable[[_Key], list[_Record]]) -> None:

@@ -3,19 +3,18 @@
 import ctypes
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import byref
 
 from exporter.errors import SourceError
-from exporter.gpu.dcgm import library as _libdcgm
 from exporter.gpu.dcgm import library as libdcgm
-from exporter.gpu.dcgm.library import Handle, Library
+from exporter.gpu.dcgm.library import Code, Handle, Library, reason_of
 
 UNIX = "unix://"
 
 
 def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> str:
-    """See whether anybody takes a connection at an address.
+    """Check that something accepts a connection at an address.
 
     Args:
         address: ``host:port`` or ``unix:///path``.
@@ -26,7 +25,7 @@ def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None]
         Where that was, without a name to look up: libdcgm would look up IPv4 alone, and take the first of several.
 
     Raises:
-        SourceError: nobody does; the message tells why, and the fix.
+        SourceError: nothing does; the message has the cause and the fix.
     """
     try:
         if by is None:
@@ -74,10 +73,10 @@ def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
             "dcgm_no_permission",
             f"this user may not open the socket {address}: run as a user or group that may write to it",
         )
-    told = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    words = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
     return SourceError(
         "dcgm_unreachable",
-        f"{address} cannot be reached ({told}): see whether a network policy or a firewall is in between, or correct"
+        f"{address} cannot be reached ({words}): see whether a network policy or a firewall is in between, or correct"
         " --dcgm-address",
     )
 
@@ -87,48 +86,10 @@ MISMATCH = "dcgm_version_mismatch"
 """Reason: engine and library are of different major versions."""
 _CONNECT_SECONDS = 3.0
 _SILENT_PART = 0.8
-"""Of the time there is for connecting: who used it up did not answer, who refused was quicker."""
+"""Of the time there is for connecting: an engine that used it up did not answer, a refusal is quicker."""
 _UNINITIALIZED = -10
-_GONE = frozenset({_libdcgm.CONNECTION_GONE, _UNINITIALIZED})
+_GONE = frozenset({Code.CONNECTION_LOST, _UNINITIALIZED})
 _AUTOMATIC = 1
-
-_REASONS = {
-    _libdcgm.BAD_PARAMETER: "bad_parameter",
-    _libdcgm.GENERIC: "error",
-    _libdcgm.NOT_CONFIGURED: "not_configured",
-    _libdcgm.NOT_SUPPORTED: "not_supported",
-    _libdcgm.NVML_ERROR: "nvml_error",
-    _libdcgm.TIMEOUT: "timeout",
-    _libdcgm.VERSION_MISMATCH: "version_mismatch",
-    _libdcgm.UNKNOWN_FIELD: "unknown_field",
-    _libdcgm.NO_DATA: "no_data",
-    _libdcgm.STALE: "stale",
-    _libdcgm.NOT_WATCHED: "not_watched",
-    _libdcgm.NO_PERMISSION: "no_permission",
-    _libdcgm.GPU_IS_LOST: "gpu_is_lost",
-    _libdcgm.RESET_REQUIRED: "reset_required",
-    _libdcgm.CONNECTION_GONE: "connection_lost",
-    _libdcgm.GPU_NOT_SUPPORTED: "gpu_not_supported",
-    _libdcgm.LIMIT_REACHED: "limit_reached",
-    _libdcgm.DUPLICATE_KEY: "duplicate_key",
-    _libdcgm.REQUIRES_ROOT: "requires_root",
-    _libdcgm.MODULE_NOT_LOADED: "module_not_loaded",
-    _libdcgm.IN_USE: "in_use",
-    _libdcgm.PROFILING_NOT_SUPPORTED: "profiling_not_supported",
-    _libdcgm.PROFILING_LIBRARY_ERROR: "profiling_library_error",
-    _libdcgm.PROFILING_MULTI_PASS: "profiling_multi_pass",
-    _libdcgm.DRIVER_TOO_OLD: "driver_too_old",
-    _libdcgm.PAUSED: "paused",
-    _libdcgm.NVML_NOT_LOADED: "nvml_not_loaded",
-    _libdcgm.NVML_DRIVER_TIMEOUT: "nvml_driver_timeout",
-    _libdcgm.DETACHED: "detached",
-}
-
-
-def reason_of(code: int) -> str:
-    """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
-    return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
-
 
 NO_VALUES = "dcgm_no_values"
 """Reason: the engine has GPUs and gives no values of them."""
@@ -164,7 +125,7 @@ def no_room(address: str, gpus: int) -> str:
 
 
 _ADVICE = {
-    "dcgm_module_not_loaded": "the engine has no profiling module: install datacenter-gpu-manager-4-proprietary beside"
+    "dcgm_module_not_loaded": "the engine has no profiling module: install datacenter-gpu-manager-4-proprietary with"
     " it and restart it; until then it measures no engines of GPUs before Hopper",
     "dcgm_limit_reached": "the engine has no room for another group: end the clients that fill it (dcgmi group -l,"
     " dcgmi fieldgroup -l); what could not be watched is absent, and tried again every minute",
@@ -185,15 +146,23 @@ class Engine:
         library: Through which it was made.
         handle: Of the connection.
         address: Where the engine is, for messages.
+        count: Called with the reason of everything that goes wrong.
         progress: Called after each call that came back.
     """
 
     def __init__(
-        self, library: Library, handle: Handle, address: str, progress: Callable[[], None] = lambda: None
+        self,
+        library: Library,
+        handle: Handle,
+        address: str,
+        *,
+        count: Callable[[str], None],
+        progress: Callable[[], None],
     ) -> None:
         self.library = library
         self.handle = handle
         self.address = address
+        self.count = count
         self._progress = progress
         self.version: str | None = None
         """Of the engine: ``4.6.0``."""
@@ -224,77 +193,82 @@ class Engine:
         """Return the engine's own ids of the GPUs that it can work with.
 
         Raises:
-            SourceError: it does not tell.
+            SourceError: it does not list them.
         """
-        ids, count = (ctypes.c_uint * _libdcgm.MAX_GPUS)(), ctypes.c_int(_libdcgm.MAX_GPUS)
-        told = self.call(
-            "dcgmGetEntityGroupEntities", _libdcgm.GPU, ids, byref(count), ctypes.c_uint(_libdcgm.SUPPORTED_ONLY)
+        ids, count = (ctypes.c_uint * libdcgm.MAX_GPUS)(), ctypes.c_int(libdcgm.MAX_GPUS)
+        code = self.call(
+            "dcgmGetEntityGroupEntities", libdcgm.GPU, ids, byref(count), ctypes.c_uint(libdcgm.SUPPORTED_ONLY)
         )
-        if told != _libdcgm.OK:
+        if code != Code.OK:
             raise SourceError(
-                reason_of(told),
-                f"the DCGM host engine at {self.address} does not list its GPUs ({self.library.describe(told)}): see"
+                reason_of(code),
+                f"the DCGM host engine at {self.address} does not list its GPUs ({self.library.describe(code)}): see"
                 " its log, and dmesg for NVRM lines",
             )
         return list(ids[: count.value])
 
     def gpu_status(self, gpu_id: int) -> int | None:
-        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not told."""
+        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not reported."""
         status = ctypes.c_int(0)
-        told = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
-        return status.value if told == _libdcgm.OK else None
+        code = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
+        return status.value if code == Code.OK else None
 
     def profiling_paused(self) -> bool | None:
-        """Tell whether somebody paused profiling for the whole engine; ``None`` where it is not told."""
-        statuses = _libdcgm.ModuleStatuses(version=_libdcgm.version_word(_libdcgm.ModuleStatuses))
-        if self.call("dcgmModuleGetStatuses", byref(statuses)) != _libdcgm.OK:
+        """Return whether profiling is paused for the whole engine; ``None`` where it is not reported."""
+        statuses = libdcgm.versioned(libdcgm.ModuleStatuses)
+        if self.call("dcgmModuleGetStatuses", byref(statuses)) != Code.OK:
             return None
         rows = statuses.statuses[: statuses.numStatuses]
-        return any(row.id == _libdcgm.PROFILING_MODULE and row.status == _libdcgm.MODULE_PAUSED for row in rows)
+        return any(row.id == libdcgm.PROFILING_MODULE and row.status == libdcgm.MODULE_PAUSED for row in rows)
 
     def profiling_fields(self, gpu_id: int) -> tuple[int, frozenset[int]]:
         """Return the code of asking, and the profiling fields that can be had of a GPU."""
-        groups = _libdcgm.MetricGroups(version=_libdcgm.version_word(_libdcgm.MetricGroups), gpuId=gpu_id)
+        groups = libdcgm.versioned(libdcgm.MetricGroups, gpuId=gpu_id)
         code = self.call("dcgmProfGetSupportedMetricGroups", byref(groups))
-        if code != _libdcgm.OK:
+        if code != Code.OK:
             return code, frozenset()
         ids = (group.fieldIds[: group.numFieldIds] for group in groups.metricGroups[: groups.numMetricGroups])
         return code, frozenset(int(one) for some in ids for one in some)
 
 
 def connect(
-    address: str, *, monotonic: Callable[[], float] = time.monotonic, progress: Callable[[], None] = lambda: None
+    address: str,
+    *,
+    count: Callable[[str], None],
+    progress: Callable[[], None],
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """Connect to the engine at an address, or start one within this process for ``embedded``.
 
     Args:
         address: ``host:port``, ``unix:///path`` or ``embedded``.
-        monotonic: Clock, in seconds.
+        count: Called with the reason of everything that goes wrong.
         progress: Called after each call over the connection that came back.
+        monotonic: Clock, in seconds.
 
     Raises:
-        SourceError: there is no library, nothing listens, something else does, ...; the message tells the fix.
+        SourceError: there is no library, nothing listens, something else does, ...; the message has the fix.
     """
     library = libdcgm.load()
     # The library itself takes its whole time for a closed port and has one code for everything.
     reached = address if address == EMBEDDED else knock(address, _CONNECT_SECONDS, library.knock)
     code = library.call("dcgmInit")
-    if code != _libdcgm.OK:
+    if code != Code.OK:
         raise SourceError(
             reason_of(code), f"{library.soname} cannot be initialised ({library.describe(code)}): install DCGM again"
         )
     handle = Handle()
     started = monotonic()
     connected = code = _open(library, reached, handle)
-    engine = Engine(library, handle, address, progress)
-    if connected == _libdcgm.OK:
-        # It tells OK of a login that failed, too, when it has closed the connection again: the next call says so.
+    engine = Engine(library, handle, address, count=count, progress=progress)
+    if connected == Code.OK:
+        # It returns OK for a login that failed, too, and closes the connection: the next call fails.
         code, engine.version = _engine_version(library, handle)
     silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
     trouble = _trouble(library, address, code, engine.version, silent=silent)
     if trouble is None:
         return engine
-    if connected == _libdcgm.OK:
+    if connected == Code.OK:
         engine.close()
     else:
         library.call("dcgmShutdown")
@@ -303,7 +277,7 @@ def connect(
 
 def _trouble(library: Library, address: str, code: int, version: str | None, *, silent: bool) -> SourceError | None:
     """Return what is wrong with an engine that was just found; ``None`` where it can be worked with."""
-    if code != _libdcgm.OK:
+    if code != Code.OK:
         return _refusal(library, address, code, silent=silent)
     if version is not None and not version.startswith(f"{library.major}."):
         return _mismatch(library, address, version)
@@ -313,38 +287,51 @@ def _trouble(library: Library, address: str, code: int, version: str | None, *, 
 def _open(library: Library, address: str, handle: Handle) -> int:
     milliseconds = round(1000 * _CONNECT_SECONDS)
     if address == EMBEDDED:
-        word = _libdcgm.version_word(_libdcgm.EmbeddedParams)
-        embedded = _libdcgm.EmbeddedParams(version=word, opMode=_AUTOMATIC)
+        embedded = libdcgm.versioned(libdcgm.EmbeddedParams, opMode=_AUTOMATIC)
         code = library.call("dcgmStartEmbedded_v2", byref(embedded))
         handle.value = embedded.dcgmHandle
         return code
     path = address.removeprefix(UNIX)
     if library.has("dcgmConnect_v3"):
-        word = _libdcgm.version_word(_libdcgm.ConnectV3Params)
-        to = _libdcgm.ConnectV3Params(version=word, timeoutMs=milliseconds)
+        to = libdcgm.versioned(libdcgm.ConnectV3Params, timeoutMs=milliseconds)
         uri = address if path != address else f"tcp://{address}"
         return library.call("dcgmConnect_v3", uri.encode(), byref(to), byref(handle))
-    word = _libdcgm.version_word(_libdcgm.ConnectV2Params)
-    older = _libdcgm.ConnectV2Params(version=word, timeoutMs=milliseconds, addressIsUnixSocket=path != address)
+    older = libdcgm.versioned(libdcgm.ConnectV2Params, timeoutMs=milliseconds, addressIsUnixSocket=path != address)
     return library.call("dcgmConnect_v2", path.encode(), byref(older), byref(handle))
 
 
 def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
-    """Return the code of asking, and the version; an engine that only does not tell it is fine."""
-    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
+    """Return the code of asking, and the version; an engine that does not report it is fine."""
+    info = libdcgm.versioned(libdcgm.VersionInfo)
     code = library.call("dcgmHostengineVersionInfo", handle, byref(info))
-    if code == _libdcgm.OK:
+    if code == Code.OK:
         return code, _version_in(info)
-    return (code if code in _GONE or code == _libdcgm.VERSION_MISMATCH else _libdcgm.OK), None
+    return (code if code in _GONE or code == Code.VERSION_MISMATCH else Code.OK), None
 
 
 def library_version(library: Library) -> str | None:
-    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not tell."""
-    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
-    return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == _libdcgm.OK else None
+    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not report it."""
+    info = libdcgm.versioned(libdcgm.VersionInfo)
+    return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == Code.OK else None
 
 
-def _version_in(info: _libdcgm.VersionInfo) -> str | None:
+def library_report(field_ids: Iterable[int]) -> dict[str, object]:
+    """Return ``soname``, ``version`` and ``unknown`` (field ids) of libdcgm, or ``problem``, for a JSON object."""
+    try:
+        library = libdcgm.load()
+    except SourceError as error:
+        return {"problem": str(error)}
+    # It knows its fields only when it has been initialised; it does not connect to anything by that.
+    code = library.call("dcgmInit")
+    if code != Code.OK:
+        return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM again"}
+    version = library_version(library) or ""
+    unknown = [int(one) for one in field_ids if library.field_meta(one) is None]
+    library.call("dcgmShutdown")
+    return {"soname": library.soname, "version": version, "unknown": unknown}
+
+
+def _version_in(info: libdcgm.VersionInfo) -> str | None:
     text: bytes = info.rawBuildInfoString
     for part in text.decode("ascii", "replace").split(";"):
         name, _, value = part.partition(":")
@@ -354,29 +341,30 @@ def _version_in(info: _libdcgm.VersionInfo) -> str | None:
 
 
 def _refusal(library: Library, address: str, code: int, *, silent: bool) -> SourceError:
-    told = library.describe(code)
-    if code == _libdcgm.VERSION_MISMATCH:
+    words = library.describe(code)
+    if code == Code.VERSION_MISMATCH:
         return _mismatch(library, address, None)
     if address == EMBEDDED:
         return SourceError(
             reason_of(code),
-            f"an engine could not be started within this process ({told}): it takes DCGM's whole package and the NVIDIA"
-            " driver; or let nv-hostengine run and give its address",
+            f"an engine could not be started within this process ({words}): it takes DCGM's whole package and the"
+            " NVIDIA driver; or let nv-hostengine run and give its address",
         )
-    if code == _libdcgm.NO_PERMISSION:
+    if code == Code.NO_PERMISSION:
         return SourceError(
-            "dcgm_no_permission", f"the host engine at {address} refuses this client ({told}): see its options and log"
+            "dcgm_no_permission",
+            f"the host engine at {address} refuses this client ({words}): see its options and log",
         )
     if silent:
         return SourceError(
             "dcgm_silent",
-            f"something takes connections at {address} and does not answer ({told}): see whether it is nv-hostengine"
+            f"something takes connections at {address} and does not answer ({words}): see whether it is nv-hostengine"
             " and hangs (restart it), or correct --dcgm-address",
         )
     return SourceError(
         "dcgm_not_an_engine",
-        f"what listens at {address} does not answer as a DCGM host engine ({told}): correct --dcgm-address; an engine"
-        f" listens on port 5555 unless told otherwise, and has to be of {library.soname}'s major version",
+        f"what listens at {address} does not answer as a DCGM host engine ({words}): correct --dcgm-address; an engine"
+        f" listens on port 5555 by default, and has to be of {library.soname}'s major version",
     )
 
 

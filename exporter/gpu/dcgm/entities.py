@@ -1,13 +1,13 @@
 """Lists the engine's GPUs and MIG instances with identity and state."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.engine import Engine, reason_of
-from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE, Hierarchy
+from exporter.gpu.dcgm.engine import Engine
+from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE, Code, Hierarchy, reason_of
 from exporter.gpu.dcgm.readings import Entity, Live, Value, whole
 from exporter.model import DeviceState, Field, Gpu, MigInstance
 
@@ -50,19 +50,17 @@ class Instances:
     Args:
         engine: To ask.
         live: Reads names.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, live: Live, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, live: Live) -> None:
         self._engine = engine
         self._live = live
-        self._count = count
         self._hierarchy = Hierarchy()
         self._rows: tuple[_Row, ...] = ()
         self._uuids: dict[Entity, Value | None] = {}
         self._found: dict[int, tuple[Instance, ...]] = {}
         self._complete = True
-        """Whether the size of every instance was told."""
+        """Whether the size of every instance is known."""
 
     def of(self, gpu_id: int) -> tuple[Instance, ...]:
         """Return the instances of a GPU, in the engine's order."""
@@ -81,7 +79,7 @@ class Instances:
 
         Args:
             gpus: By the engine's id.
-            again: Read who they are though they seem to be the same.
+            again: Read identities again though they seem to be the same.
 
         Raises:
             SourceError: the engine is gone.
@@ -91,15 +89,15 @@ class Instances:
             return
         self._hierarchy.version = library.version_word(Hierarchy)
         code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
-        if code != library.OK:
-            # Not told is not changed: what was there before is still held by somebody.
-            self._count(f"mig_{reason_of(code)}")
+        if code != Code.OK:
+            # No answer is no change: the instances of before may still have holders.
+            self._engine.count(f"mig_{reason_of(code)}")
             return
         rows = tuple(_row(info) for info in self._hierarchy.entityList[: self._hierarchy.count])
         parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
         told = self._live.read(parts, (UUID,))
         # The ids of an instance that was destroyed are given to the next one.
-        # One that is not told now, as while the engine's telemetry is paused, is as it was.
+        # One that is not reported now, as while the engine's telemetry is paused, is as it was.
         known = self._uuids if rows == self._rows else {}
         uuids = {entity: told[entity].get(UUID, known.get(entity)) for entity in parts}
         if rows == self._rows and uuids == self._uuids and self._complete and not again:
@@ -107,7 +105,7 @@ class Instances:
         self._rows, self._uuids = rows, uuids
         self._found = self._identify(gpus)
         if None in uuids.values():
-            self._count("dcgm_nameless_instance")
+            self._engine.count("dcgm_nameless_instance")
 
     def _identify(self, gpus: Mapping[int, Gpu]) -> dict[int, tuple[Instance, ...]]:
         by_entity = {row.entity: row for row in self._rows}
@@ -176,7 +174,7 @@ _TEXTS = (
     Field.VBIOS_VERSION,
 )
 _IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, int(Field.FB_TOTAL))
-_WHO = (UUID, MIG_MODE)
+_CHANGES = (UUID, MIG_MODE)
 _NODE: Entity = (NONE, 0)
 _FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
 _STATES = {
@@ -227,20 +225,16 @@ class Entities:
 
     Args:
         engine: To ask.
-        texts: Text fields to read of every GPU, beside those that NVML tells too.
+        texts: Text fields to read of every GPU, in addition to those that NVML reports too.
         node_fields: Fields of no entity (driver version, ...) to read.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(
-        self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int], count: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int]) -> None:
         self._engine = engine
-        self._live = Live(engine, count)
+        self._live = Live(engine)
         self._texts = tuple(sorted({*map(int, _TEXTS), *texts}))
         self._node_fields = tuple(sorted({int(Field.DRIVER_VERSION), int(Field.NVML_VERSION), *node_fields}))
-        self._count = count
-        self._instances = Instances(engine, self._live, count)
+        self._instances = Instances(engine, self._live)
         self._gpus: dict[int, Gpu] = {}
         self._present: set[int] = set()
         self._told: dict[int, Mapping[int, Value]] = {}
@@ -248,7 +242,7 @@ class Entities:
         """What is the same for all devices, by field id."""
 
     def look(self, *, again: bool = False) -> DcgmLayout:
-        """Return the devices as they are now; who they are is read again where it may have changed.
+        """Return the devices as they are now; identities are read again where they may have changed.
 
         Args:
             again: Read everything again, though the devices are the same.
@@ -272,7 +266,7 @@ class Entities:
         return DcgmLayout(devices=ordered, places=places, listed=len(present))
 
     def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
-        """Ask the engine, or its first GPU where it knows no entity for what is nobody's."""
+        """Ask the engine, or its first GPU where it has no entity for the node."""
         for entity in (_NODE, *((GPU, gpu_id) for gpu_id in present[:1])):
             if told := self._live.read([entity], self._node_fields)[entity]:
                 return told
@@ -287,9 +281,9 @@ class Entities:
         return DcgmDevice(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
     def _follow_gpus(self, present: Sequence[int], *, again: bool) -> bool:
-        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or again."""
+        """Read the identity of a GPU that is new, replaced, or switched to MIG or back; of all with ``again``."""
         changed = False
-        told = self._live.read([(GPU, gpu_id) for gpu_id in present], _WHO)
+        told = self._live.read([(GPU, gpu_id) for gpu_id in present], _CHANGES)
         for gpu_id in present:
             known, now = self._gpus.get(gpu_id), told[GPU, gpu_id]
             same = (
@@ -301,7 +295,7 @@ class Entities:
                 continue
             gpu = self._identity(gpu_id)
             if gpu is None:
-                self._count("dcgm_nameless_gpu")
+                self._engine.count("dcgm_nameless_gpu")
                 continue
             for other, one in list(self._gpus.items()):
                 # The engine may give a GPU that comes back another number.
@@ -315,7 +309,7 @@ class Entities:
         entity = (GPU, gpu_id)
         now = self._live.read([entity], (*_IDENTITY, *self._texts))[entity]
         before = self._told.get(gpu_id, {})
-        # What a GPU that is being reset does not tell at this moment is as it was.
+        # What a GPU does not report while it is being reset is as it was.
         told = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
         self._told[gpu_id] = told
         uuid, slices = told.get(UUID), whole(told.get(MIG_MAX_SLICES)) or 0

@@ -19,42 +19,54 @@ from ctypes import (
     c_ushort,
     c_void_p,
 )
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from exporter.errors import SourceError
 
-# Return codes (dcgmReturn_t) that something here depends on.
-OK = 0
-BAD_PARAMETER = -1
-GENERIC = -3
-NOT_CONFIGURED = -5
-NOT_SUPPORTED = -6
-NVML_ERROR = -8
-TIMEOUT = -11
-VERSION_MISMATCH = -12
-UNKNOWN_FIELD = -13
-NO_DATA = -14
-STALE = -15
-NOT_WATCHED = -16
-NO_PERMISSION = -17
-GPU_IS_LOST = -18
-RESET_REQUIRED = -19
-CONNECTION_GONE = -21
-GPU_NOT_SUPPORTED = -22
-LIMIT_REACHED = -24
-DUPLICATE_KEY = -26
-REQUIRES_ROOT = -29
-BUFFER_TOO_SMALL = -31
-MODULE_NOT_LOADED = -33
-IN_USE = -34
-PROFILING_NOT_SUPPORTED = -36
-PROFILING_LIBRARY_ERROR = -37
-PROFILING_MULTI_PASS = -38
-DRIVER_TOO_OLD = -44
-PAUSED = -54
-NVML_NOT_LOADED = -56
-NVML_DRIVER_TIMEOUT = -57
-DETACHED = -67
+
+class Code:
+    """Return codes (dcgmReturn_t) in use here. No enum: its members take ten times as long to read."""
+
+    OK = 0
+    BAD_PARAMETER = -1
+    ERROR = -3
+    NOT_CONFIGURED = -5
+    NOT_SUPPORTED = -6
+    NVML_ERROR = -8
+    TIMEOUT = -11
+    VERSION_MISMATCH = -12
+    UNKNOWN_FIELD = -13
+    NO_DATA = -14
+    STALE = -15
+    NOT_WATCHED = -16
+    NO_PERMISSION = -17
+    GPU_IS_LOST = -18
+    RESET_REQUIRED = -19
+    CONNECTION_LOST = -21
+    GPU_NOT_SUPPORTED = -22
+    LIMIT_REACHED = -24
+    DUPLICATE_KEY = -26
+    REQUIRES_ROOT = -29
+    BUFFER_TOO_SMALL = -31
+    MODULE_NOT_LOADED = -33
+    IN_USE = -34
+    PROFILING_NOT_SUPPORTED = -36
+    PROFILING_LIBRARY_ERROR = -37
+    PROFILING_MULTI_PASS = -38
+    DRIVER_TOO_OLD = -44
+    PAUSED = -54
+    NVML_NOT_LOADED = -56
+    NVML_DRIVER_TIMEOUT = -57
+    DETACHED = -67
+
+
+_REASONS: Mapping[int, str] = {code: name.lower() for name, code in vars(Code).items() if name.isupper()}
+
+
+def reason_of(code: int) -> str:
+    """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
+    return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
+
 
 # Entity groups (dcgm_field_entity_group_t); the levels of fields are the same numbers.
 NONE, GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 0, 1, 4, 5
@@ -62,7 +74,7 @@ NONE, GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 0, 1, 4, 5
 # Kinds of groups (dcgmGroupType_t).
 EMPTY_GROUP = 1
 
-# Field types, as the character codes that the library tells them by.
+# Field types: character codes of the library.
 BINARY, DOUBLE, INTEGER, STRING, TIMESTAMP = (ord(letter) for letter in "bdist")
 
 # Modules and their states (dcgmModuleId_t, dcgmModuleStatus_t).
@@ -82,12 +94,13 @@ MAX_HIERARCHY = 448
 STRING_BYTES = 256
 BLOB_BYTES = 4096
 
+Layout = TypeVar("Layout", bound=Structure)
 Handle = c_size_t
 """Of a connection, a group of entities or a group of fields: as wide as a pointer, whatever ctypes takes an int for."""
 
 
 class Value(ctypes.Union):
-    """What a field value holds; ``type`` beside it says which."""
+    """What a field value holds; ``type`` next to it says which."""
 
     _fields_ = (("i64", c_int64), ("dbl", c_double), ("str", c_char * STRING_BYTES), ("blob", c_char * BLOB_BYTES))
 
@@ -260,6 +273,11 @@ def version_word(layout: type[Structure]) -> int:
     return ctypes.sizeof(layout) | STRUCT_VERSIONS[layout] << 24
 
 
+def versioned(layout: type[Layout], **values: object) -> Layout:
+    """Return a struct with its version word and the given values."""
+    return layout(version=version_word(layout), **values)
+
+
 CALLBACK = CFUNCTYPE(c_int, c_uint, c_uint, c_void_p, c_int, c_void_p)
 """dcgmFieldValueEntityEnumeration_f: entity group, entity id, address of ``FieldValueV1`` records, their number, user
 data; a negative answer ends the enumeration. The records are the library's and are gone after the call."""
@@ -354,7 +372,7 @@ class Library:
         return int(self.soname.rpartition(".")[2])
 
     def has(self, name: str) -> bool:
-        """Tell whether it has an optional function."""
+        """Return whether it has an optional function."""
         return name in self._functions
 
     def call(self, name: str, *arguments: object) -> int:
@@ -397,7 +415,7 @@ def prefer(soname: str) -> None:
 def beside(library: Library) -> str | None:
     """Return the name of a libdcgm of another major version that is installed, too; ``None``: there is none.
 
-    It is loaded to see that, and a process must not use both: one that is told a name has to end.
+    It is loaded to see that, and a process must not use both: after a name was returned, this one has to end.
     """
     # Beside a simulated one nothing real is touched.
     for soname in SONAMES if library.knock is None else ():
@@ -420,22 +438,22 @@ def load() -> Library:
 
 
 def _open() -> Library:
-    told = []
+    errors = []
     for soname in sorted(SONAMES, key=lambda one: one != _Loaded.preferred):
         try:
             # Its modules are loaded by the library itself and take its symbols from the process.
             return Library(ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL), soname)
         except OSError as error:
-            told.append(str(error))
+            errors.append(str(error))
     raise SourceError(
         "dcgm_library_not_found",
-        f"libdcgm was not found ({'; '.join(told)}): install DCGM's client library (package datacenter-gpu-manager,"
+        f"libdcgm was not found ({'; '.join(errors)}): install DCGM's client library (package datacenter-gpu-manager,"
         " or datacenter-gpu-manager-4-core), of the host engine's major version",
     )
 
 
 class Record(NamedTuple):
-    """One field value as the library tells it, before anything is made of it."""
+    """One field value as the library delivers it."""
 
     field_id: int
     type: int

@@ -6,30 +6,39 @@ from ctypes import c_uint, c_ushort
 from dataclasses import dataclass
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm import library as _libdcgm
-from exporter.gpu.dcgm.engine import Engine, reason_of
-from exporter.gpu.dcgm.fields import COUNTERS, RATIOS, is_profiling
+from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.library import (
+    BINARY,
     DOUBLE,
     INTEGER,
+    NONE,
     STRING,
     TIMESTAMP,
+    Code,
     EntityPair,
     FieldValueV2,
     Library,
     Record,
+    reason_of,
     records,
 )
 from exporter.model import Field, ProfilingState
+from exporter.model.fields import COUNTERS, PROFILING
 
 Entity = tuple[int, int]
 """Entity group and id: a GPU, a GPU instance, a compute instance, by the engine's own numbers."""
 Value = int | float | str
+Event = tuple[Entity, int, int]
+"""Entity, value, microseconds of the engine's clock."""
+_NOT_UP = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED})
 _USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
 _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
 _BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>"})
+RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
+"""Profiling fields that are a part of a whole: 0..1, whatever the counters' noise makes of them."""
+
 _RATIO_DIGITS = 6
 """As DCGM's tools print ratios."""
 _ROUNDING = 1e-6
@@ -42,7 +51,7 @@ def decode(record: Record) -> Value | None:
     A status of 0 means neither that there is a value nor that it is new.
     """
     value = record.value
-    if record.status != library.OK or record.type not in _USABLE:
+    if record.status != Code.OK or record.type not in _USABLE:
         return None
     if isinstance(value, bytes):
         if value in _BLANK_TEXTS:
@@ -61,11 +70,11 @@ def whole(value: Value | None) -> int | None:
 
 
 def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
-    """Return a value as it is told on, and whether it was out of what is possible.
+    """Return a value as it is passed on, and whether it was out of what is possible.
 
     Args:
-        field_id: Whose value; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
-            hundredth below 0 is none: a counter began again, and 0 would say that the device was idle.
+        field_id: Its field; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
+            hundredth below 0 is no value: a counter began again, and 0 would mean an idle device.
         value: In the field's unit.
     """
     if field_id not in RATIOS:
@@ -89,10 +98,10 @@ class TimestampMovement:
         self._seen: dict[Entity, dict[int, tuple[int, float]]] = {}
 
     def is_fresh(self, entity: Entity, field_id: int, at_microseconds: int, now: float) -> bool:
-        """Note the time that a value bears, and tell whether the value is good now.
+        """Note the time of a value, and return whether the value is good now.
 
         Args:
-            entity: Whose value.
+            entity: Entity of the value.
             field_id: Of what.
             at_microseconds: The time it bears, of the engine's clock, which may be another machine's.
             now: Seconds of this process's monotonic clock.
@@ -127,30 +136,36 @@ class RecordBuffer:
         self._movement = TimestampMovement(0.0, count)
         self._values: dict[Entity, dict[int, Value]] = {}
         self._codes: dict[Entity, int] = {}
-        self._events: list[tuple[Entity, int, int]] | None = None
+        self._events: list[Event] | None = None
 
-    def expect(self, movement: TimestampMovement, now: float) -> None:
-        """Get ready for the latest values of one watch."""
+    def values(
+        self, call: Callable[[Callable[..., int]], int], movement: TimestampMovement, now: float
+    ) -> tuple[int, Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
+        """Return the code of a call for the latest values of one watch, and what it delivers.
+
+        Args:
+            call: Makes the call, with the callback that it is given.
+            movement: Of the watch.
+            now: Seconds of the monotonic clock.
+
+        Returns:
+            The code, the good values by entity and field id, and the code of entities that are lost or need a reset.
+        """
         self._movement, self._now, self._events = movement, now, None
+        return self._called(call), self._values, self._codes
+
+    def events(self, call: Callable[[Callable[..., int]], int]) -> tuple[int, list[Event]]:
+        """Return the code of a call for values since a time, and (entity, value, time of the engine), oldest first."""
+        found: list[Event] = []
+        self._events = found
+        return self._called(call), sorted(found, key=lambda event: event[2])
+
+    def _called(self, call: Callable[[Callable[..., int]], int]) -> int:
         self._values, self._codes, self._error = {}, {}, None
-
-    def expect_events(self) -> None:
-        """Get ready for every value since a time: what happened, not how something is."""
-        self._values, self._codes, self._error, self._events = {}, {}, None, []
-
-    def delivered(self) -> tuple[Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
-        """Return the good values by entity and field id, and the code of entities that are lost or need a reset."""
-        self._raise_again()
-        return self._values, self._codes
-
-    def events(self) -> list[tuple[Entity, int, int]]:
-        """Return (entity, value, microseconds of the engine's clock), oldest first."""
-        self._raise_again()
-        return sorted(self._events or (), key=lambda event: event[2])
-
-    def _raise_again(self) -> None:
+        code = call(self.callback)
         if self._error is not None:
             raise self._error
+        return code
 
     def _take(self, group: int, entity: int, address: int, count: int, _user: object) -> int:
         try:
@@ -166,7 +181,7 @@ class RecordBuffer:
     def _take_values(self, entity: Entity, address: int, count: int) -> None:
         values = self._values.setdefault(entity, {})
         for record in records(address, count):
-            if record.status in (library.GPU_IS_LOST, library.RESET_REQUIRED, library.DETACHED):
+            if record.status in _NOT_UP:
                 self._codes[entity] = record.status
             value = decode(record)
             if value is None:
@@ -175,15 +190,15 @@ class RecordBuffer:
             if not self._movement.is_fresh(entity, field_id, record.at_microseconds, self._now):
                 continue
             if not isinstance(value, str):
-                told, clamped = in_range(field_id, value)
+                shown, clamped = in_range(field_id, value)
                 if clamped:
                     self._count("dcgm_clamped")
-                if told is None:
+                if shown is None:
                     continue
-                value = told
+                value = shown
             values[field_id] = value
 
-    def _take_events(self, entity: Entity, address: int, count: int, into: list[tuple[Entity, int, int]]) -> None:
+    def _take_events(self, entity: Entity, address: int, count: int, into: list[Event]) -> None:
         for record in records(address, count):
             value = decode(record)
             if isinstance(value, int):
@@ -201,16 +216,14 @@ class Live:
 
     Args:
         engine: To ask.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._count = count
         self._buffer = (FieldValueV2 * _RECORDS)()
 
     def read(self, entities: Sequence[Entity], field_ids: Iterable[int]) -> Mapping[Entity, Mapping[int, Value]]:
-        """Return what is told, by entity and field id.
+        """Return values by entity and field id.
 
         Args:
             entities: Of one or several groups.
@@ -219,7 +232,7 @@ class Live:
         Raises:
             SourceError: the engine is gone.
         """
-        wanted = [one for one in field_ids if not is_profiling(one) and one not in _NOT_LIVE]
+        wanted = [one for one in field_ids if one not in PROFILING and one not in _NOT_LIVE]
         found: dict[Entity, dict[int, Value]] = {entity: {} for entity in entities}
         for start in range(0, len(wanted), _RECORDS):
             some = wanted[start : start + _RECORDS]
@@ -235,7 +248,7 @@ class Live:
             "dcgmEntitiesGetLatestValues",
             *(pairs, c_uint(len(entities)), ids, c_uint(len(field_ids)), c_uint(library.LIVE), self._buffer),
         )
-        if code == library.OK:
+        if code == Code.OK:
             for slot in self._buffer[: len(entities) * len(field_ids)]:
                 self._keep(slot, into)
         elif len(field_ids) > 1:
@@ -245,7 +258,7 @@ class Live:
             for entity in entities:
                 self._ask([entity], field_ids, into)
         else:
-            self._count(reason_of(code))
+            self._engine.count(reason_of(code))
 
     @staticmethod
     def _keep(slot: FieldValueV2, into: dict[Entity, dict[int, Value]]) -> None:
@@ -260,7 +273,7 @@ class Live:
 
 
 _VGPU = 2
-_OF_GPUS = frozenset({_libdcgm.GPU, _VGPU, _libdcgm.GPU_INSTANCE, _libdcgm.COMPUTE_INSTANCE})
+_OF_GPUS = frozenset({library.GPU, _VGPU, library.GPU_INSTANCE, library.COMPUTE_INSTANCE})
 """Levels of a GPU or a part of one; what a vGPU has its host's GPU is asked for. Others: switches, links, CPUs."""
 
 
@@ -295,13 +308,13 @@ def sort(fields: Iterable[Field], library: Library) -> SessionFields:
         meta = library.field_meta(field_id)
         if meta is None:
             left_out[field_id] = "dcgm_unknown_field"
-        elif ord(meta.fieldType) == _libdcgm.BINARY:
+        elif ord(meta.fieldType) == BINARY:
             left_out[field_id] = "dcgm_binary_field"
-        elif meta.entityLevel == _libdcgm.NONE:
+        elif meta.entityLevel == NONE:
             of_the_node.append(field_id)
         elif meta.entityLevel not in _OF_GPUS:
             left_out[field_id] = "dcgm_field_of_other_entity"
-        elif ord(meta.fieldType) == _libdcgm.STRING:
+        elif ord(meta.fieldType) == STRING:
             texts.append(field_id)
         else:
             levels[field_id] = meta.entityLevel
@@ -317,13 +330,13 @@ def sort(fields: Iterable[Field], library: Library) -> SessionFields:
 _RETRY_SECONDS = 60.0
 _LOOK_SECONDS = 4.9
 _STATES: Mapping[int, ProfilingState] = {
-    library.MODULE_NOT_LOADED: ProfilingState.NO_MODULE,
-    library.PROFILING_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
-    library.NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
-    library.GPU_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
-    library.NO_PERMISSION: ProfilingState.NO_PERMISSION,
-    library.REQUIRES_ROOT: ProfilingState.NO_PERMISSION,
-    library.PAUSED: ProfilingState.PAUSED,
+    Code.MODULE_NOT_LOADED: ProfilingState.NO_MODULE,
+    Code.PROFILING_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    Code.NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    Code.GPU_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    Code.NO_PERMISSION: ProfilingState.NO_PERMISSION,
+    Code.REQUIRES_ROOT: ProfilingState.NO_PERMISSION,
+    Code.PAUSED: ProfilingState.PAUSED,
 }
 
 
@@ -338,13 +351,11 @@ class Profiling:
     Args:
         engine: To ask.
         wanted: Profiling fields that are asked for.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, wanted: Iterable[int], count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, wanted: Iterable[int]) -> None:
         self._engine = engine
         self._wanted = frozenset(wanted)
-        self._count = count
         self._can: dict[int, tuple[int, frozenset[int]]] = {}
         self._asked_at: dict[int, float] = {}
         self._paused = False
@@ -367,21 +378,21 @@ class Profiling:
             del self._can[gone]
         for gpu_id in sorted(present):
             code, _ = self._can.get(gpu_id, (None, None))
-            if code == library.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
+            if code == Code.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
                 continue
             before = code
             self._can[gpu_id] = self._engine.profiling_fields(gpu_id)
             self._asked_at[gpu_id] = now
             code = self._can[gpu_id][0]
-            if code not in (library.OK, before):
-                self._count(reason_of(code))
+            if code not in (Code.OK, before):
+                self._engine.count(reason_of(code))
 
     def fields_of(self, gpu_id: int) -> frozenset[int]:
         """Return the wanted profiling fields that can be had of a GPU."""
         return self._wanted & self._can.get(gpu_id, (0, frozenset()))[1]
 
     def state(self, gpu_id: int, refusal: int | None) -> ProfilingState | None:
-        """Return how profiling of a GPU is; ``None`` where nobody asked for it.
+        """Return how profiling of a GPU is; ``None`` where it is not wanted.
 
         Args:
             gpu_id: The engine's number.
@@ -390,9 +401,9 @@ class Profiling:
         if gpu_id not in self._can:
             return None
         code, can = self._can[gpu_id]
-        if self._paused or code == library.PAUSED:
+        if self._paused or code == Code.PAUSED:
             return ProfilingState.PAUSED
-        if code != library.OK:
+        if code != Code.OK:
             return state_of(code)
         if not can:
             return ProfilingState.UNSUPPORTED
@@ -400,15 +411,15 @@ class Profiling:
 
     @property
     def paused(self) -> bool:
-        """Whether somebody paused it; as of the last ``look``."""
+        """Whether it is paused, as of the last ``look``."""
         return self._paused
 
     def look(self, now: float, *, at_once: bool) -> None:
-        """See whether somebody paused it; at once, or where it is time.
+        """Check whether it is paused: at once, or where it is time.
 
         Args:
             now: Seconds of the monotonic clock.
-            at_once: Values have stopped coming, or somebody waits for them to come again.
+            at_once: Values have stopped coming, or are awaited again.
 
         Raises:
             SourceError: the engine is gone.

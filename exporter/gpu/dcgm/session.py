@@ -1,12 +1,13 @@
-"""Reads all GPUs through a DCGM host engine, local or remote."""
+"""Reads all GPUs through a DCGM host engine, local or remote: values, states and Xid events."""
 
+import contextlib
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library
@@ -22,12 +23,21 @@ from exporter.gpu.dcgm.engine import (
     no_room,
     no_values,
 )
-from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities
-from exporter.gpu.dcgm.fields import is_profiling
-from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value
-from exporter.gpu.dcgm.watch import Watches, plan
-from exporter.gpu.dcgm.xid_events import Xids
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
+from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities, Place
+from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
+from exporter.gpu.dcgm.readings import Entity, Event, Profiling, RecordBuffer, SessionFields, Value
+from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches, plan
+from exporter.model import (
+    DeviceState,
+    Field,
+    Gpu,
+    GpuReading,
+    MigReading,
+    ProfilingState,
+    Reading,
+    XidEvent,
+)
+from exporter.model.fields import PROFILING
 
 _LOOK_SECONDS = 4.9
 _REREAD_SECONDS = 60.0
@@ -36,12 +46,121 @@ _field = lru_cache(maxsize=1024)(Field)
 """Finds a field several times faster than ``Field``, which goes through functions of Python."""
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
-_DOWN = {
-    library.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
-    library.RESET_REQUIRED: (DeviceState.RESET_REQUIRED, "reset_required"),
-    library.DETACHED: (DeviceState.MISSING, "detached"),
+_DOWN: Mapping[int, tuple[DeviceState, str]] = {
+    Code.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
+    Code.RESET_REQUIRED: (DeviceState.RESET_REQUIRED, "reset_required"),
+    Code.DETACHED: (DeviceState.MISSING, "detached"),
 }
 Values = Mapping[Entity, Mapping[int, Value]]
+
+
+_KEPT_SECONDS = 3600.0
+_KEPT_SAMPLES = 100
+_QUIET = frozenset({Code.OK, Code.NO_DATA})
+_NEVER = -1
+
+
+class Xids:
+    """Reads the events of all GPUs and instances of one connection.
+
+    Args:
+        engine: On whose connection.
+        every_seconds: How often the engine looks.
+        inbox: Takes in the events.
+    """
+
+    def __init__(self, engine: Engine, every_seconds: float, inbox: RecordBuffer) -> None:
+        self._engine = engine
+        self._every_seconds = every_seconds
+        self._inbox = inbox
+        self._groups: tuple[FieldGroup, ...] = ()
+        self._members: frozenset[Entity] = frozenset()
+        self._reported_to: dict[Entity, int] = {}
+        """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
+
+    def follow(self, members: frozenset[Entity]) -> None:
+        """Watch these entities from now on.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        if members == self._members:
+            return
+        before, self._members = self._groups, members
+        self._groups = tuple(self._begun(sorted(members)))
+        for group in before:
+            group.close()
+        for group in self._groups if before else ():
+            group.renew()
+
+    def _begun(self, members: list[Entity]) -> Iterator[FieldGroup]:
+        for start in range(0, len(members), MAX_ENTITIES_PER_GROUP):
+            some = members[start : start + MAX_ENTITIES_PER_GROUP]
+            try:
+                yield FieldGroup(
+                    self._engine,
+                    some,
+                    (Field.XID_ERRORS,),
+                    every_seconds=self._every_seconds,
+                    keep_seconds=_KEPT_SECONDS,
+                    samples=_KEPT_SAMPLES,
+                )
+            except RefusedError as refusal:
+                self._engine.count(f"xids_{reason_of(refusal.code)}")
+                # Asked for again at the next look.
+                self._members = frozenset()
+
+    def read(self, places: Mapping[Entity, Place], now: float) -> tuple[XidEvent, ...]:
+        """Return the events since the last call.
+
+        Args:
+            places: Where each entity is.
+            now: Unix time of this machine, which the events get: the engine's clock may be another one.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        found: dict[tuple[str, int, int], XidEvent] = {}
+        for entity, xid, at in [event for group in self._groups for event in self._events(group)]:
+            with contextlib.suppress(KeyError):
+                uuid, instance, part = places[entity]
+                event = XidEvent(uuid=uuid, xid=xid, at_seconds=now, gpu_instance_id=instance, compute_instance_id=part)
+                # The engine may note one event of a GPU and of its parts: the smallest part says most.
+                before = found.setdefault((uuid, xid, at), event)
+                if _depth(before) < _depth(event):
+                    found[uuid, xid, at] = event
+        return tuple(found.values())
+
+    def _events(self, group: FieldGroup) -> list[Event]:
+        """Return what is new; the newest of each are looked at first, which takes one round trip for all of them."""
+        latest = self._ask(group.latest)
+        if latest is None:
+            return []
+        newest = {entity: at for entity, _, at in latest}
+        last = {entity: self._reported_to.setdefault(entity, newest.get(entity, _NEVER)) for entity in group.members}
+        # An event that is older than the last one came after the engine's clock was set back.
+        after = {entity: min(last[entity], at - 1) for entity, at in newest.items() if at != last.get(entity, at)}
+        if not after:
+            return []
+        told = self._ask(partial(group.since, min(after.values()) + 1)) or []
+        events = [event for event in told if event[0] in after and event[2] > after[event[0]]]
+        self._reported_to.update({entity: at for entity, _, at in events})
+        return events
+
+    def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[Event] | None:
+        """Return events, oldest first; ``None`` where the engine does not answer."""
+        code, events = self._inbox.events(call)
+        if code in _QUIET:
+            return events
+        self._engine.count(f"xids_{reason_of(code)}")
+        if code == Code.NOT_CONFIGURED:
+            # Watched again at the next look.
+            self._members = frozenset()
+        return None
+
+
+def _depth(event: XidEvent) -> int:
+    return (event.gpu_instance_id is not None) + (event.compute_instance_id is not None)
 
 
 class Session:
@@ -52,25 +171,17 @@ class Session:
         wanted: What to read.
         interval_seconds: Between samples.
         inbox: Takes in what the engine delivers.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        wanted: SessionFields,
-        interval_seconds: float,
-        inbox: RecordBuffer,
-        count: Callable[[str], None],
-    ) -> None:
+    def __init__(self, engine: Engine, wanted: SessionFields, interval_seconds: float, inbox: RecordBuffer) -> None:
         self.engine = engine
         self.layout = DcgmLayout()
         self._wanted = wanted
         self._interval_seconds = interval_seconds
-        self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
-        self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
-        self._watches = Watches(engine, interval_seconds, inbox, count)
-        self._xids = Xids(engine, interval_seconds, inbox, count)
+        self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node)
+        self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels))
+        self._watches = Watches(engine, interval_seconds, inbox)
+        self._xids = Xids(engine, interval_seconds, inbox)
         self._looked_at = self._reread_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}
@@ -133,12 +244,12 @@ class Session:
         return self._xids.read(self.layout.places, now)
 
     def text(self, field: Field) -> str | None:
-        """Return a text of the node, ``None`` where it is not told."""
+        """Return a text of the node, ``None`` where it is not reported."""
         told = self._entities.node_values.get(int(field))
         return told if isinstance(told, str) else None
 
     def _fell_silent(self) -> bool:
-        """Tell whether a GPU that spoke at the last sample says nothing now, so that its state is asked at once."""
+        """Return whether a GPU that had values at the last sample has none now: then its state is read at once."""
         speaking = frozenset(device.gpu.uuid for device in self.layout.devices if self._watches.speaks(device.entity))
         before, self._speaking = self._speaking, speaking
         return not before <= speaking
@@ -214,7 +325,7 @@ def _numbers(told: Mapping[int, Value], *, paused: bool) -> dict[Field, int | fl
     return {
         _field(one): value
         for one, value in told.items()
-        if not isinstance(value, str) and not (paused and is_profiling(one))
+        if not isinstance(value, str) and not (paused and one in PROFILING)
     }
 
 
@@ -279,11 +390,11 @@ class DcgmSource:
         """Connect, find the devices and watch them.
 
         Raises:
-            SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the fix.
+            SourceError: there is no library, no engine, none that can be used, no GPU; the message has the fix.
         """
         self._busy_since = self._monotonic()
         try:
-            engine = connect(self._address, monotonic=self._monotonic, progress=self._progress)
+            engine = connect(self._address, count=self._count, progress=self._progress, monotonic=self._monotonic)
         except SourceError as error:
             # Once for each engine that was met, not back and forth.
             if error.reason == MISMATCH and (self._known or self._is_first_library):
@@ -299,14 +410,8 @@ class DcgmSource:
 
     def _begin(self, engine: Engine) -> Session:
         wanted = dcgm_wanted.sort(self._fields, engine.library)
-        self._tell_left_out(wanted, engine.version)
-        session = Session(
-            engine,
-            wanted,
-            self._interval_seconds,
-            self._inbox,
-            self._count,
-        )
+        self._log_left_out(wanted, engine.version)
+        session = Session(engine, wanted, self._interval_seconds, self._inbox)
         session.look(self._monotonic())
         if session.layout.devices:
             return session
@@ -365,7 +470,7 @@ class DcgmSource:
             self._logged.add(reason)
             _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
 
-    def _tell_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
+    def _log_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
         """Say once which fields cannot be read, not at every connection."""
         new = wanted.left_out.keys() - self._left_out
         self._left_out |= new
@@ -373,7 +478,7 @@ class DcgmSource:
             self._count(wanted.left_out[field_id])
         if new:
             ids = ", ".join(str(one) for one in sorted(new))
-            _log.warning("DCGM %s tells no number of a GPU by the fields %s: they are left out", version, ids)
+            _log.warning("DCGM %s has no number of a GPU for the fields %s: they are left out", version, ids)
 
 
 def _missing(gpu: Gpu) -> GpuReading:

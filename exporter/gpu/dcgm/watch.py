@@ -8,25 +8,27 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.engine import Engine, reason_of
+from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.entities import DcgmLayout, Instance
-from exporter.gpu.dcgm.fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling, is_slow
 from exporter.gpu.dcgm.library import (
     COMPUTE_INSTANCE,
     GPU_INSTANCE,
     MAX_ENTITIES_PER_GROUP,
     MAX_FIELDS_PER_GROUP,
+    Code,
     Handle,
+    reason_of,
 )
 from exporter.gpu.dcgm.readings import Entity, RecordBuffer, TimestampMovement, Value
 from exporter.model import CODECS, DeviceState, Field
+from exporter.model.fields import PROFILING
 
 
 class RefusedError(Exception):
     """The engine would not watch; never leaves the sources. ``code`` is its dcgmReturn_t."""
 
     def __init__(self, code: int) -> None:
-        """Keep the code, by which it is told what was refused."""
+        """Keep the code of the refusal."""
         super().__init__(code)
         self.code = code
 
@@ -57,12 +59,13 @@ class FieldGroup:
         keep_seconds: float = 0.0,
         samples: int = 1,
     ) -> None:
+        self.members = tuple(members)
         self._engine = engine
         self._group = Handle()
         self._fields = Handle()
         self._undo: list[tuple[str, tuple[Handle, ...]]] = []
         try:
-            self._make(members, field_ids)
+            self._make(field_ids)
             microseconds = c_int64(round(every_seconds * 1e6))
             self._watch = (self._group, self._fields, microseconds, c_double(keep_seconds), c_int(samples))
             self._do("dcgmWatchFields", *self._watch)
@@ -81,12 +84,12 @@ class FieldGroup:
         """
         self._engine.call("dcgmWatchFields", *self._watch)
 
-    def _make(self, members: Sequence[Entity], field_ids: Sequence[int]) -> None:
+    def _make(self, field_ids: Sequence[int]) -> None:
         # Names of field groups are the engine's, not the connection's: two agents on one engine must not meet.
         name = f"gpu-cost-exporter-{os.urandom(8).hex()}".encode()
         self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
         self._undo.append(("dcgmGroupDestroy", (self._group,)))
-        for entity_group, entity_id in members:
+        for entity_group, entity_id in self.members:
             self._do("dcgmGroupAddEntity", self._group, c_uint(entity_group), c_uint(entity_id))
         ids = (c_ushort * len(field_ids))(*field_ids)
         self._do("dcgmFieldGroupCreate", c_int(len(field_ids)), ids, name, byref(self._fields))
@@ -94,7 +97,7 @@ class FieldGroup:
 
     def _do(self, name: str, *arguments: object) -> None:
         code = self._engine.call(name, *arguments)
-        if code != library.OK:
+        if code != Code.OK:
             raise RefusedError(code)
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ class FieldGroup:
 
         The library makes a round trip for each entity and field.
         """
-        # It tells where to go on by the engine's clock, which may be set back meanwhile: not used.
+        # It returns where to continue by the engine's clock, which may be set back meanwhile: not used.
         go_on = c_int64(0)
         return self._engine.call(
             "dcgmGetValuesSince_v2",
@@ -124,6 +127,39 @@ class FieldGroup:
         )
 
 
+NOT_OF_INSTANCES = frozenset({1009, 1010, 1011, 1012})
+"""PCIe and NVLink belong to the board; the engine logs an error at each beat where one is watched on an instance."""
+
+MEMORY = frozenset({90, 92, 93, 250, 251, 252, 253, 254})
+"""The compute instances of one GPU instance have it together."""
+
+DRAM_ACTIVE = 1005
+"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each beat."""
+
+_FAST = frozenset(
+    {
+        Field.SM_CLOCK,
+        Field.MEM_CLOCK,
+        Field.VIDEO_CLOCK,
+        Field.CLOCK_THROTTLE_REASONS,
+        Field.MEMORY_TEMP,
+        Field.GPU_TEMP,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+        Field.POWER_USAGE_INSTANT,
+        Field.PSTATE,
+        Field.GPU_UTIL,
+        Field.MEM_COPY_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.FB_TOTAL,
+        Field.FB_FREE,
+        Field.FB_USED,
+        Field.FB_RESERVED,
+        Field.FB_USED_PERCENT,
+        Field.NVLINK_BANDWIDTH_TOTAL,
+    }
+)
 OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
 """Levels of fields of which a MIG instance has its own value, and not its GPU's."""
 
@@ -163,7 +199,7 @@ def plan(
         layout: The devices; those that are not up are left alone.
         levels: Field id to the entity level of the field.
         profiled: Gives the profiling fields that can be had of a GPU, by the engine's id of it.
-        refused: Tells what the engine would not watch a while ago.
+        refused: Returns whether the engine refused to watch a field of an entity a while ago.
         most_fields: How many fields the engine takes in one watch.
     """
     members: dict[tuple[WatchPace, int, tuple[int, ...]], list[Entity]] = {}
@@ -190,7 +226,7 @@ def _wanted(
         if device.state is not DeviceState.UP:
             continue
         can = profiled(device.gpu_id)
-        yield device.entity, [one for one in sorted(levels) if not is_profiling(one) or one in can]
+        yield device.entity, [one for one in sorted(levels) if one not in PROFILING or one in can]
         for one in device.instances:
             yield one.measured, _of_instance(one, levels, can)
 
@@ -202,13 +238,13 @@ def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[i
     if instance.is_part:
         left_out.add(DRAM_ACTIVE)
     own = [one for one, level in sorted(levels.items()) if level in OF_INSTANCES and one not in left_out]
-    return [one for one in own if not is_profiling(one) or one in can]
+    return [one for one in own if one not in PROFILING or one in can]
 
 
 def _pace(field_id: int) -> WatchPace:
-    if is_profiling(field_id):
+    if field_id in PROFILING:
         return WatchPace.CODECS if field_id in CODECS else WatchPace.PROFILING
-    return WatchPace.SLOW if is_slow(Field(field_id)) else WatchPace.FAST
+    return WatchPace.FAST if field_id in _FAST or Field(field_id).only_dcgm else WatchPace.SLOW
 
 
 _SLOW_SECONDS = 10.0
@@ -222,7 +258,7 @@ _SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
 _EARLY = 0.1
 """Part of an interval by which a beat may come early."""
-_NOTHING_YET = frozenset({library.OK, library.NO_DATA, library.NOT_WATCHED, library.STALE})
+_NOTHING_YET = frozenset({Code.OK, Code.NO_DATA, Code.NOT_WATCHED, Code.STALE})
 
 Values = Mapping[Entity, Mapping[int, Value]]
 
@@ -263,14 +299,10 @@ class Watches:
         engine: On whose connection.
         interval_seconds: Between samples.
         inbox: Takes in the values.
-        count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(
-        self, engine: Engine, interval_seconds: float, inbox: RecordBuffer, count: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: Engine, interval_seconds: float, inbox: RecordBuffer) -> None:
         self._engine = engine
-        self._count = count
         self._inbox = inbox
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
@@ -287,17 +319,17 @@ class Watches:
         }
 
     def is_refused(self, entity: Entity, field_id: int) -> bool:
-        """Tell whether the engine would not watch a field of an entity a while ago."""
+        """Return whether the engine refused to watch a field of an entity a while ago."""
         return (entity, field_id) in self._refused
 
     def stands_for(self, entity: Entity) -> bool:
-        """Tell whether anything of an entity is watched."""
+        """Return whether anything of an entity is watched."""
         return any(entity in watching.members for watching in self._standing)
 
     @property
     def full(self) -> bool:
         """Whether nothing is watched because the engine has no room for another group."""
-        return not self._standing and any(code == library.LIMIT_REACHED for code, _ in self._refused.values())
+        return not self._standing and any(code == Code.LIMIT_REACHED for code, _ in self._refused.values())
 
     def refusal_of(self, entity: Entity, field_ids: Sequence[int]) -> int | None:
         """Return the code with which every one of the fields was refused; ``None`` where not all were."""
@@ -308,7 +340,7 @@ class Watches:
         """Watch what is planned and nothing else; what is watched already goes on undisturbed.
 
         Args:
-            planned: Gives the plan; asked again after a refusal, of which ``is_refused`` tells.
+            planned: Gives the plan; called again after a refusal, which ``is_refused`` reports.
             now: Seconds of the monotonic clock.
 
         Returns:
@@ -352,7 +384,7 @@ class Watches:
                 continue
             for entity, values in watch.values.items():
                 for unit in set(watching.field_ids) - values.keys() if values else ():
-                    self._refused[entity, unit] = (library.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
+                    self._refused[entity, unit] = (Code.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
 
     def _carry_codecs(self, watching: Watching, watch: _Watch, now: float) -> None:
         """Keep the values of codecs over a change of the plan: the first ones of a new watch take an interval."""
@@ -388,7 +420,7 @@ class Watches:
         return values, codes
 
     def speaks(self, entity: Entity) -> bool:
-        """Tell whether an entity said anything at the last read that is not carried over from an earlier one."""
+        """Return whether an entity had a value at the last read that is not carried over from an earlier one."""
         own = [watch for watching, watch in self._standing.items() if entity in watching.members]
         quick = [watch for watch in own if watch.pace is WatchPace.FAST]
         return any(watch.values.get(entity) for watch in quick or own)
@@ -401,21 +433,19 @@ class Watches:
     def _read(self, watch: _Watch, now: float) -> None:
         if watch.is_awaited(now):
             self.hurry()
-        self._inbox.expect(watch.movement, now)
-        code = watch.group.latest(self._inbox.callback)
-        watch.values, watch.codes = self._inbox.delivered()
+        code, watch.values, watch.codes = self._inbox.values(watch.group.latest, watch.movement, now)
         watch.read_at = now
         speaks = any(watch.values.values())
         if watch.spoke and not speaks and watch.pace is WatchPace.PROFILING:
             self.profiling_stopped = True
         watch.spoke = speaks
-        if code == library.NOT_CONFIGURED:
+        if code == Code.NOT_CONFIGURED:
             watch.gone = True
         if code not in _NOTHING_YET:
-            self._count(reason_of(code))
+            self._engine.count(reason_of(code))
 
     def _begin(self, watching: Watching, now: float) -> bool:
-        """Make a watch; where it is refused, find out of whom and for which fields, and return False."""
+        """Make a watch; where it is refused, find the entities and fields, and return False."""
         every_seconds = self._every_seconds[watching.pace]
         try:
             group = FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
@@ -425,7 +455,7 @@ class Watches:
         self._standing[watching] = _Watch(
             group=group,
             pace=watching.pace,
-            movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._count),
+            movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._engine.count),
             every_seconds=every_seconds,
             begun_at=now,
             values={},
@@ -436,7 +466,7 @@ class Watches:
     def _settle(self, watching: Watching, code: int, every_seconds: float, now: float) -> None:
         """Note which fields of which entities are refused; first by entity, then by field."""
         members, retry_seconds = watching.members, _RETRY_SECONDS
-        if code == library.LIMIT_REACHED:
+        if code == Code.LIMIT_REACHED:
             # The engine has no room for another group now, whatever is in it.
             refused, retry_seconds = dict.fromkeys(watching.field_ids, code), _FULL_RETRY_SECONDS
         else:
@@ -445,12 +475,12 @@ class Watches:
                 members = failing or members
             refused = self._halve(members, watching.field_ids, every_seconds)
         if not refused:
-            self._count(reason_of(code))
+            self._engine.count(reason_of(code))
             if len(watching.field_ids) > 1 and self._try(members, watching.field_ids, every_seconds):
                 # Each part is accepted, only not all at once: this engine takes fewer fields in a watch.
                 self.most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
-            self._count(reason)
+            self._engine.count(reason)
         for entity in members:
             for field_id, why in refused.items():
                 self._refused[entity, field_id] = (why, now + retry_seconds)
@@ -458,7 +488,7 @@ class Watches:
     def _halve(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> dict[int, int]:
         """Return the fields that are refused, with the code of the refusal."""
         code = self._try(members, field_ids, every_seconds)
-        if code == library.OK:
+        if code == Code.OK:
             return {}
         if len(field_ids) == 1:
             return {field_ids[0]: code}
@@ -473,7 +503,7 @@ class Watches:
             FieldGroup(self._engine, members, field_ids, every_seconds=every_seconds).close()
         except RefusedError as refusal:
             return refusal.code
-        return library.OK
+        return Code.OK
 
 
 def _overlap(one: Watching, other: Watching) -> bool:

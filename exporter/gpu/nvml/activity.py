@@ -3,13 +3,13 @@
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
 from exporter.gpu.nvml import library
+from exporter.gpu.nvml.library import Code
 from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, NO_PROCESS_MEMORY_MIB, Field, ProcessUse
 
 _MIB = 2**20
@@ -88,9 +88,7 @@ class Support:
             try:
                 self._answer = bool(pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
             except pynvml.NVMLError as error:
-                code = library.code_of(error)
-                if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-                    raise
+                code = library.code_unless_fatal(error)
                 unavailable = code in library.UNAVAILABLE
                 if not unavailable:
                     self._count(f"gpm_{library.reason_of(code)}")
@@ -138,7 +136,7 @@ class Sampler:
         take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
         fields: Wanted fields and their metric ids, from ``fields_at``.
         count: Called with the reason of everything that goes wrong.
-        oldest_seconds: The longest time over which a mean is still told.
+        oldest_seconds: The longest time over which a mean is still reported.
         took: Seconds since the ``now`` of ``sample``, for the driver may be silent for any part of it.
         supported: Returns whether the GPU is known to have GPM at a time, as ``now`` of ``sample``.
     """
@@ -171,7 +169,7 @@ class Sampler:
         self._metrics: Any = None
 
     def sample(self, now: float) -> Mapping[Field, int | float]:
-        """Return the means since the previous sample; empty at the first one and where the driver will not tell.
+        """Return the means since the previous sample; empty at the first one and where the driver reports none.
 
         Raises:
             pynvml.NVMLError: the device is lost or the driver is gone.
@@ -188,7 +186,7 @@ class Sampler:
         return self._values
 
     def begin_again(self) -> None:
-        """Tell no mean of a time in which the device was down, for that says little of what it does now."""
+        """Report no mean that includes a time in which the device was down: it says little about the present."""
         self._taken_at = None
         self._values = {}
 
@@ -252,20 +250,16 @@ class Sampler:
             try:
                 code = self._ask([metric])[metric][0]
             except pynvml.NVMLError as error:
-                code = library.code_of(error)
-                if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-                    raise
-            if code not in (library.NOT_SUPPORTED, library.INVALID_ARGUMENT, library.FUNCTION_NOT_FOUND):
+                code = library.code_unless_fatal(error)
+            if code not in (Code.NOT_SUPPORTED, Code.INVALID_ARGUMENT, Code.FUNCTION_NOT_FOUND):
                 known[field] = metric
         self._known = known
         self._probe_at = math.inf if len(known) == len(self._fields) else now + self._probe_pause
         self._probe_pause = min(2 * self._probe_pause, _RETRY_SECONDS)
 
     def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
-        code = library.code_of(error)
         self.begin_again()
-        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-            raise error
+        code = library.code_unless_fatal(error)
         self._count(f"gpm_{library.reason_of(code)}")
         if code in library.UNAVAILABLE:
             self._not_before = now + _RETRY_SECONDS
@@ -273,13 +267,14 @@ class Sampler:
 
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
-_NO_SUCH_LIST = frozenset({library.NOT_SUPPORTED, library.FUNCTION_NOT_FOUND, library.INVALID_ARGUMENT})
+_NO_SUCH_LIST = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.INVALID_ARGUMENT})
 """Codes after which no process can be in a list; after any other one processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
 _ATTEMPTS = 3
 _FIRST_ROOM, _MOST_ROOM = 8, 1 << 16
 _PERCENT = 100
+_ENGINES = ("smUtil", "encUtil", "decUtil", "jpgUtil", "ofaUtil")
 
 
 class _LongProcessInfo(ctypes.Structure):
@@ -294,23 +289,14 @@ class _LongProcessInfo(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSample:
-    """One record of the driver's utilisation ring: percent, and microseconds of the driver's clock."""
+class ProcessSample(NamedTuple):
+    """One record of the driver's utilisation ring."""
 
     pid: int
     timestamp_us: int
-    sm: int
-    enc: int
-    dec: int
-    jpg: int | None = None
-    """``None``, as the next, where only the call from before R550 answers."""
-    ofa: int | None = None
-
-    @property
-    def percents(self) -> tuple[int | None, ...]:
-        """Use of every engine."""
-        return self.sm, self.enc, self.dec, self.jpg, self.ofa
+    """Of the driver's clock."""
+    percents: tuple[int | None, ...]
+    """Use of each of ``_ENGINES``; ``None`` of the last two where only the call from before R550 answers."""
 
 
 def record_type() -> type[ctypes.Structure]:
@@ -365,16 +351,16 @@ class Poller:
         self._no_utilisation_before = -math.inf if utilisation else math.inf
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
         self._untold: set[str] = set()
-        """Lists that are there and were not told when last asked for."""
+        """Lists that exist and whose last request failed."""
         self._mps_clients: frozenset[int] = frozenset()
         self._polled_at = -math.inf
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
-        """Records that there is room for at the first attempt: mostly enough, so that one call tells all."""
+        """Records that there is room for at the first attempt: mostly enough, so that one call returns all."""
 
     def poll(self, now: float, memory_used_mib: float = 0.0) -> tuple[ProcessUse, ...] | None:
-        """Return the processes now; ``None`` where the driver does not tell.
+        """Return the processes now; ``None`` where the driver does not report them.
 
         A process with samples that is listed no more has ended since the last poll, and is there once more.
 
@@ -421,12 +407,11 @@ class Poller:
         return tuple(result)
 
     def _ratios(self, pid: int, samples: dict[int, ProcessSample] | None) -> tuple[float | None, ...]:
-        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out who did nothing."""
+        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out idle processes."""
         if samples is None:
-            return (None,) * 5
+            return (None,) * len(_ENGINES)
         unseen = 0 if self._with_jpg_ofa else None
-        idle = ProcessSample(pid=pid, timestamp_us=0, sm=0, enc=0, dec=0, jpg=unseen, ofa=unseen)
-        percents = samples.get(pid, idle).percents
+        percents = samples[pid].percents if pid in samples else (0, 0, 0, unseen, unseen)
         return tuple(None if percent is None else percent / _PERCENT for percent in percents)
 
     def _listed(self, now: float) -> dict[int, int | None] | None:
@@ -459,8 +444,8 @@ class Poller:
     def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
         call = library.function(name)
         if call is None:
-            raise pynvml.NVMLError(library.FUNCTION_NOT_FOUND)
-        code = library.INSUFFICIENT_SIZE
+            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+        code = Code.INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             size = ctypes.c_uint(self._room[name])
             records = (self._record * size.value)()
@@ -471,7 +456,7 @@ class Poller:
                     for one in records[: min(size.value, len(records))]
                     if one.pid
                 ]
-            if code != library.INSUFFICIENT_SIZE:
+            if code != Code.INSUFFICIENT_SIZE:
                 break
             # Room for processes that start meanwhile, too.
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
@@ -489,11 +474,11 @@ class Poller:
         first = not self._baseline
         self._baseline = True
         self._last_us = max((one.timestamp_us for one in samples), default=self._last_us)
-        # The first answer is the whole ring, that is the mean of ten seconds nobody asked about.
+        # The first answer is the whole ring: the mean of the ten seconds before.
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:
-        code = library.NOT_SUPPORTED
+        code = Code.NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
             self._with_jpg_ofa = call is newer
@@ -502,36 +487,26 @@ class Poller:
                     rows = call(self._handle, self._last_us)
                 except pynvml.NVMLError as error:
                     code = library.code_of(error)
-                    if code in (_SUCCESS, library.NOT_FOUND):
+                    if code in (_SUCCESS, Code.NOT_FOUND):
                         return []
-                    if code == library.INSUFFICIENT_SIZE:
+                    if code == Code.INSUFFICIENT_SIZE:
                         # More processes since the first of the binding's two calls.
                         continue
-                    if code in library.UNAVAILABLE or code == library.INVALID_ARGUMENT:
+                    if code in library.UNAVAILABLE or code == Code.INVALID_ARGUMENT:
                         # Perhaps the older call is there.
                         break
                     raise
                 return [
-                    ProcessSample(
-                        pid=row.pid,
-                        timestamp_us=row.timeStamp,
-                        sm=row.smUtil,
-                        enc=row.encUtil,
-                        dec=row.decUtil,
-                        jpg=getattr(row, "jpgUtil", None),
-                        ofa=getattr(row, "ofaUtil", None),
-                    )
+                    ProcessSample(row.pid, row.timeStamp, tuple(getattr(row, name, None) for name in _ENGINES))
                     for row in rows
                 ]
         raise pynvml.NVMLError(code)
 
     def _later(self, error: pynvml.NVMLError, now: float) -> float:
         """Return when to ask again, after an error of one call."""
-        code = library.code_of(error)
-        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-            raise error
-        if code == library.FUNCTION_NOT_FOUND:
+        code = library.code_unless_fatal(error)
+        if code == Code.FUNCTION_NOT_FOUND:
             return math.inf
-        if code != library.NOT_SUPPORTED:
+        if code != Code.NOT_SUPPORTED:
             self._count(f"processes_{library.reason_of(code)}")
         return now + _RETRY_SECONDS if code in library.UNAVAILABLE else now

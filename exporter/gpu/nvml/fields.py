@@ -11,6 +11,7 @@ import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import library, mig
+from exporter.gpu.nvml.library import Code
 from exporter.model import Field, Gpu
 
 Number = int | float
@@ -19,67 +20,6 @@ Handle = Any
 
 MIB = 2**20
 ALL_LINKS = 0xFFFFFFFF
-
-HEALTH = frozenset(
-    {
-        Field.ECC_SBE_VOL_TOTAL,
-        Field.ECC_DBE_VOL_TOTAL,
-        Field.UNCORRECTABLE_REMAPPED_ROWS,
-        Field.CORRECTABLE_REMAPPED_ROWS,
-        Field.ROW_REMAP_FAILURE,
-        Field.ROW_REMAP_PENDING,
-        Field.RETIRED_SBE,
-        Field.RETIRED_DBE,
-        Field.RETIRED_PENDING,
-        Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
-        Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
-        Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL,
-        Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
-        Field.NVLINK_COUNT_RX_ERRORS,
-        Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
-        Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
-        Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
-        Field.PCIE_REPLAY_COUNTER,
-        Field.MEMORY_TEMP,
-        Field.GPU_TEMP_LIMIT,
-        Field.SHUTDOWN_TEMP,
-        Field.SLOWDOWN_TEMP,
-        Field.MEM_MAX_OP_TEMP,
-        Field.GPU_MAX_OP_TEMP,
-        Field.POWER_VIOLATION,
-        Field.THERMAL_VIOLATION,
-        Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS,
-        Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS,
-        Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS,
-        Field.GPU_RECOVERY_ACTION,
-    }
-)
-"""What the health alerts read; nearly all of it comes along in the slow batch, or once when a GPU is attached."""
-
-ALWAYS = frozenset(
-    {
-        Field.FB_TOTAL,
-        Field.FB_FREE,
-        Field.FB_USED,
-        Field.FB_RESERVED,
-        Field.GPU_UTIL,
-        Field.ENC_UTIL,
-        Field.DEC_UTIL,
-        Field.JPG_UTIL,
-        Field.OFA_UTIL,
-        Field.GPU_TEMP,
-        Field.POWER_USAGE,
-        Field.TOTAL_ENERGY_CONSUMPTION,
-        Field.CLOCK_THROTTLE_REASONS,
-        *HEALTH,
-        Field.PCIE_TX_BYTES_TOTAL,
-        Field.PCIE_RX_BYTES_TOTAL,
-        Field.NVLINK_TX_BYTES_TOTAL,
-        Field.NVLINK_RX_BYTES_TOTAL,
-        Field.PROF_GR_ENGINE_ACTIVE,
-    }
-)
-"""What the exporter's own metrics need, whatever the collectors file asks for."""
 
 
 class Pace(IntEnum):
@@ -95,7 +35,7 @@ class Pace(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Getter:
-    """One driver call and the fields that its answer fills, in order; ``None`` in the answer is "not told"."""
+    """One driver call and the fields that its answer fills, in order; ``None`` in the answer is "not reported"."""
 
     fields: tuple[Field, ...]
     read: Callable[[Handle], tuple[Number | None, ...]]
@@ -118,7 +58,7 @@ class FieldValue:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells one item of the batch from another."""
+        """What distinguishes the items of the batch."""
         return self.id, self.scope
 
 
@@ -172,12 +112,12 @@ MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED
 def memory(handle: Handle) -> tuple[Number | None, ...]:
     """Return ``MEMORY_FIELDS`` of a GPU or MIG handle: MiB, and the used part as a ratio.
 
-    The old form of the call counts what the driver reserves as used and does not tell it apart.
+    The old form of the call counts what the driver reserves as used and does not separate it.
     """
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
-        if library.code_of(error) not in (library.FUNCTION_NOT_FOUND, library.VERSION_MISMATCH):
+        if library.code_of(error) not in (Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH):
             raise
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
         ratio = info.used / info.total if info.total else None
@@ -202,7 +142,7 @@ def _licence(handle: Handle) -> int:
     try:
         features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
     except pynvml.NVMLError as error:
-        if library.code_of(error) == library.NOT_SUPPORTED:
+        if library.code_of(error) == Code.NOT_SUPPORTED:
             return 0
         raise
     for feature in features.gridLicensableFeatures[: features.licensableFeaturesCount]:
@@ -229,7 +169,7 @@ def _first(field: Field, call: Callable[[Handle], Any]) -> Getter:
 
 
 def _milliwatts(field: Field, call: Callable[[Handle], Any]) -> Getter:
-    """A limit in milliwatts; DCGM tells whole watts."""
+    """A limit in milliwatts; DCGM reports whole watts."""
     return _one(field, lambda handle: call(handle) // 1000, Pace.SLOW)
 
 
@@ -238,7 +178,7 @@ def _call(name: str) -> Callable[[Handle], Any]:
     def call(handle: Handle) -> Any:  # noqa: ANN401 - pynvml is untyped
         target = getattr(pynvml, name, None)
         if target is None:
-            raise pynvml.NVMLError(library.FUNCTION_NOT_FOUND)
+            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
         return target(handle)
 
     return call
@@ -378,17 +318,17 @@ _BRANDS = {
 }
 
 
-def read(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is whatever pynvml gave
+def identity_of(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is whatever pynvml gave
     """Return the identity of the GPU behind a handle.
 
     Raises:
-        pynvml.NVMLError: the GPU does not say who it is.
+        pynvml.NVMLError: the GPU does not report its identity.
         SourceError: its UUID is not text (a damaged InfoROM).
     """
     try:
         uuid = str(pynvml.nvmlDeviceGetUUID(handle))
     except UnicodeDecodeError as error:
-        message = f"GPU {index} tells a UUID that is not text: its InfoROM is damaged; see nvidia-smi -q -i {index}"
+        message = f"GPU {index} reports a UUID that is not text: its InfoROM is damaged; see nvidia-smi -q -i {index}"
         raise SourceError("undecodable_uuid", message) from error
     shape = mig.shape(handle)
     return Gpu(
@@ -430,7 +370,7 @@ class DeviceFacts:
             try:
                 answer = _FACTS[fact](self._handle)
             except pynvml.NVMLError as error:
-                self._put_off(fact, library.code_of(error), now)
+                self._put_off(fact, library.code_unless_fatal(error), now)
                 continue
             except UnicodeDecodeError:
                 answer = None  # a damaged InfoROM
@@ -442,8 +382,6 @@ class DeviceFacts:
         return gpu
 
     def _put_off(self, fact: "str | Field", code: int, now: float) -> None:
-        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-            raise pynvml.NVMLError(code)
         if code in library.UNAVAILABLE:
             self._due[fact] = now + _UNAVAILABLE_RETRY_SECONDS
         else:

@@ -1,66 +1,59 @@
 """Loads and unloads NVML, and interprets its error codes."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pynvml
 
 from exporter.errors import SourceError
 
-UNINITIALIZED = 1
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-NOT_FOUND = 6
-INSUFFICIENT_SIZE = 7
-DRIVER_NOT_LOADED = 9
-TIMEOUT = 10
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
-CORRUPTED_INFOROM = 14
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-LIBRARY_MISMATCH = 18
-VERSION_MISMATCH = 25
-DEPRECATED = 26
-NOT_READY = 27
-GPU_NOT_FOUND = 28
 
-_REASONS = {
-    UNINITIALIZED: "uninitialized",
-    INVALID_ARGUMENT: "invalid_argument",
-    NOT_SUPPORTED: "not_supported",
-    NO_PERMISSION: "no_permission",
-    NOT_FOUND: "not_found",
-    INSUFFICIENT_SIZE: "insufficient_size",
-    DRIVER_NOT_LOADED: "driver_not_loaded",
-    TIMEOUT: "timeout",
-    LIBRARY_NOT_FOUND: "library_not_found",
-    FUNCTION_NOT_FOUND: "function_not_found",
-    CORRUPTED_INFOROM: "corrupted_inforom",
-    GPU_IS_LOST: "gpu_is_lost",
-    RESET_REQUIRED: "reset_required",
-    17: "operating_system",
-    LIBRARY_MISMATCH: "library_mismatch",
-    19: "in_use",
-    20: "memory",
-    21: "no_data",
-    23: "insufficient_resources",
-    VERSION_MISMATCH: "argument_version_mismatch",
-    DEPRECATED: "deprecated",
-    NOT_READY: "not_ready",
-    GPU_NOT_FOUND: "gpu_not_found",
-    29: "invalid_state",
-    999: "unknown_error",
-}
+class Code:
+    """Return codes (nvmlReturn_t) that have a reason. No enum: its members take ten times as long to read."""
 
-DRIVER_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_MISMATCH})
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    CORRUPTED_INFOROM = 14
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    OPERATING_SYSTEM = 17
+    LIBRARY_MISMATCH = 18
+    IN_USE = 19
+    MEMORY = 20
+    NO_DATA = 21
+    INSUFFICIENT_RESOURCES = 23
+    ARGUMENT_VERSION_MISMATCH = 25
+    DEPRECATED = 26
+    NOT_READY = 27
+    GPU_NOT_FOUND = 28
+    INVALID_STATE = 29
+    UNKNOWN_ERROR = 999
+
+
+_REASONS: Mapping[int, str] = {code: name.lower() for name, code in vars(Code).items() if name.isupper()}
+
+DRIVER_GONE = frozenset({Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIBRARY_MISMATCH})
 """Codes about the driver as a whole, from a call on any device. NOT_READY is not one: a GPU may return it for one field
 (in confidential-computing mode, for example)."""
 
 UNAVAILABLE = frozenset(
-    {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, CORRUPTED_INFOROM, VERSION_MISMATCH, DEPRECATED}
+    {
+        Code.NOT_SUPPORTED,
+        Code.NO_PERMISSION,
+        Code.FUNCTION_NOT_FOUND,
+        Code.CORRUPTED_INFOROM,
+        Code.ARGUMENT_VERSION_MISMATCH,
+        Code.DEPRECATED,
+    }
 )
 """Codes that will be the same at the next sample, so the call is left out for a while."""
 
@@ -85,6 +78,18 @@ _FIXES = {
 def code_of(error: pynvml.NVMLError) -> int:
     """Return the NVML return code of an error; errors themselves must not be compared or hashed."""
     return int(error.value)
+
+
+def code_unless_fatal(error: pynvml.NVMLError) -> int:
+    """Return the return code of an error.
+
+    Raises:
+        pynvml.NVMLError: the same, where the device is lost or the driver as a whole is gone.
+    """
+    code = code_of(error)
+    if code == Code.GPU_IS_LOST or code in DRIVER_GONE:
+        raise error
+    return code
 
 
 def reason_of(code: int) -> str:
@@ -129,7 +134,7 @@ def close_driver() -> None:
 
 
 def read_text(call: Callable[..., object], *arguments: object) -> str | None:
-    """Return a text that the driver tells, or ``None`` where it cannot or where the bytes are not text.
+    """Return a text of the driver; ``None`` where it has none or where the bytes are not text.
 
     A damaged InfoROM gives bytes that are not UTF-8.
 
@@ -141,8 +146,7 @@ def read_text(call: Callable[..., object], *arguments: object) -> str | None:
     except UnicodeDecodeError:
         return None
     except pynvml.NVMLError as error:
-        if code_of(error) == GPU_IS_LOST or code_of(error) in DRIVER_GONE:
-            raise
+        code_unless_fatal(error)
         return None
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return text.strip() or None

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import pynvml
 
 from exporter.gpu.nvml import library
+from exporter.gpu.nvml.library import Code
 from exporter.model import MigInstance
 
 _OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+)/(?P<compute_instance>\d+)$")
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _MIB = 2**20
-_NOT_OFFERED = library.UNAVAILABLE | {library.INVALID_ARGUMENT, library.NOT_FOUND}
+_NOT_OFFERED = library.UNAVAILABLE | {Code.INVALID_ARGUMENT, Code.NOT_FOUND}
 """Codes that say that there is no such thing here; any other one says nothing of it."""
-_VANISHED = frozenset({library.INVALID_ARGUMENT, library.NOT_FOUND})
+_VANISHED = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
 """Codes that the handle of an instance answers with when the instance was destroyed."""
 
 
@@ -31,7 +32,7 @@ class Shape:
 
 
 class MigLayout(NamedTuple):
-    """What a GPU told of its MIG instances."""
+    """The MIG instances that a GPU reports."""
 
     found: tuple["Found", ...]
     failed: tuple["Failed", ...] = ()
@@ -67,7 +68,7 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
     """Return whether MIG is on and how large the largest profile is.
 
     Raises:
-        pynvml.NVMLError: the device does not tell.
+        pynvml.NVMLError: the device does not report it.
     """
     current = enabled(handle)
     if current is None:
@@ -82,7 +83,7 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
             continue
         largest = max(largest, (int(info.sliceCount), int(info.memorySizeMB)))
     slices, memory_mib = largest
-    # The driver tells compute slices only; GPUs with 7 of them have 8 of memory, others as many as of compute.
+    # The driver reports compute slices only; GPUs with 7 of them have 8 of memory, others as many as of compute.
     memory_slices = _FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices
     return Shape(enabled=current, compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
 
@@ -91,7 +92,7 @@ def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever 
     """Return whether MIG is on now, or ``None`` for a GPU without MIG.
 
     Raises:
-        pynvml.NVMLError: the device does not tell.
+        pynvml.NVMLError: the device does not report it.
     """
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
@@ -105,7 +106,7 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: A
     """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
 
     Raises:
-        pynvml.NVMLError: the GPU is lost, the driver gone, or it does not tell how many there can be.
+        pynvml.NVMLError: the GPU is lost, the driver gone, or it does not report the largest number.
     """
     found: list[Found] = []
     failed: list[Failed] = []
@@ -114,17 +115,15 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: A
         try:
             one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
         except pynvml.NVMLError as error:
-            _reraise_fatal(error)
-            # Else a hole: instances keep their index when another one is destroyed.
-            if library.code_of(error) not in _NOT_OFFERED:
+            # A hole is none of them: instances keep their index when another one is destroyed.
+            if library.code_unless_fatal(error) not in _NOT_OFFERED:
                 failed.append(Failed(slot, uuid, error))
             continue
         try:
             uuid = str(pynvml.nvmlDeviceGetUUID(one))
             found.append(_describe(handle, one, slot, uuid, parent_uuid, of))
         except pynvml.NVMLError as error:
-            _reraise_fatal(error)
-            if library.code_of(error) not in _VANISHED:
+            if library.code_unless_fatal(error) not in _VANISHED:
                 failed.append(Failed(slot, uuid, error))
     return MigLayout(tuple(found), tuple(failed))
 
@@ -152,8 +151,8 @@ def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, 
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
     name = _name(handle)
-    _, told, profile = name.rpartition(" MIG ")
-    if not told:
+    _, separator, profile = name.rpartition(" MIG ")
+    if not separator:
         profile = profile_name(
             compute_slices=compute_slices,
             instance_slices=instance_slices,
@@ -202,13 +201,6 @@ def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:
 
 
 def _reraise_unless_not_offered(error: pynvml.NVMLError) -> None:
-    """Let through what is no answer: a GPU that fails to tell its instances has not lost them."""
+    """Raise an error again that is no answer: a GPU that fails to report its instances has not lost them."""
     if library.code_of(error) not in _NOT_OFFERED:
-        raise error
-
-
-def _reraise_fatal(error: pynvml.NVMLError) -> None:
-    """Let through what is not about the one call: a lost device, a driver that is gone."""
-    code = library.code_of(error)
-    if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
         raise error

@@ -11,11 +11,10 @@ from typing import Any
 
 import pynvml
 
-from exporter.gpu.nvml import activity, fields, library, mig
-from exporter.gpu.nvml import fields as identity
-from exporter.gpu.nvml import fields as nvml_fields
+from exporter.gpu.nvml import activity, library, mig
 from exporter.gpu.nvml.activity import Poller
-from exporter.gpu.nvml.fields import FieldValue, Getter, Number, Pace
+from exporter.gpu.nvml.fields import LAST_ECC_ID, MEMORY_FIELDS, DeviceFacts, FieldValue, Getter, Number, Pace, memory
+from exporter.gpu.nvml.library import Code
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
 _SLOW_SECONDS = 10.0
@@ -29,13 +28,20 @@ _VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is read of every GPU."""
+class ReadPlan:
+    """What is read of every GPU of this driver."""
 
+    fields: frozenset[Field]
     getters: tuple[Getter, ...]
     items: tuple[FieldValue, ...]
-    nvlink_rate: bool
-    """Whether ``Field.NVLINK_BANDWIDTH_TOTAL`` is wanted, which is computed."""
+    record: type[ctypes.Structure]
+    """Layout of a process record in the loaded library."""
+    oldest_seconds: float
+    """The longest time over which a mean is still reported."""
+    count: Callable[[str], None]
+    """Called with the reason of everything that goes wrong."""
+    took: Callable[[], float]
+    """Seconds since the sample that is being taken began: a driver may have been silent for any part of it."""
 
 
 @dataclass(slots=True)
@@ -71,7 +77,7 @@ class Batch:
         ctypes.memmove(self._array, self._template, len(self._template))
         call = library.function("nvmlDeviceGetFieldValues")
         if call is None:
-            raise pynvml.NVMLError(library.FUNCTION_NOT_FOUND)
+            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
         code = call(handle, ctypes.c_int32(len(self.items)), ctypes.byref(self._array))
         if code != 0:
             raise pynvml.NVMLError(code)
@@ -83,16 +89,16 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
     if code != 0:
         return code, 0
     if kind == _DOUBLE and timestamp == 0:
-        # Untouched by the driver (known of error counters where ECC is off): a zero that nobody measured.
-        return library.NOT_SUPPORTED, 0
-    if item.id <= fields.LAST_ECC_ID:
+        # Untouched by the driver (known of error counters where ECC is off): a zero that was not measured.
+        return Code.NOT_SUPPORTED, 0
+    if item.id <= LAST_ECC_ID:
         # The type of these may be left at "double" though the value is a whole number.
         return 0, int.from_bytes(raw, sys.byteorder)
     if kind >= len(_VALUES):
-        return library.NOT_SUPPORTED, 0
+        return Code.NOT_SUPPORTED, 0
     value: Number = _VALUES[kind].unpack_from(raw)[0]
     if isinstance(value, float) and not math.isfinite(value):
-        return library.NOT_SUPPORTED, 0
+        return Code.NOT_SUPPORTED, 0
     return 0, value if item.convert is None else item.convert(value)
 
 
@@ -102,15 +108,11 @@ class NvmlDevice:
     Args:
         handle: Of this GPU, in the present generation of the driver.
         plan: What to read.
-        count: Called with the reason of everything that goes wrong.
-        took: Seconds since the ``now`` of ``read``, for the driver may be silent for any part of it.
     """
 
-    def __init__(self, handle: Any, plan: Plan, count: Callable[[str], None], took: Callable[[], float]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, handle: Any, plan: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.handle = handle
         self._plan = plan
-        self._count = count
-        self._took = took
         self._left_out: dict[object, float] = {}
         self._batches: dict[bool, Batch] = {}
         self._static: dict[Field, Number] = {}
@@ -120,7 +122,7 @@ class NvmlDevice:
         self._nvlink: tuple[float, float] | None = None
 
     def read(self, now: float) -> Outcome:
-        """Return everything that this GPU tells now; stops at the first sign that it is lost.
+        """Return everything that this GPU reports now; stops at the first sign that it is lost.
 
         Raises:
             pynvml.NVMLError: the driver as a whole is gone.
@@ -132,10 +134,10 @@ class NvmlDevice:
         for key, getter in enumerate(self._plan.getters):
             if self._is_due(key, getter.pace, slow=slow):
                 self._get(key, getter, by_pace[getter.pace], outcome.codes, now)
-            if library.GPU_IS_LOST in outcome.codes:
+            if Code.GPU_IS_LOST in outcome.codes:
                 return outcome
         self._get_batch(by_pace, outcome.codes, now, slow=slow)
-        counted_at = now + self._took()
+        counted_at = now + self._plan.took()
         self._static.update(by_pace[Pace.STATIC])
         if slow:
             self._slow, self._slow_at = by_pace[Pace.SLOW], now
@@ -186,14 +188,14 @@ class NvmlDevice:
                 into[item.field] = max(value, into.get(item.field, value))
             else:
                 # Items speak for themselves: an argument that one of them does not take is "not supported".
-                invalid = code == library.INVALID_ARGUMENT
-                self._failed(item.key, library.NOT_SUPPORTED if invalid else code, codes, now)
+                invalid = code == Code.INVALID_ARGUMENT
+                self._failed(item.key, Code.NOT_SUPPORTED if invalid else code, codes, now)
 
     def _failed(self, key: object, code: int, codes: list[int], now: float) -> None:
         if code in library.UNAVAILABLE:
             self._leave_out(key, code, now)
-            if code == library.NO_PERMISSION:
-                self._count(library.reason_of(code))
+            if code == Code.NO_PERMISSION:
+                self._plan.count(library.reason_of(code))
             return
         self._note(code, codes)
 
@@ -201,12 +203,12 @@ class NvmlDevice:
         if code in library.DRIVER_GONE:
             raise pynvml.NVMLError(code)
         if code not in codes:
-            self._count(library.reason_of(code))
+            self._plan.count(library.reason_of(code))
             codes.append(code)
 
     def _leave_out(self, key: object, code: int, now: float) -> None:
         # A function that the library lacks cannot come; anything else may (ECC switched on, MIG switched off).
-        self._left_out[key] = math.inf if code == library.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
+        self._left_out[key] = math.inf if code == Code.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
         self._batches.clear()
 
     def _retry_left_out(self, now: float) -> None:
@@ -219,7 +221,7 @@ class NvmlDevice:
     def _add_nvlink_rate(self, values: dict[Field, Number], now: float) -> None:
         """DCGM's field is a rate though its name says total: kibibytes per second over a thousand, of both ways."""
         sent, received = values.get(Field.NVLINK_TX_BYTES_TOTAL), values.get(Field.NVLINK_RX_BYTES_TOTAL)
-        if not self._plan.nvlink_rate or sent is None or received is None:
+        if Field.NVLINK_BANDWIDTH_TOTAL not in self._plan.fields or sent is None or received is None:
             self._nvlink = None
             return
         before, self._nvlink = self._nvlink, (now, sent + received)
@@ -232,22 +234,6 @@ _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
 _LAYOUT_SECONDS = 4.9
 _MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan:
-    """What is read of every GPU of this driver."""
-
-    fields: frozenset[Field]
-    plan: Plan
-    record: type[ctypes.Structure]
-    """Layout of a process record in the loaded library."""
-    oldest_seconds: float
-    """The longest time over which a mean is still told."""
-    count: Callable[[str], None]
-    """Called with the reason of everything that goes wrong."""
-    took: Callable[[], float]
-    """Seconds since the sample that is being taken began: a driver may have been silent for any part of it."""
 
 
 class _Instance:
@@ -290,13 +276,13 @@ class _Instance:
         if not self.has_memory or now < self._no_memory_before:
             return {}
         try:
-            answer = nvml_fields.memory(self.found.handle)
+            answer = memory(self.found.handle)
         except pynvml.NVMLError as error:
             if library.code_of(error) not in library.UNAVAILABLE:
                 raise
             self._no_memory_before = now + _RETRY_SECONDS
             return {}
-        told = zip(nvml_fields.MEMORY_FIELDS, answer, strict=True)
+        told = zip(MEMORY_FIELDS, answer, strict=True)
         return {field: value for field, value in told if value is not None and field in self._fields}
 
 
@@ -320,11 +306,11 @@ class Unit:
 
     def __init__(self, handle: Any, gpu: Gpu, wanted: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.handle = handle
-        self._facts = identity.DeviceFacts(handle, wanted.count)
+        self._facts = DeviceFacts(handle, wanted.count)
         self.gpu = self._facts.complete(gpu, -math.inf)
         """With the facts and the MIG shape that are known by now."""
         self._wanted = wanted
-        self._device = self._new_device()
+        self._device = NvmlDevice(handle, wanted)
         self._gpm = activity.Support(handle, wanted.count)
         self._sampler = activity.Sampler(
             lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
@@ -341,11 +327,8 @@ class Unit:
         self._lacks_instances = False
         self._layout_at = -math.inf
 
-    def _new_device(self) -> NvmlDevice:
-        return NvmlDevice(self.handle, self._wanted.plan, self._wanted.count, self._wanted.took)
-
     def _new_poller(self) -> Poller | None:
-        """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
+        """Begin to follow processes; of a partitioned GPU only the instances list theirs."""
         if self.gpu.mig_enabled:
             return None
         return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
@@ -365,7 +348,7 @@ class Unit:
             one.sampler.begin_again()
 
     def sample(self, now: float) -> GpuReading:
-        """Return everything that the GPU tells now, and its state.
+        """Return everything that the GPU reports now, and its state.
 
         Args:
             now: Seconds; only differences matter.
@@ -374,13 +357,13 @@ class Unit:
             pynvml.NVMLError: the driver as a whole is gone.
         """
         outcome = self._device.read(now)
-        if library.GPU_IS_LOST in outcome.codes:
-            return self._down(DeviceState.LOST, library.GPU_IS_LOST)
-        needs_reset = library.RESET_REQUIRED in outcome.codes
+        if Code.GPU_IS_LOST in outcome.codes:
+            return self._down(DeviceState.LOST, Code.GPU_IS_LOST)
+        needs_reset = Code.RESET_REQUIRED in outcome.codes
         if outcome.silent:
-            code = outcome.codes[0] if outcome.codes else library.NOT_SUPPORTED
+            code = outcome.codes[0] if outcome.codes else Code.NOT_SUPPORTED
             state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
-            return self._down(state, library.RESET_REQUIRED if needs_reset else code)
+            return self._down(state, Code.RESET_REQUIRED if needs_reset else code)
         try:
             self.gpu = self._facts.complete(self.gpu, now)
             self._note_memory(outcome.values)
@@ -390,19 +373,19 @@ class Unit:
                 self._polled_at = now
                 used = outcome.values.get(Field.FB_USED, 0)
                 self._processes = None if self._poller is None else self._poller.poll(now, used)
-                # What the driver tells next is of the time since this answer, not since the sample's begin.
+                # The next samples are of the time since this answer, not since the start of this sample.
                 self._polled_at = now + self._wanted.took()
             self._follow_layout(now)
             instances = self._read_instances(now, poll=poll)
         except pynvml.NVMLError as error:
-            if library.code_of(error) != library.GPU_IS_LOST:
+            if library.code_of(error) != Code.GPU_IS_LOST:
                 raise
-            self._wanted.count(library.reason_of(library.GPU_IS_LOST))
-            return self._down(DeviceState.LOST, library.GPU_IS_LOST)
+            self._wanted.count(library.reason_of(Code.GPU_IS_LOST))
+            return self._down(DeviceState.LOST, Code.GPU_IS_LOST)
         return GpuReading(
             gpu=self.gpu,
             state=DeviceState.RESET_REQUIRED if needs_reset else DeviceState.UP,
-            reason=library.reason_of(library.RESET_REQUIRED) if needs_reset else "",
+            reason=library.reason_of(Code.RESET_REQUIRED) if needs_reset else "",
             values=values,
             instances=instances,
             processes=self._processes,
@@ -471,7 +454,8 @@ class Unit:
             memory_slices=shape.memory_slices,
         )
         if switched:  # the GPU now supports other calls
-            self._device, self._poller, self._processes = self._new_device(), self._new_poller(), None
+            self._device, self._poller = NvmlDevice(self.handle, self._wanted), self._new_poller()
+            self._processes = None
             self._sampler.begin_again()
 
     def _adopt(self, found: tuple[mig.Found, ...]) -> None:
@@ -494,7 +478,7 @@ class Unit:
             try:
                 readings.append(one.read(now, poll=poll or one.processes is None))
             except pynvml.NVMLError as error:
-                # Its handle died with it, or it does not answer now: the next look at the layout tells which.
+                # Its handle died with it, or it does not answer now: the next reading of the layout shows which.
                 self._note_of_mig(error)
                 self._layout_at = -math.inf
                 # It may be back as another one under its UUID, whose counters begin at 0.
@@ -508,7 +492,4 @@ class Unit:
         self._instances = ()
 
     def _note_of_mig(self, error: pynvml.NVMLError) -> None:
-        code = library.code_of(error)
-        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
-            raise error
-        self._wanted.count(f"mig_{library.reason_of(code)}")
+        self._wanted.count(f"mig_{library.reason_of(library.code_unless_fatal(error))}")

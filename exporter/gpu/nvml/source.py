@@ -1,27 +1,196 @@
-"""Reads all GPUs of a node through NVML, and the state of GPUs that do not answer."""
+"""Reads all GPUs of a node through NVML, the state of GPUs that do not answer, and the driver's events."""
 
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import activity, library
-from exporter.gpu.nvml import fields as identity
-from exporter.gpu.nvml import fields as nvml_fields
-from exporter.gpu.nvml.reader import Plan, ReadPlan, Unit, without_means
-from exporter.gpu.nvml.xid_events import EventWatch
+from exporter.gpu.nvml.fields import field_values, getters, identity_of
+from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.reader import ReadPlan, Unit, without_means
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
 NAME = "nvml"
-_FAILURES_BEFORE_ATTACHING_ANEW = 3
+_FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
 """Less than this is what a clock is slewed by, or two readings of clocks are apart."""
-_NOT_THERE = frozenset({library.INVALID_ARGUMENT, library.NOT_FOUND, library.GPU_NOT_FOUND})
+_NOT_THERE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.GPU_NOT_FOUND})
+
+
+_XID = 0x8
+_MIG_CHANGE = 0x100
+_WAIT_MILLISECONDS = 500
+_PAUSE_SECONDS = 0.05
+_EVENTS_RETRY_SECONDS = 10.0
+_EVENTS_UNAVAILABLE_RETRY_SECONDS = 600.0
+_JOIN_SECONDS = 5.0
+_NO_INSTANCE = 0xFFFFFFFF
+"""Id of a GPU instance or compute instance in an event of the whole GPU or the whole GPU instance."""
+_LIMIT = 4096
+_Item = TypeVar("_Item")
+
+
+class EventWatch:
+    """Owns one event set from start to end: operations on a set are not thread-safe.
+
+    Args:
+        handles: Of the GPUs to watch, by UUID.
+        monotonic: Clock by which a GPU that could not be registered is tried again, in seconds.
+    """
+
+    def __init__(self, handles: Mapping[str, Any], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._handles = dict(handles)
+        self._monotonic = monotonic
+        self._xids: deque[XidEvent] = deque(maxlen=_LIMIT)
+        self._changed: deque[str] = deque(maxlen=_LIMIT)
+        self._errors: deque[str] = deque(maxlen=_LIMIT)
+        self._stopping = False
+        self._renewed = threading.Event()
+        """Set when what the thread works on is out of date, and to wake it."""
+        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+
+    def start(self) -> None:
+        """Start waiting; returns at once."""
+        self._thread.start()
+
+    def renew(self, handles: Mapping[str, Any]) -> None:
+        """Watch other GPUs from now on; returns at once, the thread changes over by itself."""
+        self._handles = dict(handles)
+        self._renewed.set()
+
+    def close(self) -> None:
+        """Stop waiting; to be called before the driver is shut down."""
+        self._stopping = True
+        self._renewed.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+
+    def drain(self) -> tuple[list[XidEvent], list[str], list[str]]:
+        """Return Xids, UUIDs of GPUs with a new MIG layout, and reasons of errors since the last call."""
+        return _emptied(self._xids), _emptied(self._changed), _emptied(self._errors)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._renewed.clear()
+            pause_seconds = _EVENTS_RETRY_SECONDS
+            try:
+                if not self._watch():
+                    pause_seconds = _EVENTS_UNAVAILABLE_RETRY_SECONDS
+            except pynvml.NVMLError as error:
+                # A lost GPU makes every wait fail at once: register without it.
+                self._errors.append(f"events_{library.reason_of(library.code_of(error))}")
+            if not self._stopping:
+                self._renewed.wait(pause_seconds)
+
+    def _watch(self) -> bool:
+        """Wait on one set until it is out of date; return False where there is nothing to wait for, now or soon."""
+        try:
+            event_set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            self._errors.append("events_unavailable")
+            return library.code_of(error) not in library.UNAVAILABLE
+        try:
+            uuids, left_out = self._register(event_set, self._handles)
+            retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
+            # Both: the thread may have taken back the wake-up of a close for one of its own beginning.
+            while uuids and not (self._stopping or self._renewed.is_set()):
+                self._wait(event_set, uuids)
+                if left_out and self._monotonic() >= retry_at:
+                    # Into the same set: with another one events of the other GPUs would be lost, or come from both.
+                    added, left_out = self._register(event_set, left_out)
+                    uuids.update(added)
+                    retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
+        finally:
+            self._free(event_set)
+        return bool(uuids or left_out)
+
+    def _register(self, event_set: Any, handles: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, Any]]:  # noqa: ANN401 - handles are whatever pynvml gave
+        """Return the UUIDs of the GPUs that are watched now, by the number of their handle, and those to try again."""
+        uuids, left_out = {}, {}
+        for uuid, handle in handles.items():
+            try:
+                pynvml.nvmlDeviceRegisterEvents(handle, self._mask(handle), event_set)
+            except pynvml.NVMLError as error:
+                self._errors.append("events_unavailable")
+                if library.code_of(error) not in library.UNAVAILABLE:
+                    left_out[uuid] = handle
+                continue
+            uuids[library.address(handle)] = uuid
+        return uuids, left_out
+
+    def _mask(self, handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Return the types of events that a GPU lets itself be registered for.
+
+        Raises:
+            pynvml.NVMLError: it reports no Xids, or not now.
+        """
+        mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
+        if not mask & _XID:
+            raise pynvml.NVMLError(Code.NOT_SUPPORTED)
+        try:
+            self._try_mask(handle, mask)
+        except pynvml.NVMLError:
+            if mask == _XID:
+                raise
+            # Some GPUs list the MIG event and then refuse it.
+            mask = _XID
+            self._try_mask(handle, mask)
+        return mask
+
+    def _try_mask(self, handle: Any, mask: int) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Register a GPU in a set of its own: by NVML's manual one is of no use after an unknown error."""
+        event_set = pynvml.nvmlEventSetCreate()
+        try:
+            pynvml.nvmlDeviceRegisterEvents(handle, mask, event_set)
+        finally:
+            self._free(event_set)
+
+    def _free(self, event_set: Any) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        try:
+            pynvml.nvmlEventSetFree(event_set)
+        except pynvml.NVMLError:
+            self._errors.append("events_not_freed")
+
+    def _wait(self, event_set: Any, uuids: Mapping[int, str]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        began = self._monotonic()
+        try:
+            data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
+        except pynvml.NVMLError as error:
+            if library.code_of(error) != Code.TIMEOUT:
+                raise
+            # A driver that answers "timeout" without waiting must not make this a busy loop.
+            if self._monotonic() - began < _PAUSE_SECONDS:
+                self._renewed.wait(_PAUSE_SECONDS)
+            return
+        uuid = uuids.get(library.address(data.device))
+        if data.eventType == _MIG_CHANGE:
+            self._changed.extend([uuid] if uuid else uuids.values())
+        elif data.eventType == _XID and uuid is not None:
+            event = XidEvent(
+                uuid=uuid,
+                xid=int(data.eventData),
+                at_seconds=0.0,
+                gpu_instance_id=_instance(data.gpuInstanceId),
+                compute_instance_id=_instance(data.computeInstanceId),
+            )
+            self._xids.append(event)
+        else:
+            self._errors.append("events_unknown_device" if uuid is None else "events_unknown_type")
+
+
+def _instance(number: int) -> int | None:
+    return None if number == _NO_INSTANCE else int(number)
+
+
+def _emptied(queue: deque[_Item]) -> list[_Item]:
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 @dataclass(slots=True)
@@ -37,13 +206,13 @@ class NvmlSource:
     """Owns the driver library of this process; open, sample again and again, close; may be opened again.
 
     Args:
-        fields: What to read beside ``nvml_fields.ALWAYS``; others than NVML's are left absent.
+        fields: What to read; others than NVML's are left absent. A GPU that answers none of them counts as down.
         interval_seconds: Time between samples, as planned.
         retry_seconds: How long to leave a GPU alone before looking for it again.
         left_out: Indexes of GPUs that hang: no call is made for them.
         note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
         monotonic: Clock that times the samples, in seconds.
-        steady: Seconds of the monotonic clock, by which this waits; ``None``: by the time that ``sample`` is told.
+        steady: Seconds of the monotonic clock, by which this waits; ``None``: by the time that ``sample`` gets.
     """
 
     name = NAME
@@ -62,7 +231,7 @@ class NvmlSource:
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
         """Called before the driver is opened again within a sample, which may take seconds for each GPU."""
-        self._fields = fields | nvml_fields.ALWAYS
+        self._fields = fields
         self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
         self._left_out = left_out
@@ -76,7 +245,7 @@ class NvmlSource:
         self._units: dict[str, Unit] = {}
         self._down: dict[str, _Down] = {}
         self._nameless: dict[int, float] = {}
-        """When to look again at the indexes whose GPU did not even say its UUID."""
+        """When to read again the indexes of GPUs that did not report their UUID."""
         self._failures: Counter[str] = Counter()
         self._events: EventWatch | None = None
         self._xids: list[XidEvent] = []
@@ -91,7 +260,7 @@ class NvmlSource:
         """Open the driver and attach every GPU that answers.
 
         Raises:
-            SourceError: there is no library, no driver, no permission, no GPU, ...; the message tells the fix.
+            SourceError: there is no library, no driver, no permission, no GPU, ...; the message has the fix.
         """
         library.open_driver()
         try:
@@ -150,7 +319,7 @@ class NvmlSource:
         )
 
     def _own_time(self, now: float) -> float:
-        """Give the time that waits are of: who waits by a clock that is then set back by an hour waits for an hour."""
+        """Return the time of waits, by a monotonic clock: a wall clock that is set back an hour would add an hour."""
         own = now if self._steady is None else self._steady()
         if self._sampled_at is not None and now - self._sampled_at[0] < own - self._sampled_at[1] - _SET_BACK_SECONDS:
             for unit in self._units.values():
@@ -159,7 +328,7 @@ class NvmlSource:
         return own
 
     def _took(self) -> float:
-        """Seconds that the sample has taken so far; by the time that ``sample`` is told it takes none."""
+        """Seconds that the sample has taken so far; by the time that ``sample`` gets it takes none."""
         return 0.0 if self._steady is None or self._sampled_at is None else self._steady() - self._sampled_at[1]
 
     def _count(self, reason: str) -> None:
@@ -197,14 +366,10 @@ class NvmlSource:
 
     def _wanted_of(self, driver_version: str | None) -> ReadPlan:
         major = (driver_version or "").split(".")[0]
-        plan = Plan(
-            getters=nvml_fields.getters(self._fields),
-            items=nvml_fields.field_values(self._fields, int(major) if major.isdigit() else 0),
-            nvlink_rate=Field.NVLINK_BANDWIDTH_TOTAL in self._fields,
-        )
         return ReadPlan(
             fields=self._fields,
-            plan=plan,
+            getters=getters(self._fields),
+            items=field_values(self._fields, int(major) if major.isdigit() else 0),
             record=activity.record_type(),
             oldest_seconds=self._oldest_seconds,
             count=self._count,
@@ -222,7 +387,7 @@ class NvmlSource:
 
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
         """Attach one GPU; return False where it is not the expected one."""
-        gpu = identity.read(handle, index)
+        gpu = identity_of(handle, index)
         if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
             return False
         # First what can fail: a GPU that is known is either attached or has a reason why not.
@@ -256,7 +421,7 @@ class NvmlSource:
             self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
         elif reading.state is DeviceState.FAILED:
             self._failures[uuid] += 1
-            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_ANEW:
+            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_AGAIN:
                 self._failures[uuid] = 0
                 self._detach(uuid, reading.state, reading.reason, look_at=now)
         else:
@@ -292,7 +457,7 @@ class NvmlSource:
             self._count(library.reason_of(code))
 
     def _look_for_nameless(self, now: float) -> None:
-        """Attach GPUs that were dead when the driver was opened and that nobody has seen alive yet."""
+        """Attach GPUs that did not answer when the driver was opened, nor since."""
         attached = {unit.gpu.index for unit in self._units.values()}
         for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
             if index in attached:
@@ -337,22 +502,11 @@ class NvmlSource:
         """Keep the Xids for the reading, and return the UUIDs of the GPUs whose MIG layout has changed."""
         if self._events is None:
             return frozenset()
-        events, errors = self._events.drain()
+        xids, changed, errors = self._events.drain()
         self._errors.update(errors)
-        changed = {event.uuid for event in events if event.xid is None}
-        for uuid in changed & self._units.keys():
+        for uuid in self._units.keys() & changed:
             self._units[uuid].layout_changed()
-        self._xids += [
-            XidEvent(
-                uuid=event.uuid,
-                xid=event.xid,
-                at_seconds=now,
-                gpu_instance_id=event.gpu_instance_id,
-                compute_instance_id=event.compute_instance_id,
-            )
-            for event in events
-            if event.xid is not None
-        ]
+        self._xids += [replace(xid, at_seconds=now) for xid in xids]
         return frozenset(changed)
 
 
