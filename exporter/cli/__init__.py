@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from exporter import __version__
-from exporter.cli import agent, digest, focus, prices, recommend, report, serve, simulate, store
+from exporter.cli import agent, focus, prices, recommend, report, serve, simulate, store
 from exporter.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PROGRAM, Parser, say, unknown_flags
 from exporter.config import dcgm_flags
 from exporter.config.options import OPTIONS
 from exporter.errors import ConfigError, ExporterError
 
-_COMMANDS = (agent, prices, report, simulate, focus, recommend, digest, serve, store)
+_COMMANDS = (agent, prices, report, simulate, focus, recommend, serve, store)
 """In the order of ``--help``."""
 _LIKE_DCGM_EXPORTER = frozenset({"agent", "doctor"})
 """Commands that take dcgm-exporter's flags, too."""
