@@ -37,7 +37,7 @@ from exporter.cost.ledger import (
     Window,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.recommend_render import recommendation_document
+from exporter.cost.recommend import recommendation_document
 from exporter.cost.report import make_report
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days

@@ -18,8 +18,7 @@ from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
 from web_support import http_server
 
 from exporter.cli import main
-from exporter.cost.node_report import NodeReport, read
-from exporter.cost.node_report_render import write
+from exporter.cost.node_report import NodeReport, read, write
 from exporter.errors import ExporterError
 from exporter.model import (
     UNALLOCATED,

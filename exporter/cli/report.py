@@ -32,11 +32,10 @@ from exporter.config.prometheus_options import (
     add_prometheus_options,
     prometheus_settings,
 )
-from exporter.cost import node_report, node_report_render
+from exporter.cost import node_report
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.focus import DEFAULT_VERSION, FocusSettings
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
-from exporter.cost.focus_write import write_focus
+from exporter.cost.focus import DEFAULT_VERSION, write_focus
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
 from exporter.cost.ledger import (
     HOUR_SECONDS,
     LABEL,
@@ -51,8 +50,7 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.render import write_fleet
-from exporter.cost.render_rows import failure_words
+from exporter.cost.render import failure_words, write_fleet
 from exporter.cost.report import Trust, dimensions_of, filter_words, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
@@ -254,7 +252,7 @@ def _of_a_node(namespace: argparse.Namespace) -> int:
         there = ", ".join(sorted(known)) or "none; name them by --cost-labels of the agent"
         raise ConfigError(f"--by: no owner has the {by.replace(':', ' ')}; labels of this node: {there}")
     with output(namespace.output) as stream:
-        node_report_render.write(read, namespace.format, stream, by)
+        node_report.write(read, namespace.format, stream, by)
     return 0
 
 

@@ -20,12 +20,11 @@ from exporter.cost.document import (
     trust_document,
     window_document,
 )
-from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
+from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
-from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import Window
 from exporter.cost.live import PodDocument
-from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
+from exporter.cost.recommend import RecommendationDocument, recommendation_document
 from exporter.cost.report import FleetReport, parts
 from exporter.errors import ConfigError
 from exporter.service import responses

@@ -20,7 +20,7 @@ from exporter.cost.ledger import (
     parse_window,
     too_many_labels,
 )
-from exporter.cost.render_rows import TITLES, title
+from exporter.cost.render import TITLES, title
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank, total_of
 from exporter.errors import ConfigError
 from exporter.model.formatting import brief_minutes, coverage, day, hours, minute, plural

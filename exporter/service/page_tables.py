@@ -8,8 +8,8 @@ from typing import NamedTuple
 from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
 from exporter.cost.holdings import PAYER, Recommendation
 from exporter.cost.ledger import Dimension, Figures, LineKey
-from exporter.cost.recommend_render import totals
-from exporter.cost.render_rows import noun, title
+from exporter.cost.recommend import totals
+from exporter.cost.render import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_apart, total_of
 from exporter.model.formatting import model
 from exporter.service.data import Book

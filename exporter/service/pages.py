@@ -21,7 +21,7 @@ from exporter.cost.ledger import (
     label_problem,
 )
 from exporter.cost.live import PodDocument
-from exporter.cost.render_rows import noun, title
+from exporter.cost.render import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
 from exporter.errors import ConfigError, PrometheusError, StoreError
 from exporter.model.formatting import day
