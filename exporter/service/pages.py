@@ -479,9 +479,11 @@ class _Pages:
         offered: Mapping[Dimension, tuple[str, ...]] | None = None,
         status: int = 200,
     ) -> web.Response:
+        freshness = self.book.freshness()
         shown = {
             "view": view,
-            "frame": make_frame(view, self.book.freshness(), report, offered or {}),
+            "frame": make_frame(view, freshness, report, offered or {}),
+            "freshness": freshness,
             "offered": offered or {},
             "noun": noun,
             "site": self.settings.title or "GPU cost",
