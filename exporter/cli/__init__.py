@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag], list[str]]:
     """The words without dcgm-exporter's flags, these, and problems of one line each.
 
-    Words that begin with one of its flags are those of its image, whose arguments name no command.
+    Words that begin with one of its flags are those of its image, which names no command.
     """
     if words and dcgm_flags.is_flag(words[0]):
         words.insert(0, "agent")
@@ -75,7 +75,7 @@ def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag]
 
 def _parser(words: Sequence[str]) -> Parser:
     """Return the parser of the command that the words name; of the others it knows names and purposes."""
-    about = "Who holds which GPU, how busy it is, and since when it is idle."
+    about = "Holders of GPUs, how busy each GPU is, and since when it is idle."
     parser = Parser(prog=PROGRAM, description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.set_defaults(command=None)

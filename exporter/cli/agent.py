@@ -28,7 +28,7 @@ THREADS_SECONDS = 0.5
 """How long threads may still take once everything else has ended; the last save has had its own time."""
 
 _ENDS = (
-    "Exit code: 0 when it was told to end; 1 if another process has the port, which may pass by itself; 2 for"
+    "Exit code: 0 after a signal; 1 if another process has the port, which may pass by itself; 2 for"
     " mistakes in options and files, which do not."
 )
 

@@ -38,7 +38,7 @@ _ORDER = (
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are told like every other mistake in what the user wrote."""
+    """A parser with errors like every other mistake of the user."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting.
@@ -54,7 +54,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - arg
 
 
 def say(problem: str) -> None:
-    """Tell one problem on standard error."""
+    """Write one problem to standard error."""
     print(f"{PROGRAM}: {told(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
 
 
@@ -108,7 +108,7 @@ def add_output(options: "argparse._ActionsContainer") -> None:
 
 
 def add_timezone(options: "argparse._ActionsContainer") -> None:
-    """Add the flag that says whose days, weeks and months a period means."""
+    """Add the flag for the time zone of days, weeks and months."""
     options.add_argument(
         "--timezone",
         type=_time_zone,
@@ -254,7 +254,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def told(self, progress: "Progress") -> None:
+    def show(self, progress: "Progress") -> None:
         """Show how far it is."""
         if self._bar is None:
             if not sys.stderr.isatty() or time.monotonic() - self._begun < _PATIENCE_SECONDS:

@@ -34,7 +34,7 @@ def add_focus_options(parser: Parser) -> None:
         (
             "provider",
             "NAME",
-            "who provides the GPUs and would send an invoice: the provider columns of every row [default: Internal]",
+            "provider of the GPUs, which would send an invoice: the provider columns of every row [default: Internal]",
         ),
     ):
         focus.add_argument(f"--focus-{flag}", type=_name, metavar=metavar, help=about)

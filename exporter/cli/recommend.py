@@ -27,7 +27,7 @@ def add_recommend(parser: Parser) -> None:
     """Add the flags."""
     parser.epilog = _EPILOG
     add_prometheus_options(parser)
-    what = parser.add_argument_group("What is looked at")
+    what = parser.add_argument_group("Selection")
     what.add_argument(
         "--window",
         default=_DEFAULT_WINDOW,
@@ -47,7 +47,7 @@ def add_recommend(parser: Parser) -> None:
         action="store_true",
         help="suggest MIG and sharing also for servers that take memory in advance (vLLM, Triton, ...)",
     )
-    form = parser.add_argument_group("How it is told")
+    form = parser.add_argument_group("Output")
     form.add_argument("--format", choices=("table", "csv", "json"), default="table", help="form [default: table]")
     add_output(form)
     parser.set_defaults(run=_recommend)
@@ -61,7 +61,7 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         raise ExporterError(
             f"Prometheus has no evidence of how devices were used over {window.label}: no series"
             " workload_device:gpu_share:ratio. It is recorded once an hour by the group gpu-evidence of"
-            " rules/prometheus-rules.yaml: load it. Or nobody held a device when the period ended"
+            " rules/prometheus-rules.yaml: load it. Or no device was held when the period ended"
         )
     if not found.uses:
         say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")

@@ -76,7 +76,7 @@ def _add_agent_access(parser: Parser) -> None:
         "--agent-skip-verify",
         action="store_const",
         const=True,
-        help="do not check the agent's certificate; who is in between can then read the password",
+        help="do not check the agent's certificate; a machine in between can then read the password",
     )
 
 
@@ -114,7 +114,7 @@ _OF_A_FLEET = (
 )
 _EPILOG = (
     "Exit code: 0 for a whole report; 1 if nothing can be read, or there is nothing yet; 2 for a wrong flag; 3 for a"
-    " report that is not whole, or whose coverage is below --min-coverage: its foot says what is missing. How money is"
+    " report that is not whole, or with coverage below --min-coverage: its foot says what is missing. How money is"
     " shared and re-priced: docs/cost.md."
 )
 
@@ -145,7 +145,7 @@ def _add_source(parser: Parser) -> None:
 
 
 def _add_contents(parser: Parser) -> None:
-    what = parser.add_argument_group("What is told")
+    what = parser.add_argument_group("Selection")
     what.add_argument(
         "--window",
         metavar="PERIOD",
@@ -155,7 +155,7 @@ def _add_contents(parser: Parser) -> None:
     what.add_argument(
         "--by",
         metavar="DIMENSION,...",
-        help="what lines are told apart by: cluster, node, pool, namespace, kind, workload, team, model, mode,"
+        help="dimensions of the lines: cluster, node, pool, namespace, kind, workload, team, model, mode,"
         " label:KEY of a cost label [default: namespace]; of one node: one of owner, namespace, team, model,"
         " label:KEY [default: owner]",
     )
@@ -168,7 +168,7 @@ def _add_contents(parser: Parser) -> None:
     what.add_argument(
         "--share-idle",
         choices=("none", "even", "weighted"),
-        help="spread the money of GPUs that nobody held over owners: evenly, or by their own cost [default: none]",
+        help="spread the money of GPUs without a holder over owners: evenly, or by their own cost [default: none]",
     )
     what.add_argument(
         "--share-unallocated",
@@ -182,7 +182,7 @@ def _add_contents(parser: Parser) -> None:
 
 
 def _add_form(parser: Parser) -> None:
-    form = parser.add_argument_group("How it is told")
+    form = parser.add_argument_group("Output")
     form.add_argument(
         "--format",
         choices=("table", "csv", "json", "html", "focus"),
@@ -227,7 +227,7 @@ def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
     problems = [
-        f"--{key.replace('_', '-')}: is for a fleet, and --agent tells of one node; leave out one of them"
+        f"--{key.replace('_', '-')}: is for a fleet, and --agent reports one node; leave out one of them"
         for key in _OF_A_FLEET
         if getattr(namespace, key) is not None
     ]
@@ -392,7 +392,7 @@ async def _read(
         source = CombinedLedger(stored, asked) if stored and asked else stored or asked
         assert source is not None  # noqa: S101 - the options say that one of the two is there
         bar = stack.enter_context(ProgressBar("Reading"))
-        ledger = await source.ledger(window, dimensions, filters, bar.told)
+        ledger = await source.ledger(window, dimensions, filters, bar.show)
     _refuse_nothing(ledger)
     return ledger
 

@@ -19,7 +19,7 @@ _ORDER = (
     "Each option can also be set as an environment variable, GPU_COST_EXPORTER_ and its name in capitals"
     " (GPU_COST_EXPORTER_PROMETHEUS=http://prometheus:9090), or as a key of the file (prometheus: http://...). Flags"
     " win over the environment, the environment over the file. SIGHUP reads the budgets again, SIGTERM ends all."
-    " Exit code: 0 when it was told to end; 1 if the port or the store cannot be used, which may pass by itself; 2 for"
+    " Exit code: 0 after a signal; 1 if the port or the store cannot be used, which may pass by itself; 2 for"
     " mistakes in options and budgets, which do not."
 )
 

@@ -131,11 +131,11 @@ def _progress(nodes: int) -> Callable[[int], None] | None:
     if not sys.stderr.isatty():
         return None
 
-    def told(done: int) -> None:
+    def show(done: int) -> None:
         sys.stderr.write(f"\r{done} of {nodes} nodes" + ("\n" if done == nodes else ""))
         sys.stderr.flush()
 
-    return told
+    return show
 
 
 def add_simulate(parser: Parser) -> None:

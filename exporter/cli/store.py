@@ -56,15 +56,13 @@ def add_store(parser: Parser) -> None:
     reopen.add_argument("day", type=_day, metavar="DAY", help="UTC date, as 2026-10-31")
     reopen.add_argument("--reason", required=True, help="why; the day's history will have it")
     _one(kinds, "list", "Every closed day.", _show_days)
-    history = _one(
-        kinds, "history", "Every version of a closed day: when, by whom, why, and what it came to.", _history
-    )
+    history = _one(kinds, "history", "Every version of a closed day: time, author, reason and figures.", _history)
     history.add_argument("day", type=_day, metavar="DAY", help="UTC date, as 2026-10-31")
     _one(kinds, "check", "Read the whole store, and say what is wrong with it; changes nothing.", _check)
     _one(kinds, "vacuum", "Give free room back to the disk; brings an older store to this program's version.", _vacuum)
     prune = _one(kinds, "prune", "Delete days that are older than what is to be kept.", _prune)
     prune.add_argument("--keep", required=True, type=_keep, metavar="AGE", help="how long days are kept: 5y, 400d")
-    prune.add_argument("--yes", action="store_true", help="delete; without it, what would be deleted is told")
+    prune.add_argument("--yes", action="store_true", help="delete; without it, what would be deleted is shown")
 
 
 def _one(kinds: Commands, name: str, about: str, run: Callable[[argparse.Namespace], int]) -> Parser:
@@ -127,7 +125,7 @@ async def _closed_due(
             from_day=namespace.from_day,
             accept_gaps=namespace.accept_gaps,
             by=_closer(),
-            progress=bar.told,
+            progress=bar.show,
         )
         if not closing.closed and not closing.left and not store.closed_days():
             await _refuse_nothing(source, now)
@@ -138,7 +136,7 @@ async def _refuse_nothing(source: LedgerSource, now: float) -> None:
     """End where Prometheus has no ledger at all, rather than one whose first day is not over.
 
     Raises:
-        ExporterError: With what is wrong, as far as Prometheus tells it.
+        ExporterError: With what is wrong, as far as Prometheus shows it.
     """
     end = last_recorded(now)
     lately = await source.ledger(Window(start_seconds=end - 2 * DAY_SECONDS, end_seconds=end), frozenset())

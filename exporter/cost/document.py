@@ -63,7 +63,7 @@ class LineDocument(OwnerDocument, FiguresDocument):
         Mapping[str, Any] | None, "Values by key of the labels that were asked for; null where it has none of them."
     ]
     mode: Annotated[str | None, "exclusive, mig or shared."]
-    held: Annotated[bool, "False: Unallocated or Unattributed, which are nobody's."]
+    held: Annotated[bool, "False: Unallocated or Unattributed, which have no owner."]
     charges: NotRequired[Annotated[list[Mapping[str, Any]], "Where idle money is shared: currency, shared, charged."]]
     series: NotRequired[Annotated[list[FiguresDocument], "By period, where it was asked for."]]
 
@@ -92,7 +92,7 @@ class FleetDocument(TypedDict):
     filters: Annotated[Mapping[str, Any], "By dimension what was asked for."]
     share_idle: Annotated[str, "How Unallocated money is spread."]
     share_unallocated: Annotated[bool, "Whether Unattributed money is, too."]
-    lines: Annotated[list[LineDocument], "Owners' lines, dearest first, then what is nobody's."]
+    lines: Annotated[list[LineDocument], "Owners' lines, dearest first, then those without an owner."]
     total: FiguresDocument
     periods: Annotated[list[PeriodDocument], "Of the lines' series."]
     trust: TrustDocument
@@ -102,7 +102,7 @@ class FleetDocument(TypedDict):
 
 
 def is_shared(report: FleetReport) -> bool:
-    """Whether money of nobody's was to be spread."""
+    """Return whether money without an owner was to be spread."""
     return report.share_idle != "none"
 
 

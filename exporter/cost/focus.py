@@ -153,7 +153,7 @@ def write_focus(
         metadata_stream: For the metadata.
 
     Returns:
-        What was written, and which GPU-hours were not because they had no price: to be told on standard error.
+        What was written, and which GPU-hours were not because they had no price: for standard error.
 
     Raises:
         ConfigError: No such version.

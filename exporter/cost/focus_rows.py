@@ -151,7 +151,7 @@ class ChargePart:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether nobody that is known held it."""
+        """Whether it has no known owner."""
         return self.owner.kind in APART
 
     @property
@@ -239,16 +239,16 @@ def focus_rows(ledger: FleetLedger, settings: FocusSettings, summary: FocusSumma
     missing = FOCUS_DIMENSIONS - ledger.dimensions
     if missing:
         raise ExporterError(f"FOCUS needs a ledger by {', '.join(sorted(missing))}, too; read it by FOCUS_DIMENSIONS")
-    told = FocusSummary() if summary is None else summary
-    told.ledger_cost = _ledger_cost(ledger)
-    for origin in origins(ledger, told):
-        told.origins += 1
+    sums = FocusSummary() if summary is None else summary
+    sums.ledger_cost = _ledger_cost(ledger)
+    for origin in origins(ledger, sums):
+        sums.origins += 1
         is_split = len(origin.parts) > 1
-        told.split_origins += is_split
+        sums.split_origins += is_split
         for row, cost, hours in _charges(origin, settings, is_split=is_split):
-            told.rows += 1
-            told.cost[origin.currency] = told.cost.get(origin.currency, Decimal(0)) + cost
-            told.gpu_hours += hours
+            sums.rows += 1
+            sums.cost[origin.currency] = sums.cost.get(origin.currency, Decimal(0)) + cost
+            sums.gpu_hours += hours
             yield row
 
 
@@ -327,7 +327,7 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
 
 
 def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
-    """Who provides the GPUs, and to whom."""
+    """Return the columns of the provider and of the account."""
     return {
         "BillingAccountId": settings.billing_account_id,
         "BillingAccountName": settings.billing_account_name,

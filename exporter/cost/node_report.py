@@ -44,7 +44,7 @@ from exporter.model.formatting import decimal, hour_digits, iso, moment
 from exporter.web.node_api import account_keys, price_keys, totals_keys
 
 APART = (UNATTRIBUTED, UNALLOCATED)
-"""Owners of what no known owner held, in the order in which they are told."""
+"""Owners of what no known owner held, in the order in which they are shown."""
 _TOLERATED_RATIO = 1e-9
 _TOLERATED_SECONDS = 1e-6
 _MOST = 1e300
@@ -87,7 +87,7 @@ class NodeReport:
     state_problem: str
     capacity_seconds: float
     withheld_seconds: float
-    """Of pods whose owner is not known yet."""
+    """Of pods without a known owner yet."""
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
@@ -108,7 +108,7 @@ class NodeReport:
 
     @property
     def coverage_ratio(self) -> float | None:
-        """Part of the GPU-seconds whose activity is known; ``None`` where there are none."""
+        """Part of the GPU-seconds with known activity; ``None`` where there are none."""
         total = self.total
         return 1 - total.unknown_seconds / total.allocated_seconds if total.allocated_seconds else None
 
@@ -128,7 +128,7 @@ def read(document: Mapping[str, Any], where: str) -> NodeReport:
     """The report of an agent's answer to ``/api/v1/ledger``.
 
     Raises:
-        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` says whose it is.
+        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` names the agent.
     """
     try:
         if not document["metered"]:
@@ -324,13 +324,13 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAcce
 
     Raises:
         ConfigError: A file of ``access`` cannot be read, or is none.
-        ExporterError: The agent is down, is none, is too old or new, or has nothing to tell yet.
+        ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
     """
     return document_of(_get(base, timeout_seconds, access or AgentAccess()), base)
 
 
 def document_of(body: bytes, base: str) -> dict[str, Any]:
-    """The ledger in the body of an answer; ``base`` is whose.
+    """Return the ledger in the body of an answer; ``base`` is the agent's address.
 
     Raises:
         ExporterError: It is none, or of an agent that is too old or new.
@@ -462,7 +462,7 @@ def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> No
 
 
 def write_table(report: NodeReport, stream: TextIO) -> None:
-    """A table with what nobody held apart, and at its foot how far it can be trusted."""
+    """Write a table with separate lines without an owner; its foot shows how far it can be trusted."""
     table = _table(report)
     console = console_for(stream, table)
     if report.simulated:

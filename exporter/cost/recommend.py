@@ -108,7 +108,7 @@ def memories(lot: HeldDevices) -> Iterator[str]:
 def paid(price: MeanPrice | None) -> str:
     """What it has cost."""
     if price is None:
-        return "There is no one price for it in the window, so that no money is told."
+        return "There is no one price for it in the window, so that no money is shown."
     return f"{money(price)} was paid for a GPU-hour on the mean of the window."
 
 

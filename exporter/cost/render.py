@@ -107,7 +107,7 @@ def number_titles(report: FleetReport) -> tuple[str, ...]:
 
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
-    """Owners' rows, dearest first, what is nobody's, and the total; beyond ``top`` owners one row has the rest."""
+    """Return rows: owners, dearest first, no owner, the total; beyond ``top`` owners one row has the rest."""
     made = [
         ReportRow(
             names=tuple(_names(line.key, report.by)),
@@ -178,7 +178,7 @@ def _of_owners(by: Sequence[Dimension]) -> list[Dimension]:
 
 
 def _names(key: LineKey, by: Sequence[Dimension]) -> Iterator[str]:
-    """Texts of the columns that name a line; what is nobody's says so in the first column of owners."""
+    """Yield the texts of the columns that name a line; the first column of owners names lines without an owner."""
     ours, of_owners = key.kind if is_apart(key) else "", _of_owners(by)
     for dimension in by:
         if ours and dimension in of_owners:
@@ -266,12 +266,12 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
         return
     lines = decimal((trust.capacity_seconds - trust.missing_seconds) / HOUR, digits)
     if trust.missing_seconds:
-        told = f"conservation error {abs(trust.missing_seconds):.1e} s"
+        state = f"conservation error {abs(trust.missing_seconds):.1e} s"
     elif trust.failures or trust.recorded_hours < trust.expected_hours:
-        told = "all that was recorded and read is on a line; what was not is in no sum"
+        state = "all that was recorded and read is on a line; what was not is in no sum"
     else:
-        told = "nothing is missing"
-    yield Remark("Sum", f"{lines} of {capacity}, {told}")
+        state = "nothing is missing"
+    yield Remark("Sum", f"{lines} of {capacity}, {state}")
     if trust.missing_seconds:
         what = "have no line" if trust.missing_seconds > 0 else "are on lines and were not metered"
         hours = f"{abs(trust.missing_seconds) / HOUR:,.3f} GPU-hours"
@@ -292,8 +292,8 @@ def _funnel(report: FleetReport) -> Remark:
         part = f" ({percent_down(seconds / whole, 1)})" if whole else ""
         steps.append(f"{decimal(seconds / HOUR, digits)} {word}{part}")
     unknown = held.unknown_seconds / HOUR
-    told = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
-    return Remark("Funnel", " > ".join(steps) + told)
+    rest = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
+    return Remark("Funnel", " > ".join(steps) + rest)
 
 
 def _sharing(report: FleetReport) -> Iterator[Remark]:
@@ -404,14 +404,14 @@ def _foot(report: FleetReport) -> Iterator[CsvCells]:
     )
     for ratio, words in covered:
         yield {"record": "Coverage", "ratio": "" if ratio is None else ratio, "remark": words}
-    told = [("Failure", failure_words(failure)) for failure in trust.failures]
-    told += [("Note", note) for note in trust.notes]
+    records = [("Failure", failure_words(failure)) for failure in trust.failures]
+    records += [("Note", note) for note in trust.notes]
     if report.engine:
-        told.append(("Source", report.engine))
-    told.append(("Prices", report.prices or "of the time of use"))
+        records.append(("Source", report.engine))
+    records.append(("Prices", report.prices or "of the time of use"))
     if report.simulated:
-        told.append(("Simulated", "nothing here is real"))
-    for record, words in told:
+        records.append(("Simulated", "nothing here is real"))
+    for record, words in records:
         yield {"record": record, "remark": guarded(words)}
 
 
@@ -423,7 +423,7 @@ _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
 
 
 def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
-    """A table with what nobody held apart, and at its foot how far it can be trusted.
+    """Write a table with separate lines without an owner; its foot shows how far it can be trusted.
 
     In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
     """

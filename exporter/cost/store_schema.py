@@ -66,7 +66,7 @@ def claim(path: Path, now: float) -> int:
     """Lock the store for this process; the descriptor to close is the lock.
 
     Raises:
-        StoreError: Another process has it (``in_use``), told by its id, machine and time; or it cannot be locked.
+        StoreError: Another process has it (``in_use``), with its id, machine and time; or it cannot be locked.
     """
     lock = path.with_name(f"{path.name}.lock")
     try:

@@ -141,7 +141,7 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
 
 
 _Waste = tuple[TableRow, float | None, float | None, float | None]
-"""An owner whose GPUs were idle, and starts of days of the window: the first and the last on which it held GPUs, and
+"""An owner with idle GPUs, and starts of days of the window: the first and the last on which it held GPUs, and
 the last on which these were at work. ``None``: it held some before the window, on its last day, and on none."""
 
 
@@ -172,7 +172,7 @@ _PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), n
 _SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
 """What a page can be on, the narrowest first, labels between pool and team."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
-"""Whose pods are asked for: a whole team or cluster would be a list that nobody reads."""
+"""Subjects with a list of pods: that of a whole team or cluster would be too long to read."""
 
 
 async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
@@ -300,7 +300,7 @@ A stack has a name, values, and a look: ``active``, ``idle``, ``unknown``, ``una
 
 
 def _uses(report: FleetReport, currency: str) -> Chart | None:
-    """What active, idle and unknown GPUs cost day by day, and what nobody held; hours where nothing has a price.
+    """Return the cost of active, idle, unknown and ownerless GPUs day by day; hours where nothing has a price.
 
     ``None`` where the report has no days.
     """
