@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -50,15 +51,6 @@ _TOLERATED_SECONDS = 1e-6
 _MOST = 1e300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedModel:
-    """What GPUs of a model cost now, and how many of them there are."""
-
-    model: str
-    price: Price
-    gpus: int
-
-
 By: TypeAlias = str
 """One of ``BY``, or ``label:KEY``."""
 BY: tuple[By, ...] = ("owner", "namespace", "team", "model")
@@ -91,7 +83,8 @@ class NodeReport:
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
-    prices: tuple[PricedModel, ...]
+    prices: Mapping[tuple[str, Price], int]
+    """How many GPUs have a price now, by model and price."""
     by: By = "owner"
     lines: tuple[Line, ...]
     """Who held GPUs, dearest first, then longest; then what no known owner held: Unattributed, Unallocated."""
@@ -157,7 +150,7 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         conservation_error_seconds=_number(document["conservation_error_seconds"]),
         price_book=_text(document["price_book"]),
         unpriced_gpus=int(document["unpriced_gpus"]),
-        prices=_prices(document["prices"]),
+        prices=Counter(map(_priced, document["prices"])),
         lines=tuple(sorted(map(_line, document["accounts"]), key=_rank)),
     )
 
@@ -237,20 +230,16 @@ def _money(total: float, idle: float, unknown: float) -> Money:
     return Money(active=total - idle - unknown, idle=idle, unknown=unknown)
 
 
-def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
-    counted: dict[tuple[str, Price], int] = {}
-    for entry in entries:
-        price = Price(
-            per_hour=_number(entry["per_hour"]),
-            per_kwh=_number(entry["per_kwh"]),
-            currency=_text(entry["currency"]),
-            source=_text(entry["source"]),
-            as_of=_text(entry["as_of"]),
-            fallback=bool(entry["fallback"]),
-        )
-        key = (_text(entry["model"]), price)
-        counted[key] = counted.get(key, 0) + 1
-    return tuple(PricedModel(model=model, price=price, gpus=gpus) for (model, price), gpus in counted.items())
+def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
+    price = Price(
+        per_hour=_number(entry["per_hour"]),
+        per_kwh=_number(entry["per_kwh"]),
+        currency=_text(entry["currency"]),
+        source=_text(entry["source"]),
+        as_of=_text(entry["as_of"]),
+        fallback=bool(entry["fallback"]),
+    )
+    return _text(entry["model"]), price
 
 
 def _number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
@@ -529,8 +518,10 @@ def _foot(report: NodeReport) -> Iterator[Remark]:
     yield Remark("Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}")
     if report.state_problem:
         yield Remark("State", report.state_problem, "warning")
-    for label, priced in zip(("Prices", *("",) * len(report.prices)), report.prices, strict=False):
-        yield Remark(label, _price(priced))
+    for label, ((model, price), gpus) in zip(
+        ("Prices", *("",) * len(report.prices)), report.prices.items(), strict=False
+    ):
+        yield Remark(label, _price(model, price, gpus))
     if report.price_book:
         yield Remark("Book", report.price_book)
     if report.unpriced_gpus:
@@ -540,12 +531,11 @@ def _foot(report: NodeReport) -> Iterator[Remark]:
     yield from unpriced(total, digits)
 
 
-def _price(priced: PricedModel) -> str:
-    price = priced.price
+def _price(model: str, price: Price, gpus: int) -> str:
     energy = f" and {price.per_kwh:g} per measured kWh" if price.per_kwh else ""
     listed = ", a bundled list price: what you pay may differ" if price.fallback else ""
-    of = f"{priced.gpus} x {priced.model}"
-    return f"{of}: {price.per_hour:,.4g} {price.currency}/h{energy} now, {price.source} as of {price.as_of}{listed}"
+    cost = f"{price.per_hour:,.4g} {price.currency}/h{energy} now"
+    return f"{gpus} x {model}: {cost}, {price.source} as of {price.as_of}{listed}"
 
 
 def write_csv(report: NodeReport, stream: TextIO) -> None:
@@ -591,6 +581,8 @@ def write_json(report: NodeReport, stream: TextIO) -> None:
         "coverage_ratio": report.coverage_ratio,
         "price_book": report.price_book or None,
         "unpriced_gpus": report.unpriced_gpus,
-        "prices": [{"model": one.model, "gpus": one.gpus, **price_keys(one.price)} for one in report.prices],
+        "prices": [
+            {"model": model, "gpus": gpus, **price_keys(price)} for (model, price), gpus in report.prices.items()
+        ],
     }
     stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
-from typing import NamedTuple, get_args
+from typing import get_args
 from urllib.parse import quote, urlencode
 
 from exporter.cost.ledger import (
@@ -19,7 +19,7 @@ from exporter.cost.ledger import (
     parse_window,
     too_many_labels,
 )
-from exporter.cost.render import TITLES, title
+from exporter.cost.render import TITLES
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank, total_of
 from exporter.errors import ConfigError
 from exporter.model.formatting import day, minute, plural
@@ -279,28 +279,6 @@ def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
 
 _WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
 """Pages whose money, if any, is in a currency of its own."""
-SHARING: Mapping[str, str] = {"none": "no", "even": "evenly", "weighted": "by own cost"}
-_MENU = (
-    ("/", "Overview"),
-    ("/by/team", "Teams"),
-    ("/by/namespace", "Namespaces"),
-    ("/by/workload", "Workloads"),
-    ("/by/model", "Models"),
-    ("/by/pool", "Node pools"),
-    ("/by/cluster", "Clusters"),
-    ("/by/node", "Nodes"),
-    ("/recommendations", "Recommendations"),
-    ("/budgets", "Budgets"),
-    ("/about", "About"),
-)
-_AFTER_OWNERS = 4
-
-
-class Link(NamedTuple):
-    """A link."""
-
-    words: str
-    href: str
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:
@@ -319,22 +297,22 @@ def make_frame(
     subject = view.path == "/owner"
     labels = [name for name in dict.fromkeys((*offered, *view.asked)) if name.startswith(LABEL)]
     form = (*GROUPS, *labels)
-    carried = [name for name in dimensions_in(view.asked) if subject or name not in form]
+    filtered = dimensions_in(view.asked)
+    carried = [name for name in filtered if subject or name not in form]
     return {
-        # The pages of labels are after those of other properties of an owner.
-        "menu": (*_MENU[:_AFTER_OWNERS], *((f"/by/{name}", title(name)) for name in labels), *_MENU[_AFTER_OWNERS:]),
+        "labels": labels,
         "windows": _windows(view.now_seconds),
         "window_words": window_words(view.window),
-        "fields": {} if subject else {name: title(name) for name in form},
+        "fields": () if subject else form,
         # Parameters that the form carries along unseen.
         "kept": (*carried, "currency", "sort"),
-        "chips": () if subject else _chips(view),
+        "filtered": filtered,
+        "chips": 0 if subject else len(filtered) + (view.share_idle != "none"),
         "currencies": report.currencies if report and view.path not in _WITHOUT_MONEY else (),
         "currency": chosen_currency(report, view),
         "unread": _unread(report) if report else (),
         "unknown": tuple(_unknown(view, offered)),
         "simulated": freshness.simulated or bool(report and report.simulated),
-        "sharing": SHARING,
     }
 
 
@@ -355,18 +333,6 @@ def _windows(now_seconds: float) -> list[tuple[str, str]]:
         # In its first hour a month has no hour yet.
         offered.insert(3, ("This month", f"{today:%Y-%m}"))
     return offered
-
-
-def _chips(view: View) -> tuple[Link, ...]:
-    chips = [
-        Link(f"{title(name)} {' or '.join(view.asked[name])}", view.link(None, **{name: None}))
-        for name in dimensions_in(view.asked)
-    ]
-    if view.share_idle != "none":
-        what = "Unallocated and Unattributed" if view.share_unallocated else "Unallocated"
-        words = f"{what} shared {SHARING[view.share_idle]}"
-        chips.append(Link(words, view.link(None, share=None, shareUnallocated=None)))
-    return tuple(chips)
 
 
 def _unknown(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> Iterator[str]:

@@ -32,7 +32,6 @@ from exporter.service.page_frame import (
     GROUPS,
     MOST_CHOICES,
     NONE,
-    Link,
     View,
     choices,
     chosen_currency,
@@ -218,7 +217,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
     currency = chosen_currency(report, view)
     held = total_of(line.figures for line in report.held)
     return report, {
-        "title": _title(view),
+        "kind_and_name": _title(view),
         "crumbs": _crumbs(view),
         "team": _team(report),
         "figures": held,
@@ -274,14 +273,14 @@ def _subjects(view: View) -> list[Dimension]:
     return [name for name in (*_SUBJECTS[:5], *labels, *_SUBJECTS[5:]) if name in view.asked]
 
 
-def _crumbs(view: View) -> list[Link]:
-    """The way here, from the fleet inwards."""
-    crumbs = [Link("Overview", view.menu("/"))]
+def _crumbs(view: View) -> list[tuple[str, str]]:
+    """Return names and addresses of the pages from the fleet to this one."""
+    crumbs = [("Overview", view.menu("/"))]
     so_far: dict[str, str | None] = dict.fromkeys(dimensions_in(view.asked))
     here = _subjects(view)[::-1]
     for name in here[:-1]:
         so_far[name] = view.asked[name][0]
-        crumbs.append(Link(f"{title(name)} {_named(view, name)}", view.link(None, **so_far)))
+        crumbs.append((f"{title(name)} {_named(view, name)}", view.link(None, **so_far)))
     return crumbs
 
 
@@ -486,6 +485,7 @@ class _Pages:
             "freshness": freshness,
             "offered": offered or {},
             "noun": noun,
+            "title": title,
             "site": self.settings.title or "GPU cost",
             "report": report,
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
