@@ -59,6 +59,7 @@ LABEL org.opencontainers.image.title="gpu-cost-exporter cost service" \
       org.opencontainers.image.description="What a fleet's GPUs cost: pages, an API, budgets and metrics"
 # A new volume that is mounted here takes over the owner.
 RUN install -d -o 65534 -g 65534 /var/lib/gpu-cost-exporter
+COPY contrib/digest/digest.py /usr/share/gpu-cost-exporter/
 COPY --from=build-service /opt/gpu-cost-exporter /opt/gpu-cost-exporter
 USER 65534:65534
 EXPOSE 9401

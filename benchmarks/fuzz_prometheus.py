@@ -13,7 +13,7 @@ from exporter.cost import report as costs
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Window
 from exporter.cost.live import live_pods
-from exporter.cost.node_report_render import FORMATS, write
+from exporter.cost.node_report import FORMATS, write
 from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.errors import ExporterError, PrometheusError

@@ -44,8 +44,8 @@ names to `gpu-resources`. One line at the start lists the settings without effec
 SERVE = """\
 ## The cost service
 
-Options of `gpu-cost-exporter serve`, in the same forms. Those of *Prometheus* are also flags of `report`, `recommend`,
-`digest` and `store`. [service.md](service.md) explains them.
+Options of `gpu-cost-exporter serve`, in the same forms. Those of *Prometheus* are also flags of `report`, `recommend`
+and `store`. [service.md](service.md) explains them.
 """
 
 

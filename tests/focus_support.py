@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
-from exporter.cost.focus import OWN_COLUMNS, SPLIT_COLUMNS, FocusSettings, columns_of
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS
-from exporter.cost.focus_write import write_focus
+from exporter.cost.focus import OWN_COLUMNS, SPLIT_COLUMNS, columns_of, write_focus
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS, FocusSettings
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
 from exporter.model import Money, NodeFacts
 

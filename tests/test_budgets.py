@@ -93,7 +93,7 @@ budgts: []
         parse(text, "b.yaml")
     parts = "allowed: a list of 1 to 20 parts of the amount, such as 0.8 or 80%, at most 10"
     keys = "amount, currency, include_unallocated, name, owner, period, thresholds"
-    nobody = "nobody's GPUs belong to no namespace, team or label; allowed: for all, or for a cluster"
+    nobody = "GPUs without an owner belong to no namespace, team or label; allowed: for all, or for a cluster"
     label = "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
     currency = "'usd' is not known; allowed: an ISO 4217 code such as USD or EUR; did you mean 'USD'?"
     assert caught.value.problems == (
@@ -326,9 +326,7 @@ def test_what_was_never_recorded_is_not_0_and_an_owner_whom_nobody_knows_is_told
     assert (nowhere.known, nowhere.projected, nowhere.passed) == (False, None, ())
     assert nowhere.notes == ("246 of the period's 246 hours were not recorded for cluster 'esat', and are not in it.",)
     assert (unknown.known, unknown.spent) == (True, 0)
-    assert unknown.notes == (
-        "Nobody of the period is this budget's owner: see whether the owner is spelt as reports have it.",
-    )
+    assert unknown.notes == ("No line of the period is of this budget's owner: check the spelling against a report.",)
 
 
 def test_use_without_a_price_is_counted() -> None:

@@ -60,7 +60,7 @@ basic_auth_users: {{prometheus: "{hashed()}"}}
 def agent_settings(start: Start) -> AgentConfig:
     """What the agent's command line makes of arguments, environment and files."""
     words, given, problems = _dcgm_flags(start.args)
-    namespace, unknown = _parser().parse_known_args(words)
+    namespace, unknown = _parser(words).parse_known_args(words)
     problems += unknown_flags(unknown, namespace)
     flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
     assert namespace.command == "agent"
@@ -68,7 +68,7 @@ def agent_settings(start: Start) -> AgentConfig:
 
 
 def service_settings(start: Start) -> ServeSettings:
-    namespace, unknown = _parser().parse_known_args(start.args)
+    namespace, unknown = _parser(start.args).parse_known_args(start.args)
     assert namespace.command == "serve"
     flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
     return load_settings(flags, start.env, extra=unknown_flags(unknown, namespace))

@@ -1,42 +1,59 @@
-"""The weekly digest: its figures are the ledger's, its forms are safe to send, and a webhook gets it once."""
+"""The program in contrib/digest: its figures are the ledger's, its forms are safe to send, a webhook gets it once."""
 
 import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from aiohttp import web
+from digest_support import digest
 from fleet_report_support import HOSTILE, MARKUP, TURNED, hours, ledger, nobody, owner
 from fleet_support import END_SECONDS, FleetServer, truth_between
+from service_support import running
 
-from exporter.cli import _parser, main
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.cost.budgets import Budget, BudgetState
-from exporter.cost.digest import WEEK_SECONDS, Digest, Section, headline, make_digest, parse_week, read_digest, sections
-from exporter.cost.digest_render import ATTEMPTS, MOST_BLOCKS, document, html, message, post, read_url, text
+from exporter.cost.document import document
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
-from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Dimension,
+    Failure,
+    Figures,
+    FleetLedger,
+    LineKey,
+    Window,
+)
 from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.recommend import recommendation_document
+from exporter.cost.report import make_report
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days
-from exporter.errors import ConfigError, ExporterError
 from gpu_simulator.fleet import FleetTruth
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_792_400_400.0
 """2026-10-19T09:00Z, a Monday."""
-WEEK = parse_week("lastweek", NOW)
+MONDAY = digest.parse_week("lastweek", NOW)
+WEEK_SECONDS = 7 * DAY_SECONDS
 PAGE = "https://cost.example.org/gpu"
 TOKEN = "xoxb/very-secret"  # noqa: S105 - nobody's
 
+Digest = Any
+Section = Any
+Document = Mapping[str, Any]
 Lines = dict[LineKey, Figures]
 Handler = Callable[[web.Request], web.Response]
 
@@ -62,34 +79,57 @@ def weeks(*, before: int = 7, after: Lines | None = None) -> FleetLedger:
     return replace(whole, chunks=tuple(chunk for number, chunk in enumerate(whole.chunks) if number >= 11 - before))
 
 
-def advice(number: int, *, money: float | None = 100.0, workload: str = "resnet") -> Recommendation:
-    return Recommendation(
-        advice="give-back",
-        owner=LineKey(namespace="vision", kind="Job", workload=workload, team="core", model="NVIDIA H100 80GB HBM3"),
-        title=f"Give back {number} of 8 H100",
-        gpus=float(number),
-        currency="" if money is None else "USD",
-        per_month=money,
-        evidence=("It was idle.",),
-        risk="It may be needed.",
-        risk_level="low",
+def start_of(monday: Any) -> int:  # noqa: ANN401 - of a module that is loaded by its path
+    return int(datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp())
+
+
+def week_of(start_seconds: int) -> Window:
+    return Window(start_seconds=start_seconds, end_seconds=start_seconds + WEEK_SECONDS)
+
+
+WEEK = week_of(start_of(MONDAY))
+
+
+def report(known: FleetLedger, window: Window, *by: Dimension) -> Document:
+    """The report of a week in the form in which the program reads it."""
+    chunks = tuple(chunk for chunk in known.chunks if window.meets(chunk.window))
+    failures = tuple(failure for failure in known.failures if window.meets(failure.window))
+    found: Document = json.loads(
+        json.dumps(document(make_report(replace(known, window=window, chunks=chunks, failures=failures), by)))
+    )
+    return found
+
+
+def advice(number: int, *, money: float | None = 100.0, workload: str = "resnet") -> Document:
+    return recommendation_document(
+        Recommendation(
+            advice="give-back",
+            owner=LineKey(
+                namespace="vision", kind="Job", workload=workload, team="core", model="NVIDIA H100 80GB HBM3"
+            ),
+            title=f"Give back {number} of 8 H100",
+            gpus=float(number),
+            currency="" if money is None else "USD",
+            per_month=money,
+            evidence=("It was idle.",),
+            risk="It may be needed.",
+            risk_level="low",
+        )
     )
 
 
-def budget(name: str, spent: float, *, projected: float | None = None, known: bool = True) -> BudgetState:
-    own = Budget(name=name, currency="USD", amount=1000.0, period="month")
-    passed = tuple(part for part in own.thresholds if known and spent >= part * own.amount)
-    return BudgetState(
-        budget=own,
-        period=parse_week("2026-W42", NOW),
-        spent=spent,
-        projected=projected,
-        unpriced_seconds=0.0,
-        as_of_seconds=NOW,
-        passed=passed,
-        known=known,
-        notes=() if known else ("3 questions about the period stayed unanswered.",),
-    )
+def budget(name: str, spent: float | None, *, projected: float | None = None) -> Document:
+    return {
+        "name": name,
+        "currency": "USD",
+        "amount": 1000.0,
+        "period": "week",
+        "from_seconds": WEEK.start_seconds,
+        "spent": spent,
+        "projected": projected,
+        "passed": [part for part in (0.5, 0.8, 1.0) if spent is not None and spent >= part * 1000.0],
+        "notes": [] if spent is not None else ["3 questions about the period stayed unanswered."],
+    }
 
 
 ADVICE = (advice(3), advice(1, money=None, workload=MARKUP))
@@ -97,22 +137,28 @@ BUDGETS = (
     budget("calm", 100.0, projected=600.0),
     budget("over", 1200.0, projected=2000.0),
     budget("soon", 400.0, projected=1500.0),
-    budget("dark", 0.0, known=False),
+    budget("dark", None),
 )
+
+
+def bare(known: FleetLedger, **more: object) -> Digest:
+    before = report(known, week_of(WEEK.start_seconds - WEEK_SECONDS), "team")
+    owners = report(known, WEEK, "cluster", "namespace", "workload", "team")
+    return digest.make(MONDAY, report(known, WEEK, "team"), owners, before, **more)
 
 
 def made(
     known: FleetLedger | None = None,
-    recommendations: tuple[Recommendation, ...] | None = ADVICE,
-    budgets: tuple[BudgetState, ...] = BUDGETS,
+    recommendations: tuple[Document, ...] | None = ADVICE,
+    budgets: tuple[Document, ...] = BUDGETS,
     notes: tuple[str, ...] = ("A note <b>of</b> the engine.",),
 ) -> Digest:
-    digest = make_digest(replace(known or weeks(), simulated=True), WEEK, recommendations, budgets, notes)
-    return replace(digest, external_url=f"{PAGE}/")
+    simulated = replace(known or weeks(), simulated=True)
+    return bare(simulated, advice=recommendations, budgets=budgets, notes=notes, external_url=f"{PAGE}/")
 
 
-def section(digest: Digest, title: str) -> Section:
-    return next(one for one in sections(digest) if one.title.startswith(title))
+def section(of: Digest, title: str) -> Section:
+    return next(one for one in digest.sections(of) if one.title.startswith(title))
 
 
 def texts(of: Section) -> list[tuple[str, ...]]:
@@ -129,14 +175,14 @@ def texts(of: Section) -> list[tuple[str, ...]]:
     ],
 )
 def test_a_week_is_from_monday_to_sunday_utc(written: str, label: str, start: int) -> None:
-    week = parse_week(written, NOW)
-    assert (week.label, week.start_seconds, week.seconds) == (label, start, WEEK_SECONDS)
+    monday = digest.parse_week(written, NOW)
+    assert (digest.label(monday), start_of(monday)) == (label, start)
 
 
 @pytest.mark.parametrize("written", ["2026-W43", "2026-W54", "2026-W00", "7d", "", "0001-W01", "9999-W01", "2026-W4\n"])
 def test_what_is_no_week_or_not_over_is_refused(written: str) -> None:
-    with pytest.raises(ConfigError, match="allowed: lastweek, or a week that is over, as 2026-W46"):
-        parse_week(written, NOW)
+    with pytest.raises(digest.UsageError, match="allowed: lastweek, or a week that is over, as 2026-W46"):
+        digest.parse_week(written, NOW)
 
 
 def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None:
@@ -145,10 +191,8 @@ def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None
     assert (rows["Unattributed"], rows["Unallocated, nobody held it"]) == ("84.00 USD", "280.00 USD")
     parts = [(title, money) for title, money in rows.items() if "Total" not in title and money.endswith("USD")]
     assert sum(float(money.removesuffix(" USD").replace(",", "")) for _, money in parts) == 3024.0
-    digest = made()
-    assert digest.teams_before is not None
-    assert digest.teams_before.total.money["USD"].total == pytest.approx(7 * 480.0)
-    assert "EUR" not in digest.teams_before.total.money
+    before = made().before
+    assert {one["currency"]: one["cost"] for one in before["total"]["money"]} == {"USD": pytest.approx(7 * 480.0)}
 
 
 def test_teams_that_moved_are_told_with_the_largest_change_first_even_those_that_are_gone() -> None:
@@ -166,22 +210,22 @@ def test_waste_names_the_owner_and_what_it_paid_for_nothing() -> None:
 
 
 def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
-    for before, told in ((6, "only 288 of 336 hours were recorded"), (0, "Nothing is known of the week before")):
-        digest = made(weeks(before=before))
-        assert digest.teams_before is None
-        assert "Teams that" not in text(digest)
-        assert {before for title, *_, before in texts(section(digest, "Spend")) if "Total" in title} == {"not known"}
-        assert "against the week before" not in headline(digest)
-        assert any(told in note for note in digest.notes), digest.notes
+    for before, words in ((6, "only 288 of 336 hours were recorded"), (0, "Nothing is known of the week before")):
+        shown = made(weeks(before=before))
+        assert shown.before is None
+        assert "Teams that" not in digest.as_text(shown)
+        assert {before for title, *_, before in texts(section(shown, "Spend")) if "Total" in title} == {"not known"}
+        assert "against the week before" not in digest.headline(shown)
+        assert any(words in note for note in shown.notes), shown.notes
     failure = Failure(window=replace(WEEK, start_seconds=WEEK.start_seconds - 3600), what="x", reason="timeout")
-    digest = made(replace(weeks(), failures=(failure,)))
-    assert digest.teams_before is None
-    assert not digest.teams.trust.whole
-    assert "timeout" in text(digest)
+    shown = made(replace(weeks(), failures=(failure,)))
+    assert shown.before is None
+    assert not digest.is_whole(shown.teams)
+    assert "timeout" in digest.as_text(shown)
 
 
 def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> None:
-    shown = text(made())
+    shown = digest.as_text(made())
     assert "1 of 4 below every threshold and on course." in shown
     assert re.search(r"over +2026-W42 +1,200.00 USD, 120 % +1,000.00 USD +2,000.00 USD", shown)
     assert re.search(r"soon +2026-W42 +400.00 USD, 40 %", shown)
@@ -191,18 +235,20 @@ def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> No
 
 
 def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
-    bare = make_digest(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0), WEEK)
-    shown = text(bare)
-    assert headline(bare) == "GPU cost, 2026-W42: no GPU had a price"
+    free = bare(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0))
+    shown = digest.as_text(free)
+    assert digest.headline(free) == "GPU cost, 2026-W42: no GPU had a price"
     assert "No money was idle at an owner." in shown
     assert "Recommendations are not known" in shown
     assert "168.0 GPU-hours are in no cost" in shown
-    assert "http" not in shown + html(bare) + document(bare)
+    assert "http" not in shown + digest.as_html(free) + digest.as_slack(free)
     assert "SIMULATED" not in shown
-    assert "Nothing is suggested." in text(made(recommendations=()))
+    assert "Nothing is suggested." in digest.as_text(made(recommendations=()))
 
 
-@pytest.mark.parametrize(("form", "make"), [("txt", text), ("html", html), ("json", document)])
+@pytest.mark.parametrize(
+    ("form", "make"), [("txt", digest.as_text), ("html", digest.as_html), ("json", digest.as_slack)]
+)
 def test_every_form_is_as_its_golden_file(form: str, make: Callable[[Digest], str]) -> None:
     shown = make(made())
     path = GOLDEN / f"digest.{form}"
@@ -212,9 +258,9 @@ def test_every_form_is_as_its_golden_file(form: str, make: Callable[[Digest], st
 
 
 def test_every_form_says_that_it_is_simulated_and_has_the_money() -> None:
-    digest = made()
-    for make in (text, html, document):
-        shown = make(digest)
+    week = made()
+    for make in digest.FORMS.values():
+        shown = make(week)
         assert "SIMULATED FLEET: nothing here is real" in shown
         assert "3,024.00 USD" in shown
         assert "-10.0 % against the week before" in shown
@@ -237,7 +283,7 @@ class _Page(HTMLParser):
 
 def test_the_mail_loads_nothing_and_takes_no_name_for_markup() -> None:
     page = _Page()
-    page.feed(html(made()))
+    page.feed(digest.as_html(made()))
     assert not {"script", "img", "link", "style", "iframe", "form"} & set(page.tags)
     assert MARKUP in page.words
     assert "\u202e" not in page.words
@@ -246,7 +292,7 @@ def test_the_mail_loads_nothing_and_takes_no_name_for_markup() -> None:
 
 
 def test_the_chat_takes_no_name_for_a_mention_or_a_link() -> None:
-    sent = message(made())
+    sent = digest.message(made())
     told = json.dumps(sent, ensure_ascii=False)
     assert "<!channel>" not in told
     assert "<script>" not in told
@@ -267,8 +313,8 @@ def test_a_message_keeps_within_what_slack_takes_however_long_names_are() -> Non
     notes = tuple(f"{number} {'>' * 5000}" for number in range(30))
     recommendations = tuple(advice(number, workload="&" * 400) for number in range(40))
     budgets = tuple(budget(f"{'&' * 300}{number}", 2000.0) for number in range(40))
-    sent = message(made(weeks(after=many), recommendations, budgets, notes))
-    assert len(sent["blocks"]) <= MOST_BLOCKS
+    sent = digest.message(made(weeks(after=many), recommendations, budgets, notes))
+    assert len(sent["blocks"]) <= digest.MOST_BLOCKS
     for block in sent["blocks"]:
         for one in (block.get("text"), *block.get("elements", ())):
             if one is not None:
@@ -310,20 +356,20 @@ async def test_a_webhook_that_is_busy_is_asked_again_after_the_time_that_it_name
     slept: list[float] = []
     busy = web.Response(status=429, headers={"Retry-After": "7"})
     async with webhook(busy, web.Response(status=503), web.Response(text="ok")) as (url, got):
-        await asyncio.to_thread(post, url, message(made()), slept.append)
+        await asyncio.to_thread(digest.post, url, digest.message(made()), slept.append)
     assert slept == [7.0, 2.0]
     assert len(got) == 3
-    assert got[0] == message(made())
+    assert got[0] == digest.message(made())
 
 
 @pytest.mark.parametrize(
     ("answer", "attempts", "told"),
     [
-        (web.Response(status=500), ATTEMPTS, "after 5 attempts: HTTP 500"),
+        (web.Response(status=500), digest.ATTEMPTS, "after 5 attempts: HTTP 500"),
         (web.Response(status=404, text="no_service"), 1, "HTTP 404 (no_service); is the address still that of"),
         (web.Response(status=400, text=f"invalid_blocks at /services/{TOKEN}"), 1, "(invalid_blocks at ...)"),
         (web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}), 1, "HTTP 302"),
-        (web.Response(status=429, headers={"Retry-After": "86400"}), ATTEMPTS, "HTTP 429"),
+        (web.Response(status=429, headers={"Retry-After": "86400"}), digest.ATTEMPTS, "HTTP 429"),
         (None, 1, "the connection broke"),
     ],
 )
@@ -332,8 +378,8 @@ async def test_a_webhook_that_does_not_take_it_is_told_without_its_secret(
 ) -> None:
     slept: list[float] = []
     async with webhook(answer) as (url, got):
-        with pytest.raises(ExporterError, match=r"the webhook at 127\.0\.0\.1 did not take the digest") as refused:
-            await asyncio.to_thread(post, url, message(made()), slept.append)
+        with pytest.raises(digest.DigestError, match=r"the webhook at 127\.0\.0\.1 did not take the digest") as refused:
+            await asyncio.to_thread(digest.post, url, digest.message(made()), slept.append)
     assert len(got) == attempts
     assert told in str(refused.value)
     assert "very-secret" not in str(refused.value)
@@ -341,8 +387,8 @@ async def test_a_webhook_that_does_not_take_it_is_told_without_its_secret(
 
 
 def test_a_webhook_that_is_not_there_is_told_without_its_secret() -> None:
-    with pytest.raises(ExporterError) as refused:
-        post(f"http://127.0.0.1:9/{TOKEN}", {}, lambda _: None)
+    with pytest.raises(digest.DigestError) as refused:
+        digest.post(f"http://127.0.0.1:9/{TOKEN}", {}, lambda _: None)
     assert "cannot be reached" in str(refused.value)
     assert "very-secret" not in str(refused.value)
 
@@ -353,8 +399,8 @@ def test_a_webhook_that_is_not_there_is_told_without_its_secret() -> None:
 def test_a_file_without_an_address_is_told_and_not_repeated(content: str, tmp_path: Path) -> None:
     path = tmp_path / "url"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ConfigError, match="allowed: one line with an address") as refused:
-        read_url(path)
+    with pytest.raises(digest.UsageError, match="allowed: one line with an address") as refused:
+        digest.read_url(path)
     assert "secret-xyz" not in str(refused.value)
 
 
@@ -362,23 +408,29 @@ def money_of(truth: FleetTruth, currency: str) -> float:
     return truth.sum().money[currency].total
 
 
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program asks for `gpu-cost-exporter` by its name."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
 async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus: FleetServer) -> None:
-    week = parse_week("lastweek", END_SECONDS)
-    async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
-        digest = await read_digest(PrometheusLedger(client), client, week, END_SECONDS)
-    truth, before = (truth_between(week.start_seconds - back, week.end_seconds - back) for back in (0, WEEK_SECONDS))
-    assert digest.teams.currencies == ("EUR", "USD")
-    for known, told in ((truth, digest.teams), (before, digest.teams_before)):
-        assert told is not None
+    monday = digest.parse_week("lastweek", END_SECONDS)
+    start = start_of(monday)
+    source = digest.Commands(flags=("--prometheus", fleet_prometheus.url))
+    week = await asyncio.to_thread(digest.read, source, monday)
+    truth, before = (truth_between(start - back, start + WEEK_SECONDS - back) for back in (0, WEEK_SECONDS))
+    for known, read in ((truth, week.teams), (before, week.before)):
         for currency in ("EUR", "USD"):
-            assert told.total.money[currency].total == pytest.approx(money_of(known, currency), rel=1e-6)
-    assert digest.teams.trust.whole
-    assert digest.teams.simulated
-    assert digest.recommendations
+            assert digest.total(read, currency) == pytest.approx(money_of(known, currency), rel=1e-6)
+    assert digest.currencies(week) == ["EUR", "USD"]
+    assert digest.is_whole(week.teams)
+    assert week.teams["simulated"]
+    assert week.advice
 
 
 def command(url: str, *arguments: str) -> list[str]:
-    return ["digest", "--prometheus", url, "--week", "2026-W38", *arguments]
+    return ["--prometheus", url, "--week", "2026-W38", *arguments]
 
 
 async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
@@ -388,25 +440,26 @@ async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
     async with webhook(web.Response(text="ok")) as (url, got):
         path.write_text(f"{url}\n")
         hook = ("--webhook-url-file", str(path))
-        assert await asyncio.to_thread(main, command(fleet_prometheus.url, *hook, "--dry-run")) == 0
+        assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url, *hook, "--dry-run")) == 0
         dry = capsys.readouterr()
         assert got == []
         assert "nothing was posted; without --dry-run it would be, to 127.0.0.1" in dry.err
-        assert await asyncio.to_thread(main, command(fleet_prometheus.url, *hook)) == 0
-        told = capsys.readouterr()
+        assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url, *hook)) == 0
+        posted = capsys.readouterr()
     assert got == [json.loads(dry.out)]
-    assert told.out == ""
-    assert "the digest of 2026-W38 was posted to 127.0.0.1" in told.err
-    assert "very-secret" not in dry.err + dry.out + told.err
+    assert posted.out == ""
+    assert "the digest of 2026-W38 was posted to 127.0.0.1" in posted.err
+    assert "very-secret" not in dry.err + dry.out + posted.err
 
 
 def test_the_command_writes_text_and_mails(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(fleet_prometheus.url)) == 0
+    assert digest.main(command(fleet_prometheus.url)) == 0
     assert "Waste: GPUs held without work" in capsys.readouterr().out
     mail = tmp_path / "mail.html"
-    assert main(command(fleet_prometheus.url, "--format", "html", "--title", "Räume", "--output", str(mail))) == 0
+    words = ("--format", "html", "--title", "Räume", "--output", str(mail))
+    assert digest.main(command(fleet_prometheus.url, *words)) == 0
     assert "<h1" in mail.read_text(encoding="utf-8")
     assert "Räume, 2026-W38" in mail.read_text(encoding="utf-8")
 
@@ -414,28 +467,33 @@ def test_the_command_writes_text_and_mails(
 def test_a_week_of_which_nothing_is_known_is_a_failure(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["digest", "--prometheus", fleet_prometheus.url, "--week", "2025-W10"]) == 1
-    assert "there is no ledger of 2025-W10" in capsys.readouterr().err
+    assert digest.main(["--prometheus", fleet_prometheus.url, "--week", "2025-W10"]) == 1
+    assert "there is no ledger in this period" in capsys.readouterr().err
 
 
 def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "url"
     path.write_text("no address")
-    wrong = ["digest", "--week", "7d", "--webhook-url-file", str(path), "--format", "html", "--external-url", "x"]
-    assert main([*wrong, "--output", str(tmp_path / "o"), "--budgets", str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().err
+    wrong = ["--week", "7d", "--webhook-url-file", str(path), "--format", "html", "--external-url", "x"]
+    assert digest.main([*wrong, "--output", str(tmp_path / "o"), "--service", "y", "--store", "z"]) == 2
+    errors = capsys.readouterr().err
     for words in (
         "--week: value '7d' is no week",
-        "nothing says where to read",
         "is no address",
         "a webhook takes slack, not html",
         "--output: the digest is posted",
         "--external-url: value 'x'",
-        "budgets: cannot read",
+        "--service: value 'y'",
+        "--service: it has its own sources",
     ):
-        assert words in told, words
-    assert main(["digest", "--store", "x", "--dry-run"]) == 2
-    assert "--dry-run: does nothing without" in capsys.readouterr().err
+        assert words in errors, words
+    for words, problem in (
+        (["--store", "x", "--dry-run"], "--dry-run: does nothing without"),
+        ([], "nothing says where to read"),
+        (["--prometheus", "http://127.0.0.1:9", "--sealed"], "--sealed: unknown flag"),
+    ):
+        assert digest.main(words) == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
@@ -443,30 +501,51 @@ def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
     page = (root / "docs" / "cost.md").read_text(encoding="utf-8")
     (manifest,) = re.findall(r"```yaml\n(apiVersion: batch/v1.*?)```", page, re.DOTALL)
     job = yaml.safe_load(manifest)
+    dockerfile = (root / "Dockerfile").read_text(encoding="utf-8")
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert f"podman push {container['image']}\n" in (root / "docs" / "install.md").read_text(encoding="utf-8")
     user = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
-    assert f"\nUSER {user}:" in (root / "Dockerfile").read_text(encoding="utf-8")
-    namespace = _parser().parse_args(container["args"])
-    assert (namespace.command, namespace.webhook_url_file) == ("digest", Path("/secrets/url"))
-    section = page.partition("## The weekly digest")[2]
-    options = set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)) | {"--store"}
-    assert {name.replace("_", "-") for name in vars(namespace)} >= {option.removeprefix("--") for option in options}
+    assert f"\nUSER {user}:" in dockerfile
+    program = Path(container["command"][-1])
+    assert f"\nCOPY contrib/digest/{program.name} {program.parent}/\n" in dockerfile.partition(" AS service")[2]
+    arguments, others = digest.flags_of_program().parse_known_args(container["args"])
+    assert (arguments.webhook_url_file, others) == (Path("/secrets/url"), [])
+    section = page.partition("## The weekly digest")[2].partition("\n## ")[0]
+    options = set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE))
+    assert {name.replace("_", "-") for name in vars(arguments)} >= {option.removeprefix("--") for option in options}
 
 
 async def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "days.sqlite"
-    week = parse_week("lastweek", END_SECONDS)
+    start = start_of(digest.parse_week("2026-W38", NOW))
     async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
-        ledger = PrometheusLedger(client)
         with DayStore.open(path, write=True) as store:
             await close_due_days(
-                store, ledger, END_SECONDS, from_day=week.start_seconds - WEEK_SECONDS, accept_gaps=True
+                store, PrometheusLedger(client), END_SECONDS, from_day=start - WEEK_SECONDS, accept_gaps=True
             )
-        asked = text(await read_digest(ledger, client, week, END_SECONDS))
-    assert await asyncio.to_thread(main, ["digest", "--store", str(path), "--week", "2026-W38"]) == 0
+    assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url)) == 0
+    asked = capsys.readouterr().out
+    assert await asyncio.to_thread(digest.main, ["--store", str(path), "--week", "2026-W38"]) == 0
     kept = capsys.readouterr().out
     assert kept.partition("What to do")[0] == asked.partition("What to do")[0]
     assert "Recommendations need --prometheus: the store does not keep how devices were used." in kept
+
+
+async def test_the_service_gives_the_same_money_and_has_the_budgets(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "budgets.yaml"
+    file.write_text("budgets: [{name: all, amount: 0.01, currency: USD, period: month}]\n")
+    assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url)) == 0
+    asked = capsys.readouterr().out
+    async with running(fleet_prometheus.url, budgets=str(file)) as service:
+        assert await service.round()
+        words = ["--service", service.url, "--week", "2026-W38"]
+        assert await asyncio.to_thread(digest.main, words) == 0
+        served = capsys.readouterr().out
+    assert served.partition("What to do")[0] == asked.partition("What to do")[0]
+    assert re.search(r"^all +2026-09 +[0-9,.]+ USD, [0-9]+ % +0.01 USD", served, re.MULTILINE), served
+    assert await asyncio.to_thread(digest.main, words) == 1
+    assert "no answer of a cost service" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.cost.render_rows import charged
+from exporter.cost.render import charged
 from exporter.cost.report import FleetReport, ShareIdle, close, divide, make_report
 
 LATER = START + 40 * DAY_SECONDS

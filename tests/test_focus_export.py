@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, FocusSettings
-from exporter.cost.focus_write import write_focus
+from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, write_focus
+from exporter.cost.focus_rows import FocusSettings
 from exporter.cost.ledger import Figures, FleetLedger, LineKey
 from exporter.errors import ConfigError, ExporterError
 from exporter.model import Money

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from focus_support import FACTS, Lines, as_csv, held, key, ledger, nobody
 
-from exporter.cost.focus_write import write_focus
+from exporter.cost.focus import write_focus
 from exporter.cost.ledger import FleetLedger
 from exporter.model import NodeFacts
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cost.node_report import BY, By, NodeReport, add, read, summed
-from exporter.cost.node_report_render import write
+from exporter.cost.node_report import BY, By, NodeReport, add, read, summed, write
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
 from exporter.web import node_api
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from agent_support import running_agent
+from digest_support import digest
 from store_support import D1, NOW, chunk
 from test_store import closed
 
 from exporter.accounting.state_file import StateFile
-from exporter.cost import digest_render, node_report
+from exporter.cost import node_report
 from exporter.cost.store import DayStore
 from exporter.errors import ExporterError, StateError, StoreError
 
@@ -143,8 +144,8 @@ def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> N
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        with pytest.raises(ExporterError):
-            digest_render.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
+        with pytest.raises(digest.DigestError):
+            digest.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
         with pytest.raises(ExporterError):
             node_report.fetch(url)
         server.shutdown()

@@ -26,8 +26,7 @@ from prometheus_support import StubLedger, serving
 from exporter.cli import main
 from exporter.cli.common import say
 from exporter.config.resolve import JsonFormatter, TextFormatter
-from exporter.cost.node_report import APART, NodeReport, read, summed
-from exporter.cost.node_report_render import write
+from exporter.cost.node_report import APART, NodeReport, read, summed, write
 from exporter.cost.queries import matches
 from exporter.doctor.findings import Finding, Level, write_json, write_text
 from exporter.metrics.collector import ExpositionOptions

@@ -17,6 +17,7 @@ import pytest
 from agent_support import running_agent
 from aiohttp import web
 from api_support import write_kubeconfig
+from digest_support import digest
 from prometheus_support import serving as serving_prometheus
 from prometheus_support import success
 from test_prometheus_client import client
@@ -244,8 +245,6 @@ def test_no_command_tells_a_secret_however_it_fails(
             ["report", "--agent", echo.url, *(one.replace("prometheus-", "agent-", 1) for one in basic)],
             ["report", "--agent", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["agent", "--simulate", "demo", "--web-config", named["web"]],
-            ["digest", *to, "--webhook-url-file", named["hook"]],
-            ["digest", *to, "--webhook-url-file", named["no_hook"]],
             ["recommend", *to, *basic],
             ["store", "backfill", "--store", str(tmp_path / "days.sqlite"), *to, *basic],
         ]
@@ -254,7 +253,13 @@ def test_no_command_tells_a_secret_however_it_fails(
             said = capsys.readouterr()
             assert "gpu-cost-exporter: " in said.err, command
             innocent(said.out + said.err)
-    for name in ("agent", "serve", "report", "doctor", "digest"):
+        user = ("--user-file", named["password"])
+        for hook in (named["hook"], named["no_hook"]):
+            assert digest.main(["--service", echo.url, *user, "--webhook-url-file", hook]) != 0
+            said = capsys.readouterr()
+            assert "digest: " in said.err
+            innocent(said.out + said.err)
+    for name in ("agent", "serve", "report", "doctor"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         innocent(capsys.readouterr().out)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import EXIT_FAILED, PROGRAM, Commands, add_options, command, refuse, stdout
+from exporter.cli.common import EXIT_FAILED, PROGRAM, Parser, add_options, refuse, stdout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -28,23 +28,25 @@ THREADS_SECONDS = 0.5
 """How long threads may still take once everything else has ended; the last save has had its own time."""
 
 _ENDS = (
-    "Exit code: 0 when it was told to end; 1 if another process has the port, which may pass by itself; 2 for"
+    "Exit code: 0 after a signal; 1 if another process has the port, which may pass by itself; 2 for"
     " mistakes in options and files, which do not."
 )
 
 
-def add(commands: Commands) -> None:
-    """Add both commands."""
-    agent = command(commands, "agent", "Measure this node's GPUs and serve them to Prometheus and to people.")
-    add_options(agent)
-    agent.epilog = f"{agent.epilog} {_ENDS}"
-    agent.set_defaults(run=_agent)
-    doctor = command(commands, "doctor", "Check whether this node is fit for the agent, and say what to fix.")
-    doctor.add_argument(
+def add_agent(parser: Parser) -> None:
+    """Add the flags of `agent`."""
+    add_options(parser)
+    parser.epilog = f"{parser.epilog} {_ENDS}"
+    parser.set_defaults(run=_agent)
+
+
+def add_doctor(parser: Parser) -> None:
+    """Add the flags of `doctor`."""
+    parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="form of the findings [default: text]"
     )
-    add_options(doctor)
-    doctor.set_defaults(run=_doctor)
+    add_options(parser)
+    parser.set_defaults(run=_doctor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

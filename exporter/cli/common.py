@@ -5,14 +5,14 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import tzinfo
 from difflib import get_close_matches
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, TextIO, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, Self, TextIO, TypeAlias, TypeVar
 
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, Option
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from exporter.cost.query_rows import Progress
 
+T = TypeVar("T")
 PROGRAM = "gpu-cost-exporter"
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 """Failed; a mistake in what the user wrote; done, but not whole; interrupted."""
@@ -37,7 +38,7 @@ _ORDER = (
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are told like every other mistake in what the user wrote."""
+    """A parser with errors like every other mistake of the user."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting.
@@ -49,11 +50,11 @@ class Parser(argparse.ArgumentParser):
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse names its type no other way
-"""What a command adds itself to."""
+"""What commands are added to."""
 
 
 def say(problem: str) -> None:
-    """Tell one problem on standard error."""
+    """Write one problem to standard error."""
     print(f"{PROGRAM}: {redacted(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
 
 
@@ -107,7 +108,7 @@ def add_output(options: "argparse._ActionsContainer") -> None:
 
 
 def add_timezone(options: "argparse._ActionsContainer") -> None:
-    """Add the flag that says whose days, weeks and months a period means."""
+    """Add the flag for the time zone of days, weeks and months."""
     options.add_argument(
         "--timezone",
         type=_time_zone,
@@ -125,6 +126,15 @@ def _time_zone(text: str) -> tzinfo:
         raise argparse.ArgumentTypeError(
             f"value '{text}' is not {types.ZONE.noun}; allowed: {types.ZONE.allowed}{hint}"
         ) from None
+
+
+def or_problems(make: Callable[[], T], problems: list[str], prefix: str = "") -> T | None:
+    """Return what it makes; where that fails ``None``, with its mistakes in ``problems``."""
+    try:
+        return make()
+    except ConfigError as error:
+        problems += [f"{prefix}{problem}" for problem in error.problems]
+        return None
 
 
 def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = ()) -> tuple[str, ...]:
@@ -220,10 +230,6 @@ def _replaced(path: Path) -> Iterator[TextIO]:
         beside.unlink(missing_ok=True)
 
 
-# Imports inside functions keep `--help` and `--version` fast.
-# ruff: noqa: PLC0415
-
-
 _PATIENCE_SECONDS = 1.0
 
 
@@ -248,7 +254,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def told(self, progress: "Progress") -> None:
+    def show(self, progress: "Progress") -> None:
         """Show how far it is."""
         if self._bar is None:
             if not sys.stderr.isatty() or time.monotonic() - self._begun < _PATIENCE_SECONDS:
@@ -260,8 +266,14 @@ class ProgressBar:
 
 
 def _bar() -> "Bar":
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.console import Console  # noqa: PLC0415 - the agent does without
+    from rich.progress import (  # noqa: PLC0415 - as above
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

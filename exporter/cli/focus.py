@@ -1,11 +1,9 @@
 """`focus`: the columns of a FOCUS version; also the options of `report --format focus`."""
 
-# Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
-# ruff: noqa: PLC0415
-
 import argparse
 
-from exporter.cli.common import Commands, Parser, command, refuse, stdout
+from exporter.cli.common import Parser, command, refuse, stdout
+from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, columns_of
 
 FOCUS_FLAGS = (
     "focus_version",
@@ -15,30 +13,28 @@ FOCUS_FLAGS = (
     "focus_restated",
 )
 """Options of `report` that no other format has."""
-_VERSIONS = ("1.2", "1.3", "1.4")
 _MOST_CHARACTERS = 256
 
 
-def add(commands: Commands) -> None:
-    """Add the command and what it can do."""
-    focus = command(commands, "focus", "The FOCUS format for cost and usage: its columns.")
-    kinds = focus.add_subparsers(dest="about_focus", metavar="WHAT", required=True, parser_class=Parser)
+def add_focus(parser: Parser) -> None:
+    """Add the subcommand."""
+    kinds = parser.add_subparsers(dest="about_focus", metavar="WHAT", required=True, parser_class=Parser)
     columns = command(kinds, "columns", "The columns of a version: what they hold, and which must be there.")
-    columns.add_argument("--version", choices=_VERSIONS, default=_VERSIONS[-1], help="version [default: %(default)s]")
+    columns.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION, help="version [default: %(default)s]")
     columns.set_defaults(run=_columns)
 
 
 def add_focus_options(parser: Parser) -> None:
     """Add the options of `report --format focus`: what no ledger knows."""
     focus = parser.add_argument_group("With --format focus (docs/focus.md)")
-    focus.add_argument("--focus-version", choices=_VERSIONS, help="version of FOCUS [default: 1.4]")
+    focus.add_argument("--focus-version", choices=VERSIONS, help="version of FOCUS [default: 1.4]")
     for flag, metavar, about in (
         ("billing-account", "ID", "BillingAccountId of every row [default: on-prem]"),
         ("billing-account-name", "NAME", "BillingAccountName [default: none]"),
         (
             "provider",
             "NAME",
-            "who provides the GPUs and would send an invoice: the provider columns of every row [default: Internal]",
+            "provider of the GPUs, which would send an invoice: the provider columns of every row [default: Internal]",
         ),
     ):
         focus.add_argument(f"--focus-{flag}", type=_name, metavar=metavar, help=about)
@@ -61,8 +57,6 @@ def _name(text: str) -> str:
 
 def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.cost.focus import columns_of
-
     with stdout() as stream:
         for column in columns_of(namespace.version).values():
             null = "may be null" if column.nullable else "never null"

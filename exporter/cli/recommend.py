@@ -1,23 +1,20 @@
 """`recommend`: GPUs to return, share or make smaller, and the savings."""
 
-# Imports inside functions keep `--help` and `--version` fast: aiohttp takes a second.
-# ruff: noqa: PLC0415
-
 import argparse
 import asyncio
 import os
 import time
 from datetime import UTC
-from typing import TYPE_CHECKING
 
-from exporter.cli.common import EXIT_PARTIAL, Commands, add_output, add_timezone, command, say
-from exporter.config.prometheus_options import add_prometheus_options
+from exporter.cli.common import EXIT_PARTIAL, Parser, add_output, add_timezone, check_output, or_problems, output, say
+from exporter.cli.report import read_filters
+from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import DAY_SECONDS, Filters, Window, parse_window
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.recommend import AdviceReading, read, write
+from exporter.cost.report import filter_words
 from exporter.errors import ConfigError, ExporterError
-
-if TYPE_CHECKING:
-    from exporter.config.prometheus_options import PrometheusSettings
-    from exporter.cost.ledger import Filters, Window
-    from exporter.cost.recommend import AdviceReading
 
 _DEFAULT_WINDOW = "7d"
 _EPILOG = (
@@ -26,14 +23,11 @@ _EPILOG = (
 )
 
 
-def add(commands: Commands) -> None:
-    """Add the command."""
-    parser = command(
-        commands, "recommend", "Which GPUs could be given back, shared or made smaller, and what it saves."
-    )
+def add_recommend(parser: Parser) -> None:
+    """Add the flags."""
     parser.epilog = _EPILOG
     add_prometheus_options(parser)
-    what = parser.add_argument_group("What is looked at")
+    what = parser.add_argument_group("Selection")
     what.add_argument(
         "--window",
         default=_DEFAULT_WINDOW,
@@ -53,40 +47,32 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="suggest MIG and sharing also for servers that take memory in advance (vLLM, Triton, ...)",
     )
-    form = parser.add_argument_group("How it is told")
+    form = parser.add_argument_group("Output")
     form.add_argument("--format", choices=("table", "csv", "json"), default="table", help="form [default: table]")
     add_output(form)
     parser.set_defaults(run=_recommend)
 
 
 def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    from exporter.cli.common import check_output, output
-    from exporter.cost.recommend_render import write
-    from exporter.cost.report import filter_words
-
     window, filters, settings = _settle(namespace, list(problems), time.time())
     check_output(namespace.output)
-    read = asyncio.run(_read(window, filters, settings, servers=namespace.servers))
-    if not read.uses and not filters.wanted:
+    found = asyncio.run(_read(window, filters, settings, servers=namespace.servers))
+    if not found.uses and not filters.wanted:
         raise ExporterError(
             f"Prometheus has no evidence of how devices were used over {window.label}: no series"
             " workload_device:gpu_share:ratio. It is recorded once an hour by the group gpu-evidence of"
-            " rules/prometheus-rules.yaml: load it. Or nobody held a device when the period ended"
+            " rules/prometheus-rules.yaml: load it. Or no device was held when the period ended"
         )
-    if not read.uses:
+    if not found.uses:
         say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
     with output(namespace.output) as stream:
-        write(read, namespace.format, stream)
-    return EXIT_PARTIAL if read.ledger.failures else 0
+        write(found, namespace.format, stream)
+    return EXIT_PARTIAL if found.ledger.failures else 0
 
 
 def _settle(
     namespace: argparse.Namespace, problems: list[str], now: float
-) -> "tuple[Window, Filters, PrometheusSettings]":
-    from exporter.cli.fleet import or_problems, read_filters
-    from exporter.config.prometheus_options import prometheus_settings
-    from exporter.cost.ledger import DAY_SECONDS, parse_window
-
+) -> tuple[Window, Filters, PrometheusSettings]:
     filters = read_filters(namespace.filter or (), problems)
     if "pool" in filters.wanted:
         problems.append("--filter: pool is not known of devices; allowed: node, model, namespace, team and others")
@@ -99,18 +85,6 @@ def _settle(
     return window, filters, settings
 
 
-async def _read(
-    window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool
-) -> "AdviceReading":
-    from exporter.cost.fleet_reading import PrometheusLedger
-    from exporter.cost.prometheus import PrometheusClient
-    from exporter.cost.recommend import read
-
+async def _read(window: Window, filters: Filters, settings: PrometheusSettings, *, servers: bool) -> AdviceReading:
     async with PrometheusClient(settings) as client:
-        return await read(
-            client,
-            PrometheusLedger(client),
-            window,
-            filters=filters,
-            judge_servers=servers,
-        )
+        return await read(client, PrometheusLedger(client), window, filters=filters, judge_servers=servers)

@@ -30,8 +30,7 @@ _EPILOG = (
 )
 
 
-def add_fleet(kinds: Commands) -> None:
-    """Add the command."""
+def _add_fleet(kinds: Commands) -> None:
     parser = command(
         kinds, "fleet", "Write the recorded series of a fleet that does not exist, for reports to be tried on."
     )
@@ -132,16 +131,15 @@ def _progress(nodes: int) -> Callable[[int], None] | None:
     if not sys.stderr.isatty():
         return None
 
-    def told(done: int) -> None:
+    def show(done: int) -> None:
         sys.stderr.write(f"\r{done} of {nodes} nodes" + ("\n" if done == nodes else ""))
         sys.stderr.flush()
 
-    return told
+    return show
 
 
-def add(commands: Commands) -> None:
-    """Add the command and what it can do."""
-    parser = command(commands, "simulate", "Nodes that do not exist: for the demo, for trying out, for tests.")
+def add_simulate(parser: Parser) -> None:
+    """Add the subcommands."""
     kinds = parser.add_subparsers(dest="simulation", metavar="WHAT", required=True, parser_class=Parser)
     listing = command(kinds, "list", "Names of the shipped scenarios.")
     listing.set_defaults(run=_list_scenarios)
@@ -156,7 +154,7 @@ def add(commands: Commands) -> None:
         kinds, "stack", "Run agent, Prometheus, Alertmanager and the cost service on simulated data until Ctrl-C."
     )
     stack.set_defaults(run=_run_stack)
-    add_fleet(kinds)
+    _add_fleet(kinds)
     for simulation in (check, node, stack):
         simulation.add_argument("scenario", metavar="NAME|FILE", help="a shipped scenario, or a scenario file")
 

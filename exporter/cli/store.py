@@ -1,16 +1,31 @@
 """`store`: fills, closes, reopens and lists the store of closed days."""
 
-# Imports inside functions keep `--help` and `--version` fast: SQLite and aiohttp take a second.
-# ruff: noqa: PLC0415
-
 import argparse
+import asyncio
+import getpass
+import os
 import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from exporter.cli.common import Commands, Parser, command, refuse
-from exporter.config.prometheus_options import add_prometheus_options
+from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, ProgressBar, command, put, refuse, say, stdout
+from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
+from exporter.cost import render
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import DAY_SECONDS, Window, last_recorded
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.query_rows import LedgerSource
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import Closing, close_due_days
+from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_window
+from exporter.errors import ExporterError
+from exporter.model.formatting import day as day_name
+from exporter.model.formatting import decimal, moment, money_with_code
 
 _EPILOG = (
     "Exit code: 0; 1 if the store or Prometheus cannot be used, or close does not close its day; 2 for a wrong flag;"
@@ -19,64 +34,59 @@ _EPILOG = (
 _KEEP = re.compile(r"([1-9][0-9]{0,3})([dy])")
 
 
-def add(commands: Commands) -> None:
-    """Add the command and what it can do."""
-    store = command(commands, "store", "The store of closed days: what a report shows of days that Prometheus forgot.")
-    kinds = store.add_subparsers(dest="about_store", metavar="WHAT", required=True, parser_class=Parser)
-    backfill = _one(kinds, "backfill", "Close every day that Prometheus still has and the store has not.", "backfill")
+def add_store(parser: Parser) -> None:
+    """Add the subcommands."""
+    kinds = parser.add_subparsers(dest="about_store", metavar="WHAT", required=True, parser_class=Parser)
+    backfill = _one(kinds, "backfill", "Close every day that Prometheus still has and the store has not.", _backfill)
     backfill.add_argument(
-        "--from", dest="from_day", type=day, metavar="DAY", help="first day [default: the oldest that Prometheus has]"
+        "--from", dest="from_day", type=_day, metavar="DAY", help="first day [default: the oldest that Prometheus has]"
     )
-    close = _one(kinds, "close", "Close one day; again, where it is closed already and there is a reason.", "close")
-    close.add_argument("day", type=day, metavar="DAY", help="UTC date of a day that is over, as 2026-10-31")
+    close = _one(kinds, "close", "Close one day; again, where it is closed already and there is a reason.", _close)
+    close.add_argument("day", type=_day, metavar="DAY", help="UTC date of a day that is over, as 2026-10-31")
     close.add_argument("--reason", default="", help="why a day that is closed is read again; its history will have it")
-    for parser in (backfill, close):
-        parser.add_argument(
+    for one in (backfill, close):
+        one.add_argument(
             "--accept-gaps",
             action="store_true",
             help="close days of which hours were not recorded, and will not be"
-            + ("; from 48 hours after their end" if parser is backfill else ", and take less than was closed before"),
+            + ("; from 48 hours after their end" if one is backfill else ", and take less than was closed before"),
         )
-        add_prometheus_options(parser)
-    reopen = _one(kinds, "reopen", "Have a closed day read again by serve or backfill; until then it holds.", "reopen")
-    reopen.add_argument("day", type=day, metavar="DAY", help="UTC date, as 2026-10-31")
+        add_prometheus_options(one)
+    reopen = _one(kinds, "reopen", "Have a closed day read again by serve or backfill; until then it holds.", _reopen)
+    reopen.add_argument("day", type=_day, metavar="DAY", help="UTC date, as 2026-10-31")
     reopen.add_argument("--reason", required=True, help="why; the day's history will have it")
-    _one(kinds, "list", "Every closed day.", "show_days")
-    history = _one(
-        kinds, "history", "Every version of a closed day: when, by whom, why, and what it came to.", "history"
-    )
-    history.add_argument("day", type=day, metavar="DAY", help="UTC date, as 2026-10-31")
-    _one(kinds, "check", "Read the whole store, and say what is wrong with it; changes nothing.", "check")
-    _one(kinds, "vacuum", "Give free room back to the disk; brings an older store to this program's version.", "vacuum")
-    prune = _one(kinds, "prune", "Delete days that are older than what is to be kept.", "prune")
+    _one(kinds, "list", "Every closed day.", _show_days)
+    history = _one(kinds, "history", "Every version of a closed day: time, author, reason and figures.", _history)
+    history.add_argument("day", type=_day, metavar="DAY", help="UTC date, as 2026-10-31")
+    _one(kinds, "check", "Read the whole store, and say what is wrong with it; changes nothing.", _check)
+    _one(kinds, "vacuum", "Give free room back to the disk; brings an older store to this program's version.", _vacuum)
+    prune = _one(kinds, "prune", "Delete days that are older than what is to be kept.", _prune)
     prune.add_argument("--keep", required=True, type=_keep, metavar="AGE", help="how long days are kept: 5y, 400d")
-    prune.add_argument("--yes", action="store_true", help="delete; without it, what would be deleted is told")
+    prune.add_argument("--yes", action="store_true", help="delete; without it, what would be deleted is shown")
 
 
-def _one(kinds: Commands, name: str, about: str, function: str) -> Parser:
+def _one(kinds: Commands, name: str, about: str, run: Callable[[argparse.Namespace], int]) -> Parser:
     parser = command(kinds, name, about)
     parser.epilog = _EPILOG
     parser.add_argument("--store", required=True, type=Path, metavar="FILE", help="the store")
-    parser.set_defaults(run=partial(_run, function))
+    parser.set_defaults(run=partial(_run, run))
     return parser
 
 
-def _run(function: str, namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+def _run(run: Callable[[argparse.Namespace], int], namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.cli import store_work
-
-    return int(getattr(store_work, function)(namespace))
+    return run(namespace)
 
 
-def day(text: str) -> int:
-    """Unix time at which the UTC day begins.
+def _day(text: str) -> int:
+    """Return the Unix time at which the UTC day begins.
 
     Raises:
         argparse.ArgumentTypeError: It is no date.
     """
     try:
         if len(text) != len("2026-10-31"):
-            raise ValueError  # noqa: TRY301 - told in the same words
+            raise ValueError  # noqa: TRY301 - the same message
         return int(datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
     except ValueError:
         raise argparse.ArgumentTypeError(f"value '{text}' is not a date; allowed: 2026-10-31") from None
@@ -87,3 +97,187 @@ def _keep(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"value '{text}' is not an age; allowed: 5y, 400d")
     return int(match[1]) * (366 if match[2] == "y" else 1)
+
+
+def _backfill(namespace: argparse.Namespace) -> int:
+    """Close every day that is due."""
+    settings = prometheus_settings(namespace, os.environ)
+    now = time.time()
+    with DayStore.open(namespace.store, write=True, now=now) as store:
+        closing = asyncio.run(_closed_due(store, settings, namespace, now))
+    put(_days("closed", [day_name(day) for day in closing.closed]) if closing.closed else "no day closed")
+    for left in closing.left:
+        say(f"{day_name(left.day_seconds)}: {left.reason}")
+    return EXIT_PARTIAL if closing.left else 0
+
+
+async def _closed_due(
+    store: DayStore, settings: PrometheusSettings, namespace: argparse.Namespace, now: float
+) -> Closing:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(PrometheusClient(settings))
+        bar = stack.enter_context(ProgressBar("Closing days"))
+        source = PrometheusLedger(client)
+        closing = await close_due_days(
+            store,
+            source,
+            now,
+            from_day=namespace.from_day,
+            accept_gaps=namespace.accept_gaps,
+            by=_closer(),
+            progress=bar.show,
+        )
+        if not closing.closed and not closing.left and not store.closed_days():
+            await _refuse_nothing(source, now)
+        return closing
+
+
+async def _refuse_nothing(source: LedgerSource, now: float) -> None:
+    """End where Prometheus has no ledger at all, rather than one whose first day is not over.
+
+    Raises:
+        ExporterError: With what is wrong, as far as Prometheus shows it.
+    """
+    end = last_recorded(now)
+    lately = await source.ledger(Window(start_seconds=end - 2 * DAY_SECONDS, end_seconds=end), frozenset())
+    if not any(chunk.lines or chunk.capacity_seconds for chunk in lately.chunks):
+        why = "; ".join(lately.notes) or "nothing was recorded in the last two days"
+        raise ExporterError(f"there is nothing to close: {why}")
+
+
+def _close(namespace: argparse.Namespace) -> int:
+    """Close one day, or close it again."""
+    settings = prometheus_settings(namespace, os.environ)
+    now = time.time()
+    with DayStore.open(namespace.store, write=True, now=now) as store:
+        version = asyncio.run(_closed(store, settings, namespace, now))
+    put(f"{day_name(namespace.day)} closed, version {version}")
+    return 0
+
+
+async def _closed(store: DayStore, settings: PrometheusSettings, namespace: argparse.Namespace, now: float) -> int:
+    async with PrometheusClient(settings) as client:
+        ledger = await PrometheusLedger(client).ledger(day_window(namespace.day), ALL_OF_A_DAY)
+        return store.close_day(
+            ledger,
+            now=now,
+            by=_closer(),
+            reason=namespace.reason.strip(),
+            accept_gaps=namespace.accept_gaps,
+            accept_less=namespace.accept_gaps,
+        )
+
+
+def _reopen(namespace: argparse.Namespace) -> int:
+    """Mark a day to be read again."""
+    now = time.time()
+    with DayStore.open(namespace.store, write=True, alone=False) as store:
+        store.reopen(namespace.day, reason=namespace.reason, by=_closer(), now=now)
+    put(f"{day_name(namespace.day)} reopened: serve or store backfill closes it again")
+    return 0
+
+
+def _show_days(namespace: argparse.Namespace) -> int:
+    """Every closed day, a line each, and days that are missing between them."""
+    with DayStore.open(namespace.store, write=False) as store:
+        days = store.closed_days()
+    with stdout() as stream:
+        due: int | None = None
+        for day in days:
+            start = day.window.start_seconds
+            if due is not None and start > due:
+                last = start - DAY_SECONDS
+                stream.write(f"{day_name(due)}{f' to {day_name(last)}' if last > due else ''}  not closed\n")
+            due = day.window.end_seconds
+            notes = [f"version {day.version}"]
+            notes += [f"{day.recorded_hours} of 24 hours"] if day.recorded_hours < HOURS_OF_A_DAY else []
+            notes += ["simulated"] if day.simulated else []
+            notes += [f"reopened: {render.clean(day.reopened)}"] if day.reopened else []
+            stream.write(f"{day.window.label}  {', '.join(notes)}\n")
+        stream.write(f"{len(days)} closed {'day' if len(days) == 1 else 'days'}\n")
+    return 0
+
+
+def _history(namespace: argparse.Namespace) -> int:
+    """Every version of a day."""
+    with DayStore.open(namespace.store, write=False) as store:
+        versions = store.restatements(namespace.day)
+    if not versions:
+        raise ExporterError(f"store: {day_name(namespace.day)} is not closed; see: gpu-cost-exporter store list")
+    with stdout() as stream:
+        for version in versions:
+            stream.writelines(f"{line}\n" for line in _lines(version))
+    return 0
+
+
+def _lines(version: DayVersion) -> Iterator[str]:
+    at = moment(version.closed_at_seconds)
+    by = f" by {render.clean(version.closed_by)}" if version.closed_by else ""
+    yield f"version {version.number}: closed {at}{by}, read from {render.clean(version.engine)}"
+    if version.reason:
+        yield f"  why: {render.clean(version.reason)}"
+    figures = version.figures
+    money = "".join(
+        f", {money_with_code(money.total, code)} ({decimal(money.idle)} idle)"
+        for code, money in sorted(figures.money.items())
+    )
+    hours = decimal(figures.allocated_seconds / render.HOUR, 1)
+    yield f"  {version.lines} lines, {hours} GPU-hours{money}"
+    few = {name: count for name, count in version.recorded_hours.items() if count < HOURS_OF_A_DAY}
+    for name, count in sorted(few.items()):
+        yield f"  {count} of 24 hours were recorded{f' of cluster {render.clean(name)}' if name else ''}"
+
+
+def _check(namespace: argparse.Namespace) -> int:
+    """Read all of the store."""
+    with DayStore.open(namespace.store, write=False) as store:
+        problems = store.check()
+    for problem in problems:
+        say(f"store: {namespace.store}: {problem}")
+    if problems:
+        return EXIT_PARTIAL
+    put(f"{namespace.store}: ok")
+    return 0
+
+
+def _vacuum(namespace: argparse.Namespace) -> int:
+    """Give room back."""
+    path = namespace.store
+    if not path.exists():
+        raise ExporterError(f"store: there is no {path}; make it with: gpu-cost-exporter store backfill")
+    with DayStore.open(path, write=True, now=time.time()) as store:
+        before = path.stat().st_size
+        store.shrink()
+    after = path.stat().st_size  # closed, so that the log is in the file
+    put(f"{path}: {before} bytes before, {after} now")
+    return 0
+
+
+def _prune(namespace: argparse.Namespace) -> int:
+    """Delete old days."""
+    now = time.time()
+    before = int(now) // DAY_SECONDS * DAY_SECONDS - namespace.keep * DAY_SECONDS
+    with DayStore.open(namespace.store, write=False) as store:
+        old = [day.window.label for day in store.closed_days() if day.window.start_seconds < before]
+    done = "would be deleted; add --yes to delete them"
+    if old and namespace.yes:
+        with DayStore.open(namespace.store, write=True, alone=False) as store:
+            old, done = list(store.forget(before)), "deleted"
+    put(f"{_days('older', old)}: {done}" if old else f"no day is older than {day_name(before)}")
+    return 0
+
+
+def _days(what: str, names: Sequence[str]) -> str:
+    """``3 days closed, 2026-10-01 to 2026-10-04``; the first and the last may have others between them."""
+    if len(names) == 1:
+        return f"1 day {what}, {names[0]}"
+    return f"{len(names)} days {what}, {names[0]} to {names[-1]}"
+
+
+def _closer() -> str:
+    """Return the user and machine that close a day, for its history."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -158,7 +158,7 @@ def _budget(fields: Fields) -> Budget | None:
     if with_unallocated and owner.keys() - {"cluster"}:
         fields.problem(
             "include_unallocated",
-            "nobody's GPUs belong to no namespace, team or label; allowed: for all, or for a cluster",
+            "GPUs without an owner belong to no namespace, team or label; allowed: for all, or for a cluster",
         )
     if len(fields.problems) > before or name is None or amount is None or currency is None:
         return None
@@ -219,7 +219,7 @@ Method = Literal["weekdays", "mean"]
 
 
 def method(daily: Sequence[float]) -> Method | None:
-    """How the rest of a period is told: ``None`` not at all, for want of a complete day.
+    """Return how the rest of a period is estimated; ``None`` without a complete day.
 
     ``mean``: each day as the mean of the last 7 complete days. ``weekdays``, from 14 days on: each as the mean of
     its weekday in the last 28, so that a month with five weekends is not taken for one with four.
@@ -391,7 +391,7 @@ def _notes(
         where = f" for cluster '{budget.owner['cluster']}'" if "cluster" in budget.owner else ""
         notes.append(f"{hours - recorded} of the period's {hours} hours were not recorded{where}, and are not in it.")
     if own and recorded and not figures:
-        notes.append("Nobody of the period is this budget's owner: see whether the owner is spelt as reports have it.")
+        notes.append("No line of the period is of this budget's owner: check the spelling against a report.")
     others = sorted({code for line in figures for code in line.money} - {budget.currency})
     notes += [
         f"{_money(figures, code):.2f} {code} of the period are not in it: give the budget in {code}, or the price book"

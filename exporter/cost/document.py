@@ -1,12 +1,10 @@
 """Converts a fleet's report to its one JSON document, for the command and the API."""
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from exporter.cost.ledger import Figures, Window, pairs
-from exporter.cost.render_rows import charged, encodable, is_shared
-from exporter.cost.report import FleetReport, ReportLine, is_apart, is_part
+from exporter.cost.report import FleetReport, ReportLine, close, is_apart, is_part
 
 
 class PeriodDocument(TypedDict):
@@ -65,7 +63,7 @@ class LineDocument(OwnerDocument, FiguresDocument):
         Mapping[str, Any] | None, "Values by key of the labels that were asked for; null where it has none of them."
     ]
     mode: Annotated[str | None, "exclusive, mig or shared."]
-    held: Annotated[bool, "False: Unallocated or Unattributed, which are nobody's."]
+    held: Annotated[bool, "False: Unallocated or Unattributed, which have no owner."]
     charges: NotRequired[Annotated[list[Mapping[str, Any]], "Where idle money is shared: currency, shared, charged."]]
     series: NotRequired[Annotated[list[FiguresDocument], "By period, where it was asked for."]]
 
@@ -94,7 +92,7 @@ class FleetDocument(TypedDict):
     filters: Annotated[Mapping[str, Any], "By dimension what was asked for."]
     share_idle: Annotated[str, "How Unallocated money is spread."]
     share_unallocated: Annotated[bool, "Whether Unattributed money is, too."]
-    lines: Annotated[list[LineDocument], "Owners' lines, dearest first, then what is nobody's."]
+    lines: Annotated[list[LineDocument], "Owners' lines, dearest first, then those without an owner."]
     total: FiguresDocument
     periods: Annotated[list[PeriodDocument], "Of the lines' series."]
     trust: TrustDocument
@@ -103,34 +101,35 @@ class FleetDocument(TypedDict):
     prices: Annotated[str | None, "Null: prices of the time of use."]
 
 
-def write_json(report: FleetReport, stream: TextIO) -> None:
-    """Write one object, each line of ``lines`` on a line of its own."""
-    for number, (key, value) in enumerate(_without_lines(report).items()):
-        stream.write(f"{',' if number else '{'}\n  {_text(key)}: ")
-        if key != "lines":
-            stream.write(_text(value))
-            continue
-        opening = "["
-        for line in _lines(report):
-            stream.write(f"{opening}\n    {_text(line)}")
-            opening = ","
-        stream.write("[]" if opening == "[" else "\n  ]")
-    stream.write("\n}\n")
+def is_shared(report: FleetReport) -> bool:
+    """Return whether money without an owner was to be spread."""
+    return report.share_idle != "none"
+
+
+def charged(report: FleetReport) -> list[dict[str, float]]:
+    """By line (held, then apart) and currency: what it is charged with, its own money and what was spread onto it.
+
+    Whole hundredths that sum to the total's; empty where nothing was to be spread, or a line has no such money.
+    """
+    lines = (*report.held, *report.apart)
+    found: list[dict[str, float]] = [{} for _ in lines]
+    if not is_shared(report):
+        return found
+    for currency in report.currencies:
+        has = [n for n, line in enumerate(lines) if currency in line.figures.money or currency in line.shared]
+        amounts = [lines[n].figures.money_in(currency).total + lines[n].shared.get(currency, 0.0) for n in has]
+        for n, amount in zip(has, close(amounts), strict=True):
+            found[n][currency] = amount
+    return found
 
 
 def document(report: FleetReport) -> FleetDocument:
     """Return the report as plain values."""
-    return {**_without_lines(report), "lines": list(_lines(report))}
+    return {**document_without_lines(report), "lines": list(line_documents(report))}
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-
-
-def _text(value: object) -> str:
-    return encodable(_ENCODER.encode(value))
-
-
-def _without_lines(report: FleetReport) -> FleetDocument:
+def document_without_lines(report: FleetReport) -> FleetDocument:
+    """Return all but the lines, which may be many."""
     return {
         "api_version": 1,
         "window": window_document(report.window),
@@ -176,7 +175,8 @@ def _period(window: Window) -> PeriodDocument:
     return {"from_seconds": window.start_seconds, "to_seconds": window.end_seconds}
 
 
-def _lines(report: FleetReport) -> Iterator[LineDocument]:
+def line_documents(report: FleetReport) -> Iterator[LineDocument]:
+    """Yield the lines of owners, then those without an owner."""
     for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
         yield _line(line, charges, with_shares=is_shared(report))
 

@@ -1,70 +1,32 @@
-"""FOCUS exports: settings, columns and values of a row."""
+"""Writes a FOCUS file and its metadata file; the columns of every version."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from decimal import Decimal
+import csv
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Literal, cast
+from pathlib import Path
+from typing import Any, Literal, TextIO, cast
 
-FocusRow = dict[str, str]
-"""One charge: texts by the name of the column, as version 1.4 calls it; what is absent is null."""
-NULLS = frozenset(("", "NULL", "null"))
-"""Texts that readers take for null: the specification's examples have ``NULL``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FocusSettings:
-    """What the ledger cannot know, and the bill's reader wants to see."""
-
-    billing_account_id: str = "on-prem"
-    billing_account_name: str = ""
-    provider: str = "Internal"
-    """Who provides the GPUs, hosts them and would send an invoice."""
-    restated: bool = False
-    """The period was exported before: its charges are corrections."""
-    filters: str = ""
-    """In words, which part of the fleet's charges was asked for; empty for all of them."""
-    created_seconds: float | None = None
-    """Unix time for the metadata; ``None`` leaves it out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpriced:
-    """GPU-hours that had no price, and so are no charge."""
-
-    cluster: str
-    node: str
-    model: str
-    gpu_hours: float
-
-
-@dataclass(slots=True, kw_only=True)
-class FocusSummary:
-    """What was written, to be held against the ledger; filled while rows are made."""
-
-    rows: int = 0
-    origins: int = 0
-    split_origins: int = 0
-    cost: dict[str, Decimal] = field(default_factory=dict)
-    """By currency: sum of EffectiveCost."""
-    gpu_hours: Decimal = Decimal(0)
-    """Sum of ConsumedQuantity."""
-    unpriced_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    """By cluster, node and model: seconds of lines without any price, which are in no row."""
-    ledger_cost: Mapping[str, float] = field(default_factory=dict)
-    ledger_gpu_hours: float = 0.0
-    """Of all lines."""
-    capacity_gpu_hours: float = 0.0
-
-    @property
-    def unpriced(self) -> tuple[Unpriced, ...]:
-        """Most hours first."""
-        ordered = sorted(self.unpriced_seconds.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(
-            Unpriced(cluster=cluster, node=node, model=model, gpu_hours=seconds / 3600)
-            for (cluster, node, model), seconds in ordered
-        )
-
+from exporter import __version__
+from exporter.cost.focus_rows import (
+    METHOD_ID,
+    NULLS,
+    PLACES,
+    TAG_PREFIX,
+    UNIT,
+    FocusRow,
+    FocusSettings,
+    FocusSummary,
+    focus_rows,
+    written,
+)
+from exporter.cost.ledger import FleetLedger
+from exporter.cost.render import csv_stream, encodable, guarded
+from exporter.errors import ConfigError
+from exporter.model.formatting import iso
 
 Level = Literal["mandatory", "conditional", "recommended"]
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
@@ -103,76 +65,6 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "CommitmentDiscountStatus": ("Used", "Unused"),
     "PricingCategory": ("Standard", "Dynamic", "Committed", "Other"),
 }
-# Name, kind, level, whether null is allowed (N) or not (X), first version, last version.
-_TABLE = """
-AllocatedMethodDetails json R N 1.3
-AllocatedMethodId string C N 1.3
-AllocatedResourceId string C N 1.3
-AllocatedResourceName string C N 1.3
-AllocatedTags tags C N 1.3
-AvailabilityZone string R N 0.5
-BilledCost decimal M X 0.5
-BillingAccountId string M X 0.5
-BillingAccountName string M N 0.5
-BillingAccountType string C N 1.2
-BillingCurrency currency M X 0.5
-BillingPeriodEnd datetime M X 0.5
-BillingPeriodStart datetime M X 0.5
-CapacityReservationId string C N 1.1
-CapacityReservationStatus string C N 1.1
-ChargeCategory string M X 1.0
-ChargeClass string M N 1.0
-ChargeDescription string M N 1.0
-ChargeFrequency string R X 1.0
-ChargePeriodEnd datetime M X 0.5
-ChargePeriodStart datetime M X 0.5
-CommitmentDiscountCategory string C N 1.0
-CommitmentDiscountId string C N 1.0
-CommitmentDiscountName string C N 1.0
-CommitmentDiscountQuantity decimal C N 1.1
-CommitmentDiscountStatus string C N 1.0
-CommitmentDiscountType string C N 1.0
-CommitmentDiscountUnit unit C N 1.1
-CommitmentProgramEligibilityDetails json C N 1.4
-ConsumedQuantity decimal C N 1.0
-ConsumedUnit unit C N 1.0
-ContractApplied json C N 1.3
-ContractedCost decimal M X 1.0
-ContractedUnitPrice price C N 1.0
-EffectiveCost decimal M X 1.0
-HostProviderName string M N 1.3
-InvoiceDetailId string C N 1.4
-InvoiceId string R N 1.2
-InvoiceIssuerName string M X 0.5
-ListCost decimal M X 1.0
-ListUnitPrice price C N 1.0
-PricingCategory string C N 1.0
-PricingCurrency currency C N 1.2
-PricingCurrencyContractedUnitPrice price C N 1.2
-PricingCurrencyEffectiveCost decimal C N 1.2
-PricingCurrencyListUnitPrice price C N 1.2
-PricingQuantity decimal M N 1.0
-PricingUnit unit M N 1.0
-ProviderName string M X 0.5 1.3
-PublisherName string M X 0.5 1.3
-RegionId string C N 1.0
-RegionName string C N 1.0
-ResourceId string C N 0.5
-ResourceName string C N 0.5
-ResourceType string C N 1.0
-ServiceCategory string M X 0.5
-ServiceName string M X 0.5
-ServiceProviderName string M X 1.3
-ServiceSubcategory string R X 1.1
-SkuId string C N 1.0
-SkuMeter string C N 1.1
-SkuPriceDetails json C N 1.1
-SkuPriceId string C N 1.0
-SubAccountId string C N 0.5
-SubAccountName string C N 0.5
-SubAccountType string C N 1.2
-Tags tags C N 1.0
-"""
 
 
 def _read(name: str, kind: str, level: str, null: str, since: str, until: str = "") -> FocusColumn:
@@ -187,7 +79,11 @@ def _read(name: str, kind: str, level: str, null: str, since: str, until: str = 
     )
 
 
-COLUMNS: tuple[FocusColumn, ...] = tuple(_read(*line.split()) for line in _TABLE.split("\n") if line)
+COLUMNS: tuple[FocusColumn, ...] = tuple(
+    _read(*line.split())
+    for line in Path(__file__).with_name("focus_columns.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+)
 """Every column that some version from 1.2 on has, in the order of the alphabet."""
 
 # In 1.2, which has no split charges, our files say the same in columns of their own.
@@ -205,3 +101,187 @@ OWN_COLUMNS: dict[str, Kind] = {f"x_{name}": kind for kind, names in _OWN for na
 def columns_of(version: str) -> dict[str, FocusColumn]:
     """The columns of one of ``VERSIONS``, by name, in the order of the alphabet."""
     return {column.name: column for column in COLUMNS if column.is_in(version)}
+
+
+_SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
+# Conditional columns for what a meter of GPUs never has.
+_NEVER = frozenset(
+    """
+    CapacityReservationId CapacityReservationStatus CommitmentDiscountQuantity CommitmentDiscountUnit
+    CommitmentProgramEligibilityDetails ContractApplied InvoiceDetailId ListUnitPrice
+    PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice
+    """.split()  # noqa: SIM905 - names read better in lines
+)
+_OF_METADATA = {
+    "string": "STRING",
+    "currency": "STRING",
+    "unit": "STRING",
+    "json": "JSON",
+    "tags": "JSON",
+    "datetime": "DATETIME",
+    "decimal": "DECIMAL",
+    "price": "DECIMAL",
+}
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_METHOD = (
+    "Each owner's share of a GPU times the time it held it, hour by hour at the price in effect: a whole GPU counts 1,"
+    " a MIG instance its slices, a replica of a shared GPU one part of all its replicas (x_SharingMode tells which)."
+    " AllocatedRatio is the owner's part of the origin's EffectiveCost."
+)
+_ORIGIN = (
+    "The origin of a split charge is the time of all GPUs of one model on one node over one charge period. It is left"
+    " out: only its parts are in the file, and they sum to it. What no known owner held is a part without an"
+    " AllocatedResourceId; x_WorkloadKind tells Unallocated from Unattributed."
+)
+
+
+def write_focus(
+    ledger: FleetLedger,
+    stream: TextIO,
+    *,
+    version: str = DEFAULT_VERSION,
+    settings: FocusSettings | None = None,
+    metadata_stream: TextIO | None = None,
+) -> FocusSummary:
+    """Write the ledger as CSV, and its metadata as JSON where there is a stream for them.
+
+    Args:
+        ledger: Read by ``FOCUS_DIMENSIONS``.
+        stream: For the CSV; a null is an empty field.
+        version: One of ``VERSIONS``; in 1.2, which knows no split charges, what it lacks stands in x_ columns.
+        settings: What the ledger does not know.
+        metadata_stream: For the metadata.
+
+    Returns:
+        What was written, and which GPU-hours were not because they had no price: for standard error.
+
+    Raises:
+        ConfigError: No such version.
+        ExporterError: The ledger was read by too few dimensions.
+    """
+    if version not in VERSIONS:
+        raise ConfigError(f"focus-version: '{version}' is not known; allowed: {', '.join(VERSIONS)}")
+    own = settings or FocusSettings()
+    summary = FocusSummary()
+    header = header_of(version)
+    writer = csv.writer(csv_stream(stream), lineterminator="\n")
+    writer.writerow(header)
+    simulated = "true" if ledger.simulated else ""
+    for row in focus_rows(ledger, own, summary):
+        row["x_Simulated"] = simulated
+        writer.writerow(_fields(row, header))
+    if metadata_stream is not None:
+        document = _metadata(ledger, version, own, summary)
+        metadata_stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
+    return summary
+
+
+def header_of(version: str) -> tuple[str, ...]:
+    """The columns of our files: FOCUS' in the order of the alphabet, then those of our own."""
+    of_focus = [name for name in columns_of(version) if name not in _NEVER]
+    own = list(OWN_COLUMNS)
+    if "AllocatedMethodId" not in of_focus:
+        own += [f"x_{name}" for name in SPLIT_COLUMNS]
+    return (*of_focus, *sorted(own))
+
+
+def _fields(row: FocusRow, header: tuple[str, ...]) -> Iterator[str]:
+    for name in header:
+        text = row.get(name)
+        if text is None:
+            text = row.get(name.removeprefix("x_"), "")
+        yield _plain(text)
+
+
+def _plain(text: str) -> str:
+    """Text that a spreadsheet does not take for a formula, no reader for null, and that UTF-8 and CSV have."""
+    if text and text in NULLS:
+        return f"'{text}"
+    return text if _NUMBER.fullmatch(text) else guarded(text)
+
+
+def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summary: FocusSummary) -> dict[str, Any]:
+    header = header_of(version)
+    schema: dict[str, Any] = {
+        "SchemaId": str(uuid.uuid5(_SCHEMA_SPACE, f"{version} {' '.join(header)}")),
+        "FocusVersion": version,
+        "DataGeneratorVersion": __version__,
+        "ColumnDefinition": [_definition(name, version) for name in header],
+    }
+    if settings.created_seconds is not None:
+        schema["CreationDate"] = iso(settings.created_seconds)
+    return {
+        "DataGenerator": {"DataGenerator": "gpu-cost-exporter"},
+        "Schema": schema,
+        "x_Window": {
+            "Start": iso(ledger.window.start_seconds),
+            "End": iso(ledger.window.end_seconds),
+            "Granularity": "Daily",
+        },
+        "x_Filter": settings.filters or None,
+        "x_OriginCharges": _ORIGIN,
+        "x_AllocationMethods": [{"AllocatedMethodId": METHOD_ID, "Description": _METHOD, "UsageUnit": UNIT}],
+        "x_BilledCost": "0 on every row: this is metered cost, not an invoice; EffectiveCost is the column to sum.",
+        "x_ListCost": "Equal to ContractedCost: the ledger holds what was paid, not what lists ask.",
+        "x_TagPrefix": TAG_PREFIX,
+        "x_Coverage": _coverage(ledger),
+        "x_Conservation": _conservation(summary),
+        "x_Unpriced": [
+            {"Cluster": one.cluster, "Node": one.node, "Model": one.model, "GpuHours": round(one.gpu_hours, PLACES)}
+            for one in summary.unpriced
+        ],
+        "x_Failures": [
+            {
+                "Start": iso(failure.window.start_seconds),
+                "End": iso(failure.window.end_seconds),
+                "What": failure.what,
+                "Reason": failure.reason,
+            }
+            for failure in ledger.failures
+        ],
+        "x_Notes": list(ledger.notes),
+        "x_Engine": ledger.engine,
+        "x_Simulated": ledger.simulated,
+    }
+
+
+def _definition(name: str, version: str) -> dict[str, Any]:
+    column = columns_of(version).get(name)
+    inner = columns_of(DEFAULT_VERSION).get(name.removeprefix("x_"))
+    kind = column.kind if column else inner.kind if inner else OWN_COLUMNS[name]
+    definition: dict[str, Any] = {"ColumnName": name, "DataType": _OF_METADATA[kind]}
+    if kind in {"decimal", "price"}:
+        definition["NumberScale"] = PLACES
+    if kind == "tags":
+        definition["ProviderTagPrefixes"] = [TAG_PREFIX]
+    return definition
+
+
+def _coverage(ledger: FleetLedger) -> dict[str, Any]:
+    clusters = {name for chunk in ledger.chunks for name in chunk.recorded_hours}
+    recorded = sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks)
+    figures = [figures for chunk in ledger.chunks for figures in chunk.lines.values()]
+    held = sum(one.allocated_seconds for one in figures)
+    measured = sum(one.active_seconds + one.idle_seconds for one in figures)
+    priced = held - sum(one.unpriced_seconds for one in figures)
+    return {
+        "HoursOfWindow": ledger.window.hours * max(len(clusters), 1),
+        "HoursRecorded": recorded,
+        "ActivityRatio": round(measured / held, 6) if held else None,
+        "PriceRatio": round(priced / held, 6) if held else None,
+    }
+
+
+def _conservation(summary: FocusSummary) -> dict[str, Any]:
+    unpriced = sum(one.gpu_hours for one in summary.unpriced)
+    return {
+        "Rows": summary.rows,
+        "Origins": summary.origins,
+        "SplitOrigins": summary.split_origins,
+        "EffectiveCost": {currency: written(cost) for currency, cost in sorted(summary.cost.items())},
+        "LedgerCost": {currency: round(cost, PLACES) for currency, cost in summary.ledger_cost.items()},
+        "ConsumedGpuHours": written(summary.gpu_hours),
+        "UnpricedGpuHours": round(unpriced, PLACES),
+        "LedgerGpuHours": round(summary.ledger_gpu_hours, PLACES),
+        "MeteredGpuHours": round(summary.capacity_gpu_hours, PLACES),
+    }

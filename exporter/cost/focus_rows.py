@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from itertools import groupby
 
-from exporter.cost.focus import NULLS, FocusRow, FocusSettings, FocusSummary
 from exporter.cost.ledger import (
     Dimension,
     Figures,
@@ -21,6 +20,66 @@ from exporter.cost.report import APART, total_of
 from exporter.errors import ExporterError
 from exporter.model import Money, NodeFacts
 from exporter.model.formatting import iso
+
+FocusRow = dict[str, str]
+"""One charge: texts by the name of the column, as version 1.4 calls it; what is absent is null."""
+NULLS = frozenset(("", "NULL", "null"))
+"""Texts that readers take for null: the specification's examples have ``NULL``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FocusSettings:
+    """What the ledger cannot know, and the bill's reader wants to see."""
+
+    billing_account_id: str = "on-prem"
+    billing_account_name: str = ""
+    provider: str = "Internal"
+    """Who provides the GPUs, hosts them and would send an invoice."""
+    restated: bool = False
+    """The period was exported before: its charges are corrections."""
+    filters: str = ""
+    """In words, which part of the fleet's charges was asked for; empty for all of them."""
+    created_seconds: float | None = None
+    """Unix time for the metadata; ``None`` leaves it out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpriced:
+    """GPU-hours that had no price, and so are no charge."""
+
+    cluster: str
+    node: str
+    model: str
+    gpu_hours: float
+
+
+@dataclass(slots=True, kw_only=True)
+class FocusSummary:
+    """What was written, to be held against the ledger; filled while rows are made."""
+
+    rows: int = 0
+    origins: int = 0
+    split_origins: int = 0
+    cost: dict[str, Decimal] = field(default_factory=dict)
+    """By currency: sum of EffectiveCost."""
+    gpu_hours: Decimal = Decimal(0)
+    """Sum of ConsumedQuantity."""
+    unpriced_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    """By cluster, node and model: seconds of lines without any price, which are in no row."""
+    ledger_cost: Mapping[str, float] = field(default_factory=dict)
+    ledger_gpu_hours: float = 0.0
+    """Of all lines."""
+    capacity_gpu_hours: float = 0.0
+
+    @property
+    def unpriced(self) -> tuple[Unpriced, ...]:
+        """Most hours first."""
+        ordered = sorted(self.unpriced_seconds.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(
+            Unpriced(cluster=cluster, node=node, model=model, gpu_hours=seconds / 3600)
+            for (cluster, node, model), seconds in ordered
+        )
+
 
 PLACES = 10
 """Decimals of money and hours."""
@@ -92,7 +151,7 @@ class ChargePart:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether nobody that is known held it."""
+        """Whether it has no known owner."""
         return self.owner.kind in APART
 
     @property
@@ -180,16 +239,16 @@ def focus_rows(ledger: FleetLedger, settings: FocusSettings, summary: FocusSumma
     missing = FOCUS_DIMENSIONS - ledger.dimensions
     if missing:
         raise ExporterError(f"FOCUS needs a ledger by {', '.join(sorted(missing))}, too; read it by FOCUS_DIMENSIONS")
-    told = FocusSummary() if summary is None else summary
-    told.ledger_cost = _ledger_cost(ledger)
-    for origin in origins(ledger, told):
-        told.origins += 1
+    sums = FocusSummary() if summary is None else summary
+    sums.ledger_cost = _ledger_cost(ledger)
+    for origin in origins(ledger, sums):
+        sums.origins += 1
         is_split = len(origin.parts) > 1
-        told.split_origins += is_split
+        sums.split_origins += is_split
         for row, cost, hours in _charges(origin, settings, is_split=is_split):
-            told.rows += 1
-            told.cost[origin.currency] = told.cost.get(origin.currency, Decimal(0)) + cost
-            told.gpu_hours += hours
+            sums.rows += 1
+            sums.cost[origin.currency] = sums.cost.get(origin.currency, Decimal(0)) + cost
+            sums.gpu_hours += hours
             yield row
 
 
@@ -268,7 +327,7 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
 
 
 def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
-    """Who provides the GPUs, and to whom."""
+    """Return the columns of the provider and of the account."""
     return {
         "BillingAccountId": settings.billing_account_id,
         "BillingAccountName": settings.billing_account_name,

@@ -108,7 +108,7 @@ def dimension_problem(name: str) -> str:
     if name in DIMENSIONS:
         return ""
     if name == "owner":
-        hint = "; a fleet's owners are told apart by workload, or workload,model,mode"
+        hint = "; a fleet has owners by workload, or workload,model,mode"
     else:
         close = get_close_matches(name, DIMENSIONS, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""

@@ -1,40 +1,54 @@
-"""Reports one node's ledger, read from its agent: owners by cost against capacity."""
+"""Reports one node's ledger, read from its agent, as a table, CSV or JSON: owners by cost against capacity."""
 
 import base64
+import csv
 import json
 import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from exporter.cost.ledger import LABEL, LineKey, pairs
 from exporter.cost.prometheus_access import NoRedirects
-from exporter.cost.render_rows import encodable
+from exporter.cost.render import (
+    CSV_HOURS,
+    HOUR,
+    Remark,
+    clean,
+    console_for,
+    csv_figures,
+    csv_stream,
+    encodable,
+    guarded,
+    hours_of,
+    money_of,
+    unpriced,
+    write_foot,
+)
 from exporter.errors import ConfigError, ExporterError
+from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, Owner, Price, ShareMode, Totals
+from exporter.model.formatting import decimal, hour_digits, iso, moment
+from exporter.web.node_api import account_keys, price_keys, totals_keys
 
 APART = (UNATTRIBUTED, UNALLOCATED)
-"""Owners of what no known owner held, in the order in which they are told."""
+"""Owners of what no known owner held, in the order in which they are shown."""
 _TOLERATED_RATIO = 1e-9
 _TOLERATED_SECONDS = 1e-6
 _MOST = 1e300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedModel:
-    """What GPUs of a model cost now, and how many of them there are."""
-
-    model: str
-    price: Price
-    gpus: int
 
 
 By: TypeAlias = str
@@ -65,11 +79,12 @@ class NodeReport:
     state_problem: str
     capacity_seconds: float
     withheld_seconds: float
-    """Of pods whose owner is not known yet."""
+    """Of pods without a known owner yet."""
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
-    prices: tuple[PricedModel, ...]
+    prices: Mapping[tuple[str, Price], int]
+    """How many GPUs have a price now, by model and price."""
     by: By = "owner"
     lines: tuple[Line, ...]
     """Who held GPUs, dearest first, then longest; then what no known owner held: Unattributed, Unallocated."""
@@ -86,7 +101,7 @@ class NodeReport:
 
     @property
     def coverage_ratio(self) -> float | None:
-        """Part of the GPU-seconds whose activity is known; ``None`` where there are none."""
+        """Part of the GPU-seconds with known activity; ``None`` where there are none."""
         total = self.total
         return 1 - total.unknown_seconds / total.allocated_seconds if total.allocated_seconds else None
 
@@ -106,7 +121,7 @@ def read(document: Mapping[str, Any], where: str) -> NodeReport:
     """The report of an agent's answer to ``/api/v1/ledger``.
 
     Raises:
-        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` says whose it is.
+        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` names the agent.
     """
     try:
         if not document["metered"]:
@@ -135,7 +150,7 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         conservation_error_seconds=_number(document["conservation_error_seconds"]),
         price_book=_text(document["price_book"]),
         unpriced_gpus=int(document["unpriced_gpus"]),
-        prices=_prices(document["prices"]),
+        prices=Counter(map(_priced, document["prices"])),
         lines=tuple(sorted(map(_line, document["accounts"]), key=_rank)),
     )
 
@@ -148,26 +163,24 @@ def _rank(line: Line) -> tuple[int, float, float, str, str, str, str]:
     return (place, -cost, -line.totals.allocated_seconds, owner_name(owner), owner.team, line.model, line.mode)
 
 
-_Key = tuple[Owner, str, str]
-_KEYS: Mapping[By, Callable[[Line], _Key]] = {
-    "owner": lambda line: (line.owner.without_cost_labels, line.model, line.mode),
-    "namespace": lambda line: (Owner(namespace=line.owner.namespace), "", ""),
-    "team": lambda line: (Owner(team=line.owner.team), "", ""),
-    "model": lambda line: (Owner(), line.model, ""),
-}
-
-
 def summed(report: NodeReport, by: By) -> NodeReport:
-    """The report's lines summed by ``by``; time without an owner stays apart, and by model where models are known."""
+    """Return the report's lines summed by ``by``; time without an owner stays separate."""
 
-    def key(line: Line) -> _Key:
-        if line.owner in APART and by != "owner":
-            return line.owner, line.model if by == "model" else "", ""
-        if by.startswith(LABEL):
-            return Owner(cost_labels=LineKey(labels=line.owner.cost_labels).at((by,)).labels), "", ""
-        return _KEYS[by](line)
+    def key(line: Line) -> tuple[Owner, str, str]:
+        owner = line.owner
+        if by == "owner":
+            return owner.without_cost_labels, line.model, line.mode
+        if by == "model":
+            return owner if owner in APART else Owner(), line.model, ""
+        if owner in APART:
+            return owner, "", ""
+        if by == "namespace":
+            return Owner(namespace=owner.namespace), "", ""
+        if by == "team":
+            return Owner(team=owner.team), "", ""
+        return Owner(cost_labels=LineKey(labels=owner.cost_labels).at((by,)).labels), "", ""
 
-    parts: dict[_Key, list[Totals]] = {}
+    parts: dict[tuple[Owner, str, str], list[Totals]] = {}
     for line in report.lines:
         parts.setdefault(key(line), []).append(line.totals)
     lines = [
@@ -217,20 +230,16 @@ def _money(total: float, idle: float, unknown: float) -> Money:
     return Money(active=total - idle - unknown, idle=idle, unknown=unknown)
 
 
-def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
-    counted: dict[tuple[str, Price], int] = {}
-    for entry in entries:
-        price = Price(
-            per_hour=_number(entry["per_hour"]),
-            per_kwh=_number(entry["per_kwh"]),
-            currency=_text(entry["currency"]),
-            source=_text(entry["source"]),
-            as_of=_text(entry["as_of"]),
-            fallback=bool(entry["fallback"]),
-        )
-        key = (_text(entry["model"]), price)
-        counted[key] = counted.get(key, 0) + 1
-    return tuple(PricedModel(model=model, price=price, gpus=gpus) for (model, price), gpus in counted.items())
+def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
+    price = Price(
+        per_hour=_number(entry["per_hour"]),
+        per_kwh=_number(entry["per_kwh"]),
+        currency=_text(entry["currency"]),
+        source=_text(entry["source"]),
+        as_of=_text(entry["as_of"]),
+        fallback=bool(entry["fallback"]),
+    )
+    return _text(entry["model"]), price
 
 
 def _number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
@@ -304,13 +313,13 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAcce
 
     Raises:
         ConfigError: A file of ``access`` cannot be read, or is none.
-        ExporterError: The agent is down, is none, is too old or new, or has nothing to tell yet.
+        ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
     """
     return document_of(_get(base, timeout_seconds, access or AgentAccess()), base)
 
 
 def document_of(body: bytes, base: str) -> dict[str, Any]:
-    """The ledger in the body of an answer; ``base`` is whose.
+    """Return the ledger in the body of an answer; ``base`` is the agent's address.
 
     Raises:
         ExporterError: It is none, or of an agent that is too old or new.
@@ -428,3 +437,152 @@ def _unreachable(base: str, error: Exception, timeout_seconds: float) -> str:
     else:
         why = str(cause)
     return f"{base}: cannot reach the agent: {why}; is it running, and does its --listen have this address?"
+
+
+FORMATS = ("table", "csv", "json")
+
+_Column = tuple[str, Callable[[Line], str]]
+_MODEL: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
+
+
+def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> None:
+    """Write the report in one of ``FORMATS``, its lines summed by ``by``."""
+    {"table": write_table, "csv": write_csv, "json": write_json}[form](summed(report, by), stream)
+
+
+def write_table(report: NodeReport, stream: TextIO) -> None:
+    """Write a table with separate lines without an owner; its foot shows how far it can be trusted."""
+    table = _table(report)
+    console = console_for(stream, table)
+    if report.simulated:
+        console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
+    console.print(Text(f"GPU use on {clean(report.node)}", style="bold"))
+    console.print(table)
+    write_foot(console, (remark._replace(words=clean(remark.words)) for remark in _foot(report)))
+
+
+def _table(report: NodeReport) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    columns = _columns(report)
+    for title, _ in columns:
+        table.add_column(title, overflow="fold")
+    currencies = report.currencies or ("",)
+    money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
+    for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
+        table.add_column(title.strip(), justify="right", no_wrap=True)
+    digits = hour_digits(report.capacity_seconds)
+    held = sum(line.owner not in APART for line in report.lines)
+    for number, line in enumerate(report.lines, start=1):
+        ends = number in {held, len(report.lines)}
+        style = "" if number <= held else "dim"
+        names = (Text(clean(name_of(line))) for _, name_of in columns)
+        table.add_row(*names, *_figures(line.totals, currencies, digits), end_section=ends, style=style)
+    table.add_row("Total", *("" for _ in columns[1:]), *_figures(report.total, currencies, digits), style="bold")
+    return table
+
+
+def _columns(report: NodeReport) -> tuple[_Column, ...]:
+    """Return titles of the names, and what gives them; time without an owner stands in the first one."""
+    if report.by == "model":
+        return (_MODEL, ("Held by", lambda line: _kind(line) or "owners"))
+    if report.by == "owner":
+        with_teams = any(line.owner.team for line in report.lines)
+        team: tuple[_Column, ...] = (("Team", lambda line: line.owner.team),) if with_teams else ()
+        return (("Owner", lambda line: owner_name(line.owner)), *team, _MODEL, ("Mode", lambda line: line.mode))
+    key = report.by.removeprefix(LABEL)
+    if report.by.startswith(LABEL):
+        return ((key, lambda line: _kind(line) or pairs(line.owner.cost_labels).get(key) or f"(no {key})"),)
+    return ((key.capitalize(), lambda line: _kind(line) or getattr(line.owner, key) or f"(no {key})"),)
+
+
+def _kind(line: Line) -> str:
+    return line.owner.kind if line.owner in APART else ""
+
+
+def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
+    return [*hours_of(totals, digits), *(text for currency in currencies for text in money_of(totals, currency))]
+
+
+def _foot(report: NodeReport) -> Iterator[Remark]:
+    total, digits = report.total, hour_digits(report.capacity_seconds)
+    whole = f"{decimal(report.capacity_seconds / HOUR, digits)} GPU-hours metered"
+    error = f"conservation error {report.conservation_error_seconds:.1e} s"
+    yield Remark("Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}")
+    if report.withheld_seconds > 0:
+        yield Remark("", f"{report.withheld_seconds:,.0f} s are of pods whose owner is not known yet", "note")
+    if report.missing_seconds:
+        yield Remark("", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "error")
+    if report.coverage_ratio is not None:
+        yield Remark("Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured")
+    kept = "totals as of the last save" if report.saved else "a restart of the agent loses what is in memory only"
+    yield Remark("Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}")
+    if report.state_problem:
+        yield Remark("State", report.state_problem, "warning")
+    for label, ((model, price), gpus) in zip(
+        ("Prices", *("",) * len(report.prices)), report.prices.items(), strict=False
+    ):
+        yield Remark(label, _price(model, price, gpus))
+    if report.price_book:
+        yield Remark("Book", report.price_book)
+    if report.unpriced_gpus:
+        yield Remark(
+            "No price", f"no row of the price book matches {report.unpriced_gpus} GPU(s) of this node", "warning"
+        )
+    yield from unpriced(total, digits)
+
+
+def _price(model: str, price: Price, gpus: int) -> str:
+    energy = f" and {price.per_kwh:g} per measured kWh" if price.per_kwh else ""
+    listed = ", a bundled list price: what you pay may differ" if price.fallback else ""
+    cost = f"{price.per_hour:,.4g} {price.currency}/h{energy} now"
+    return f"{gpus} x {model}: {cost}, {price.source} as of {price.as_of}{listed}"
+
+
+def write_csv(report: NodeReport, stream: TextIO) -> None:
+    """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
+    currencies = report.currencies  # a sum over all lines: once, not per line
+    money = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
+    labels = [report.by] if report.by.startswith(LABEL) else []
+    names = (*account_keys(Owner(), "", ""), *labels)
+    head = ("node", "from", "to", *names, *CSV_HOURS, "energy_kwh", *money)
+    writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
+    writer.writeheader()
+    first = {"node": report.node, "from": iso(report.from_seconds), "to": iso(report.to_seconds)}
+    for line in report.lines:
+        texts = {**first, **account_keys(line.owner, line.model, line.mode)}
+        texts |= {label: pairs(line.owner.cost_labels).get(label.removeprefix(LABEL), "") for label in labels}
+        figures = csv_figures(line.totals, energy_joules(line.totals))
+        writer.writerow({**{name: guarded(clean(text or "")) for name, text in texts.items()}, **figures})
+
+
+def write_json(report: NodeReport, stream: TextIO) -> None:
+    """One object: the period, the lines, their sum against capacity, and the prices. ``null`` is unknown."""
+    document = {
+        "node": report.node,
+        "simulated": report.simulated,
+        "from_seconds": report.from_seconds,
+        "to_seconds": report.to_seconds,
+        "saved": report.saved,
+        "state_problem": report.state_problem or None,
+        "by": report.by,
+        "lines": [
+            {
+                **account_keys(line.owner, line.model, line.mode),
+                "labels": pairs(line.owner.cost_labels) or None,
+                **totals_keys(line.totals),
+            }
+            for line in report.lines
+        ],
+        "total": totals_keys(report.total),
+        "capacity_seconds": report.capacity_seconds,
+        "withheld_seconds": report.withheld_seconds,
+        "missing_seconds": report.missing_seconds,
+        "conservation_error_seconds": report.conservation_error_seconds,
+        "coverage_ratio": report.coverage_ratio,
+        "price_book": report.price_book or None,
+        "unpriced_gpus": report.unpriced_gpus,
+        "prices": [
+            {"model": model, "gpus": gpus, **price_keys(price)} for (model, price), gpus in report.prices.items()
+        ],
+    }
+    stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -13,14 +13,14 @@ from exporter.cost.report import total_of
 from exporter.model import Account, Money, NodeFacts, Owner, Portion, Price, ShareMode
 
 REPRICE_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "model"})
-"""What a ledger must be told apart by for prices to be found."""
+"""Dimensions that a ledger needs for prices to be found."""
 _NOBODY = Account(owner=Owner(), model="", mode=ShareMode.EXCLUSIVE)
 _Priced = tuple[tuple[float, Price | None], ...]
 """Parts of a chunk's time, 0-1, with the price that holds in them."""
 
 
 def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
-    """The ledger with money at the book's prices of each chunk's time; ``notes`` tell both totals.
+    """Return the ledger with money at the book's prices of each chunk's time; ``notes`` have both totals.
 
     A line's seconds are taken to be spread evenly over its chunk, so that a price that changes within one day is
     charged by the part of the day for which it holds. What no row matches is unpriced.
@@ -44,7 +44,7 @@ def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
         few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")  # noqa: PLR2004 - enough to look at
         notes.append(
             f"nothing but the name is known of {len(unknown)} node(s) ({few}): rows of the price book that ask for an"
-            " instance type, capacity type or region do not match them; gpu_node_info tells these facts"
+            " instance type, capacity type or region do not match them; gpu_node_info has these facts"
         )
     return replace(ledger, chunks=chunks, notes=tuple(notes))
 
@@ -97,12 +97,13 @@ def _priced(figures: Figures, prices: _Priced) -> Figures:
 
 def _both_totals(ledger: FleetLedger, chunks: tuple[Chunk, ...], book: PriceBook) -> str:
     at = book.description or "a book without prices"
-    return f"re-priced at {at}: {_told(chunks)}; at the prices of the time of use it was {_told(ledger.chunks)}"
+    before = _money_words(ledger.chunks)
+    return f"re-priced at {at}: {_money_words(chunks)}; at the prices of the time of use it was {before}"
 
 
-def _told(chunks: tuple[Chunk, ...]) -> str:
+def _money_words(chunks: tuple[Chunk, ...]) -> str:
     total = total_of(figures for chunk in chunks for figures in chunk.lines.values())
     amounts = (f"{money.total:,.2f} {currency}" for currency, money in sorted(total.money.items()))
-    told = " and ".join(amounts) or "nothing"
+    amount = " and ".join(amounts) or "nothing"
     unpriced = total.unpriced_seconds
-    return f"{told} ({unpriced / HOUR_SECONDS:,.1f} GPU-hours unpriced)" if unpriced else told
+    return f"{amount} ({unpriced / HOUR_SECONDS:,.1f} GPU-hours unpriced)" if unpriced else amount

@@ -52,8 +52,8 @@ _REASONS = {
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Errors of SQLite as this program's.
+def sqlite_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as this program's.
 
     Raises:
         StoreError: With the file, what is wrong, and the fix.
@@ -77,7 +77,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         StoreError: There is none, it is no store, of another version, or cannot be read.
     """
-    with told(path):
+    with sqlite_errors(path):
         _refuse_strangers(path)
         with closing(_connect(path, "ro")) as connection:
             version = _version(connection)
@@ -99,7 +99,7 @@ def connect_to_write(path: Path, steps: Sequence[str] = STEPS) -> sqlite3.Connec
     Raises:
         StoreError: It is no store, newer than this program, or cannot be written. One that is damaged is set aside.
     """
-    with told(path):
+    with sqlite_errors(path):
         if path.exists() and path.stat().st_size:
             _refuse_strangers(path)
         _make(path)
@@ -118,7 +118,7 @@ def connect_beside(path: Path) -> sqlite3.Connection:
     Raises:
         StoreError: There is no store, it is of another version, or cannot be written.
     """
-    with told(path), reading(path):
+    with sqlite_errors(path), reading(path):
         connection = _connect(path, "rw")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
@@ -139,7 +139,7 @@ def _prepare(path: Path, connection: sqlite3.Connection, steps: Sequence[str]) -
         connection.close()
         raise _set_aside(path, " ".join(problem.split()))
     connection.execute("PRAGMA journal_mode = WAL")
-    # A closed day is not read again: it must be on the disk when closing is told.
+    # A closed day is not read again: it must be on the disk when closing is reported.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     upgrade(connection, version, steps)
@@ -239,7 +239,7 @@ class DayStore:
         Args:
             path: The file. Beside it lie its log (``-wal``, ``-shm``) and its lock (``.lock``).
             write: Whether days are to be closed.
-            now: Unix time, told to whoever wants to write meanwhile.
+            now: Unix time, shown to other writers meanwhile.
             alone: False is to write beside another process that closes days: to reopen and to forget.
 
         Raises:
@@ -349,7 +349,7 @@ class DayStore:
 
     def shrink(self) -> None:
         """Drop names that no line has any more, and give free room back to the disk; needs room for a second copy."""
-        with self._one_at_a_time, told(self.path):
+        with self._one_at_a_time, sqlite_errors(self.path):
             connection = self._writer()
             # A parent's row would be looked for in all lines, one after the other, which have no index for that.
             connection.execute("PRAGMA foreign_keys = OFF")
@@ -458,7 +458,7 @@ class DayStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._one_at_a_time, told(self.path):
+        with self._one_at_a_time, sqlite_errors(self.path):
             connection = self._writer()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -486,8 +486,8 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
         raise StoreError("not_over", f"store: {name} is not over, or the clock is wrong; close it tomorrow")
     if ledger.failures:
         first = ledger.failures[0]
-        told = f"{len(ledger.failures)} questions stayed unanswered, first {first.what}: {first.reason}"
-        raise StoreError("not_whole", f"store: {name} is not closed: {told}")
+        why = f"{len(ledger.failures)} questions stayed unanswered, first {first.what}: {first.reason}"
+        raise StoreError("not_whole", f"store: {name} is not closed: {why}")
     chunk = next((chunk for chunk in ledger.chunks if is_day(chunk.window)), Chunk(window=window))
     hours, cluster = min(((hours, name) for name, hours in chunk.recorded_hours.items()), default=(0, ""))
     if hours < HOURS_OF_A_DAY and not (accept_gaps and hours):

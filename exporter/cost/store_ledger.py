@@ -31,7 +31,7 @@ from exporter.model.formatting import day as day_name
 
 ENGINE = "store of closed days"
 _DAYS_AT_ONCE = 31
-"""So that progress is told, and a long window's lines are not twice in memory."""
+"""So that progress is shown, and a long window's lines are not twice in memory."""
 
 
 class StoreLedger:
@@ -164,13 +164,13 @@ class CombinedLedger:
         parts: list[FleetLedger] = []
         problem: PrometheusError | None = None
         for run, is_closed in runs:
-            told = _of_part(progress, run, window)
+            report = _of_part(progress, run, window)
             if is_closed:
-                parts.append(await self._store.ledger(run, dimensions, filters, told))
+                parts.append(await self._store.ledger(run, dimensions, filters, report))
                 continue
             if problem is None:
                 try:
-                    parts.append(await self._rest.ledger(run, dimensions, filters, told))
+                    parts.append(await self._rest.ledger(run, dimensions, filters, report))
                     continue
                 except PrometheusError as error:
                     if not any(is_closed for _, is_closed in runs):
@@ -181,7 +181,7 @@ class CombinedLedger:
 
 
 def _runs(window: Window, closed: frozenset[int]) -> list[tuple[Window, bool]]:
-    """The window in as few pieces as tell closed days from the rest, and which of them are closed."""
+    """Return the window in few pieces, each of closed days or of others, and which are closed."""
     days = groupby(chunks(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
     return [
         (replace(several[0], end_seconds=several[-1].end_seconds), is_closed)
@@ -197,11 +197,11 @@ def _of_part(
         return None
     before = (run.start_seconds - window.start_seconds) // 3600
 
-    def told(part: Progress) -> None:
+    def report(part: Progress) -> None:
         done = before + (run.hours * part.done // part.total if part.total else 0)
         progress(Progress(done=done, total=window.hours))
 
-    return told
+    return report
 
 
 def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusError) -> FleetLedger:
@@ -246,7 +246,7 @@ class NotClosed:
     reason: str
     """One sentence, with the fix."""
     waits: bool = False
-    """Its hours may still come, or somebody accepts that they will not."""
+    """Its hours may still come, or a user accepts that they will not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ async def close_due_days(
             oldest that the source has.
         accept_gaps: Close days of which hours are missing, once ``GRACE_HOURS`` are over.
         by: Who closes.
-        progress: Told after each day.
+        progress: Called after each day.
 
     Raises:
         StoreError: The store cannot be read or written, or the clock is wrong. Days closed before stay closed.
@@ -366,9 +366,9 @@ async def _close(
         recorded = {cluster for chunk in ledger.chunks for cluster in chunk.recorded_hours}
         gone = sorted(await asyncio.to_thread(store.clusters_before, day) - recorded)
         if gone and recorded and not ledger.failures:
-            told = ", ".join(f"'{cluster}'" for cluster in gone)
+            names = ", ".join(f"'{cluster}'" for cluster in gone)
             reason = (
-                f"store: {day_name(day)} is not closed: no hour of cluster {told} was recorded, which was there before"
+                f"store: {day_name(day)} is not closed: no hour of cluster {names} was recorded, which was there before"
             )
             return NotClosed(
                 day_seconds=day, reason=f"{reason}; it may still come within {GRACE_HOURS} hours", waits=True

@@ -31,64 +31,9 @@ from exporter.model.formatting import day as day_name
 APPLICATION_ID = 0x47435831
 """In the file's header, so that no other program's database is taken for a store."""
 
-_FIRST = """
-CREATE TABLE nodes (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (cluster, name));
-CREATE TABLE owners (
-  id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, workload TEXT NOT NULL, team TEXT NOT NULL,
-  UNIQUE (namespace, kind, workload, team)
-);
-CREATE TABLE sorts (
-  id INTEGER PRIMARY KEY, pool TEXT NOT NULL, model TEXT NOT NULL, mode TEXT NOT NULL, UNIQUE (pool, model, mode)
-);
-CREATE TABLE currencies (id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE);
-INSERT INTO currencies (id, code) VALUES (0, '');
-CREATE TABLE facts (
-  id INTEGER PRIMARY KEY, instance_type TEXT NOT NULL, capacity_type TEXT NOT NULL, region TEXT NOT NULL,
-  gpu_product TEXT NOT NULL, UNIQUE (instance_type, capacity_type, region, gpu_product)
-);
-CREATE TABLE versions (
-  id INTEGER PRIMARY KEY, day INTEGER NOT NULL, number INTEGER NOT NULL, closed_at REAL NOT NULL,
-  closed_by TEXT NOT NULL, reason TEXT NOT NULL, engine TEXT NOT NULL, simulated INTEGER NOT NULL,
-  lines INTEGER NOT NULL, allocated_seconds REAL NOT NULL, UNIQUE (day, number)
-);
-CREATE TABLE days (
-  day INTEGER PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions (id),
-  reopened_at REAL, reopened_by TEXT, reopened_reason TEXT
-);
-CREATE TABLE capacity (
-  version INTEGER NOT NULL REFERENCES versions (id), cluster TEXT NOT NULL, seconds REAL NOT NULL,
-  hours INTEGER NOT NULL, PRIMARY KEY (version, cluster)
-) WITHOUT ROWID;
-CREATE TABLE node_facts (
-  version INTEGER NOT NULL REFERENCES versions (id), node INTEGER NOT NULL REFERENCES nodes (id),
-  facts INTEGER NOT NULL REFERENCES facts (id), PRIMARY KEY (version, node)
-) WITHOUT ROWID;
-CREATE TABLE lines (
-  version INTEGER NOT NULL REFERENCES versions (id), owner INTEGER NOT NULL REFERENCES owners (id),
-  currency INTEGER NOT NULL REFERENCES currencies (id), sort INTEGER NOT NULL REFERENCES sorts (id),
-  node INTEGER NOT NULL REFERENCES nodes (id),
-  active REAL NOT NULL, idle REAL NOT NULL, unknown REAL NOT NULL, unpriced REAL NOT NULL, energy REAL,
-  active_cost REAL NOT NULL, idle_cost REAL NOT NULL, unknown_cost REAL NOT NULL,
-  PRIMARY KEY (version, owner, currency, sort, node)
-) WITHOUT ROWID
-"""
-"""``days.day`` and ``versions.day`` count days since 1970-01-01 UTC; a day's row names the version that holds.
-
-Lines lie in the order in which they are summed. A line is a row per currency: seconds and energy stand on its first
-row, on the others they are 0 and NULL (a REAL that is 0 takes no room). Currency 0 is no money at all.
-"""
-
-_LABELS = """
-CREATE TABLE owners_with_labels (
-  id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, workload TEXT NOT NULL, team TEXT NOT NULL,
-  labels TEXT NOT NULL, UNIQUE (namespace, kind, workload, team, labels)
-);
-INSERT INTO owners_with_labels SELECT id, namespace, kind, workload, team, '' FROM owners;
-DROP TABLE owners;
-ALTER TABLE owners_with_labels RENAME TO owners
-"""
-
-STEPS: tuple[str, ...] = (_FIRST, _LABELS)
+STEPS: tuple[str, ...] = tuple(
+    Path(__file__).with_name(f"store_{version}.sql").read_text(encoding="utf-8") for version in (1, 2)
+)
 """Step n makes a file of version n of one of version n - 1. A step that was released never changes."""
 
 
@@ -121,7 +66,7 @@ def claim(path: Path, now: float) -> int:
     """Lock the store for this process; the descriptor to close is the lock.
 
     Raises:
-        StoreError: Another process has it (``in_use``), told by its id, machine and time; or it cannot be locked.
+        StoreError: Another process has it (``in_use``), with its id, machine and time; or it cannot be locked.
     """
     lock = path.with_name(f"{path.name}.lock")
     try:

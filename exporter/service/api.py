@@ -20,12 +20,11 @@ from exporter.cost.document import (
     trust_document,
     window_document,
 )
-from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
+from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
-from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import Window
 from exporter.cost.live import PodDocument
-from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
+from exporter.cost.recommend import RecommendationDocument, recommendation_document
 from exporter.cost.report import FleetReport, parts
 from exporter.errors import ConfigError
 from exporter.service import responses
@@ -72,8 +71,8 @@ class FleetMoneyDocument:
     active: Annotated[float, "Of owners' active seconds."]
     idle: Annotated[float, "Of owners' idle seconds."]
     unknown: Annotated[float, "Of owners' unknown seconds."]
-    unattributed: Annotated[float, "Held by nobody that is known."]
-    unallocated: Annotated[float, "Held by nobody."]
+    unattributed: Annotated[float, "Without a known holder."]
+    unallocated: Annotated[float, "Without a holder."]
 
 
 class FreshnessEnvelope(TypedDict):
@@ -108,7 +107,7 @@ class BudgetDocument(PeriodDocument):
     """A budget and how it stands."""
 
     name: Annotated[str, "As its file has it."]
-    owner: Annotated[Mapping[str, Any], "Whose: by dimension; empty is everybody."]
+    owner: Annotated[Mapping[str, Any], "By dimension; empty is all owners."]
     period: Annotated[str, "week, month, quarter or year."]
     currency: Annotated[str, "ISO 4217."]
     amount: Annotated[float, "What it allows."]
@@ -223,7 +222,7 @@ async def _report(ask: Ask) -> object:
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
-    """The report's document with some of the owners' lines; what is nobody's always stays."""
+    """Return the report's document with some of the owners' lines; those without an owner always stay."""
     whole = document(report)
     held = len(report.held)
     found: ReportDocument = {

@@ -212,7 +212,7 @@ class Book:
     Args:
         sources: What is asked.
         clock: Unix seconds.
-        zone: Whose days and months the names of reports mean.
+        zone: Time zone of the days and months that names of reports mean.
 
     Attributes:
         labels: Values by key of the cost labels that owners have.
@@ -354,7 +354,7 @@ class Book:
 
     async def _count_budgets(self, now: float) -> Sequence[BudgetState]:
         states = await standings(self._wanted, self.sources.ledger, now)
-        # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
+        # A budget without known figures raises no alert; it is counted again before there is a newer hour.
         if unread := [state for state in states if state.unread]:
             self.budgets.value = states
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
@@ -420,7 +420,7 @@ async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | N
         raise PrometheusError(
             "bad_rows",
             f"{client.settings.url}: {RECORDED} has an hour that is more than a day in the future; see the clock of"
-            " what records it, and who else may write this series",
+            " what records it, and other writers of this series",
         )
     return None if newest is None else newest // HOUR_SECONDS * HOUR_SECONDS
 

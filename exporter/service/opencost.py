@@ -162,11 +162,11 @@ async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
     wanted = wanted_of(ask.values)
     by = dimensions_of((*ask.values["aggregate"], *wanted))
     if share == "none":
-        by = tuple(dict.fromkeys((*by, "model")))  # where money is spread, models would be told apart in it, too
+        by = tuple(dict.fromkeys((*by, "model")))  # where money is spread, it would be spread by model, too
     # What is spread is of the whole fleet.
     filters = pushed(wanted) if share == "none" else Filters()
     if len(periods) > 1 and not any(period.start_seconds % DAY_SECONDS for period in periods[1:]):
-        # Of whole days: one reading has them all, whose questions are no more than those of one set.
+        # Of whole days: one reading has them all, with no more questions than one set.
         whole = Window(start_seconds=periods[0].start_seconds, end_seconds=periods[-1].end_seconds)
         report = await ask.book.report(whole, by, filters, share_idle=share, with_series=True)
         return await asyncio.to_thread(in_periods, report, periods)
@@ -332,7 +332,7 @@ async def _assets(ask: Ask) -> object:
         if (types is None or "node" in types)
         and (asset := _asset(cluster, node, total_of(figures), report.window, currency))
     }
-    # OpenCost has one set of assets where Kubecost, whose parameter this is, has a list of sets.
+    # OpenCost has one set of assets where Kubecost, which has this parameter, has a list of sets.
     return _answer(ask, nodes if types is None else [nodes], currency, [report], warnings)
 
 

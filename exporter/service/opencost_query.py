@@ -27,7 +27,7 @@ from exporter.errors import ConfigError
 from exporter.service.parameters import Parameter, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
-"""OpenCost's names: an owner that lacks what is asked for; what nobody held. The third is ours."""
+"""OpenCost's names: an owner without the property; what no owner held. The third is ours."""
 MOST_STEPS = 400
 _MOST_DAYS = 3650
 
@@ -273,11 +273,11 @@ PARAMETERS: tuple[Parameter, ...] = (
         allowed="true, all, false, hour, day, week, weeknow, month, quarter",
         default="false",
     ),
-    switch("includeIdle", f"Add a row {IDLE} of what nobody held."),
+    switch("includeIdle", f"Add a row {IDLE} of GPUs without a holder."),
     switch("idle", "The same, in Kubecost's word: the row is there where either of the two is true."),
     Parameter(
         name="shareIdle",
-        about="Spread what nobody held over owners: true or weighted (by their cost), even.",
+        about="Spread the money of GPUs without a holder over owners: true or weighted (by their cost), even.",
         parse=words(_SHARES),
         allowed="true, false, weighted, even",
         default="false",
@@ -310,7 +310,7 @@ SUGGESTION_PARAMETERS: tuple[Parameter, ...] = (
     _WINDOW,
     _FILTER,
     _LIMIT,
-    _optional("field", f"Whose values: {', '.join(FILTERABLE)}; anything else has none."),
+    _optional("field", f"Values of: {', '.join(FILTERABLE)}; anything else has none."),
     _optional("search", "Only values that contain this, whatever the case."),
 )
 ASSET_PARAMETERS: tuple[Parameter, ...] = (

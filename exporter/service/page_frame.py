@@ -4,12 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
-from typing import NamedTuple, get_args
+from typing import get_args
 from urllib.parse import quote, urlencode
 
 from exporter.cost.ledger import (
     DIMENSIONS,
-    HOUR_SECONDS,
     LABEL,
     Dimension,
     Filters,
@@ -20,10 +19,10 @@ from exporter.cost.ledger import (
     parse_window,
     too_many_labels,
 )
-from exporter.cost.render_rows import TITLES, title
+from exporter.cost.render import TITLES
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank, total_of
 from exporter.errors import ConfigError
-from exporter.model.formatting import brief_minutes, coverage, day, hours, minute, plural
+from exporter.model.formatting import day, minute, plural
 from exporter.service.data import Book, Freshness
 from exporter.service.parameters import filter_text
 from exporter.web import templating
@@ -278,31 +277,8 @@ def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
     )
 
 
-_STALE_SECONDS = 3 * HOUR_SECONDS
 _WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
 """Pages whose money, if any, is in a currency of its own."""
-SHARING: Mapping[str, str] = {"none": "no", "even": "evenly", "weighted": "by own cost"}
-_MENU = (
-    ("/", "Overview"),
-    ("/by/team", "Teams"),
-    ("/by/namespace", "Namespaces"),
-    ("/by/workload", "Workloads"),
-    ("/by/model", "Models"),
-    ("/by/pool", "Node pools"),
-    ("/by/cluster", "Clusters"),
-    ("/by/node", "Nodes"),
-    ("/recommendations", "Recommendations"),
-    ("/budgets", "Budgets"),
-    ("/about", "About"),
-)
-_AFTER_OWNERS = 4
-
-
-class Link(NamedTuple):
-    """A link."""
-
-    words: str
-    href: str
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:
@@ -321,23 +297,22 @@ def make_frame(
     subject = view.path == "/owner"
     labels = [name for name in dict.fromkeys((*offered, *view.asked)) if name.startswith(LABEL)]
     form = (*GROUPS, *labels)
-    carried = [name for name in dimensions_in(view.asked) if subject or name not in form]
+    filtered = dimensions_in(view.asked)
+    carried = [name for name in filtered if subject or name not in form]
     return {
-        # The pages of labels are after those of other properties of an owner.
-        "menu": (*_MENU[:_AFTER_OWNERS], *((f"/by/{name}", title(name)) for name in labels), *_MENU[_AFTER_OWNERS:]),
+        "labels": labels,
         "windows": _windows(view.now_seconds),
         "window_words": window_words(view.window),
-        "fields": {} if subject else {name: title(name) for name in form},
+        "fields": () if subject else form,
         # Parameters that the form carries along unseen.
         "kept": (*carried, "currency", "sort"),
-        "chips": () if subject else _chips(view),
+        "filtered": filtered,
+        "chips": 0 if subject else len(filtered) + (view.share_idle != "none"),
         "currencies": report.currencies if report and view.path not in _WITHOUT_MONEY else (),
         "currency": chosen_currency(report, view),
-        "facts": (*(_trust(report) if report else ()), *_age(freshness)),
-        "notices": (*_notices(view, freshness, report), *_not_known(view, offered)),
-        "notes": report.trust.notes if report else (),
+        "unread": _unread(report) if report else (),
+        "unknown": tuple(_unknown(view, offered)),
         "simulated": freshness.simulated or bool(report and report.simulated),
-        "sharing": SHARING,
     }
 
 
@@ -360,91 +335,8 @@ def _windows(now_seconds: float) -> list[tuple[str, str]]:
     return offered
 
 
-def _chips(view: View) -> tuple[Link, ...]:
-    chips = [
-        Link(f"{title(name)} {' or '.join(view.asked[name])}", view.link(None, **{name: None}))
-        for name in dimensions_in(view.asked)
-    ]
-    if view.share_idle != "none":
-        what = "Unallocated and Unattributed" if view.share_unallocated else "Unallocated"
-        words = f"{what} shared {SHARING[view.share_idle]}"
-        chips.append(Link(words, view.link(None, share=None, shareUnallocated=None)))
-    return tuple(chips)
-
-
-Fact = tuple[str, str, str, str]
-"""One line of how far to trust the page: name, value, tone (``ok``, ``warn`` or ``bad``) and meaning."""
-
-
-def _trust(report: FleetReport) -> Iterator[Fact]:
-    trust, missing = report.trust, report.trust.missing_seconds
-    yield _ratio(
-        "Coverage",
-        trust.activity_coverage_ratio,
-        "nothing held",
-        "Part of the held GPU-hours whose activity was measured; the rest is unknown, not idle.",
-    )
-    yield _ratio(
-        "Priced",
-        trust.price_coverage_ratio,
-        "nothing metered",
-        "Part of all GPU-hours that had a price; the rest is in no money.",
-    )
-    yield (
-        "Hours recorded",
-        f"{trust.recorded_hours:,} of {trust.expected_hours:,}",
-        "ok" if trust.recorded_hours >= trust.expected_hours else "warn",
-        "Hours of the window that are over, times clusters (a new one from its first day on), and those recorded.",
-    )
-    whole = "a part of the fleet" if report.filters.wanted else "all of the capacity"
-    yield (
-        "Sum",
-        f"{missing / HOUR_SECONDS:+,.2f} GPU-hours missing" if missing else whole,
-        "bad" if missing else "ok",
-        "Active, idle, unknown, unattributed and unallocated GPU-hours must sum to the GPU-hours that were metered.",
-    )
-
-
-def _ratio(words: str, ratio: float | None, nothing: str, meaning: str) -> Fact:
-    if ratio is None:
-        return words, nothing, "warn", meaning
-    tone = "ok" if ratio >= 0.95 else "warn" if ratio >= 0.5 else "bad"  # noqa: PLR2004 - where a reader must take care
-    return words, coverage(ratio), tone, meaning
-
-
-def _age(freshness: Freshness) -> Iterator[Fact]:
-    until = freshness.read_until_seconds or freshness.closed_until_seconds
-    if until is None:
-        yield "Newest hour", "none yet", "warn", "No hour of the ledger has been read."
-    else:
-        age = freshness.now_seconds - until
-        tone = "warn" if age > _STALE_SECONDS else "ok"
-        yield "Newest hour", f"{minute(until)} UTC, {brief_minutes(age)} ago", tone, "Newer hours are not in here."
-    if freshness.closed_until_seconds is not None:
-        last = day(freshness.closed_until_seconds - 1)
-        yield "Closed until", last, "ok", "Days that are in the store, and change no more."
-
-
-def _notices(view: View, freshness: Freshness, report: FleetReport | None) -> Iterator[tuple[str, str]]:
-    """What a reader must know first: tones (``warn`` or ``bad``) and words."""
-    if freshness.problem:
-        yield "bad", freshness.problem
-    if report is None:
-        return
-    for words in _grouped(report):
-        yield "bad", words
-    if report.trust.missing_seconds:
-        lost = report.trust.missing_seconds / HOUR_SECONDS
-        yield "bad", f"The lines and the capacity differ by {lost:+,.2f} GPU-hours: please report this as a bug."
-    if view.currency and report.currencies and view.currency not in report.currencies:
-        yield "warn", f"Nothing here was priced in {view.currency}; there is: {', '.join(report.currencies)}."
-    if (unpriced := report.total.unpriced_seconds) > 0:
-        lacking = "no row of the price book matches their model, node and time"
-        yield "warn", f"{hours(unpriced)} GPU-hours are in no money here: {lacking}."
-
-
-def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Filters with a value that nothing in the period has, and those that come near."""
+def _unknown(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> Iterator[str]:
+    """Yield the filters with a value that nothing in the period has, and the values that come near."""
     for name, known in offered.items():
         if name.startswith(LABEL):
             continue  # offered are those of the last day, not of this period
@@ -453,11 +345,11 @@ def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> Iter
                 continue
             near = get_close_matches(value, known, n=3, cutoff=0.5) or known[:5]
             there = f"; there is: {', '.join(near)}" if near else ""
-            yield "warn", f"{TITLES[name]} {value} had no GPU in this period{there}."
+            yield f"{TITLES[name]} {value} had no GPU in this period{there}."
 
 
-def _grouped(report: FleetReport) -> list[str]:
-    """Failures by reason: a server that is away fails every day's question alike."""
+def _unread(report: FleetReport) -> list[str]:
+    """Return failures by reason: a server that is away fails every day's question alike."""
     reasons: dict[str, list[Window]] = {}
     for failure in report.trust.failures:
         reasons.setdefault(failure.reason, []).append(failure.window)

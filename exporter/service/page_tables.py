@@ -8,8 +8,8 @@ from typing import NamedTuple
 from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
 from exporter.cost.holdings import PAYER, Recommendation
 from exporter.cost.ledger import Dimension, Figures, LineKey
-from exporter.cost.recommend_render import totals
-from exporter.cost.render_rows import noun, title
+from exporter.cost.recommend import totals
+from exporter.cost.render import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_apart, total_of
 from exporter.model.formatting import model
 from exporter.service.data import Book
@@ -55,9 +55,9 @@ class TableRow(NamedTuple):
     """What else is known of it, in small letters."""
     href: str = ""
     apart: bool = False
-    """Some of it is nobody's, so that nothing is said of its use."""
+    """Some of it has no owner, so that its use is not shown."""
     shared: float = 0.0
-    """Money of nobody's GPUs that was spread onto it."""
+    """Money of GPUs without an owner that was spread onto it."""
     of_total: float | None = None
     """Its part of the money, or of the hours where nothing has a price."""
 
@@ -131,7 +131,7 @@ def _downloads(view: View, subject: Subject) -> list[tuple[str, str, str]]:
 
 
 def _apart(report: FleetReport) -> Sequence[ReportLine]:
-    """What is nobody's, by what the table is by; of a thousand nodes only its sums, which the table's foot can hold."""
+    """Return the lines without an owner; of a thousand nodes only their sums, which the table's foot can hold."""
     if len(report.apart) <= _MOST_APART:
         return report.apart
     kinds: dict[str, list[ReportLine]] = {}

@@ -21,7 +21,7 @@ from exporter.cost.ledger import (
     label_problem,
 )
 from exporter.cost.live import PodDocument
-from exporter.cost.render_rows import noun, title
+from exporter.cost.render import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
 from exporter.errors import ConfigError, PrometheusError, StoreError
 from exporter.model.formatting import day
@@ -32,7 +32,6 @@ from exporter.service.page_frame import (
     GROUPS,
     MOST_CHOICES,
     NONE,
-    Link,
     View,
     choices,
     chosen_currency,
@@ -141,7 +140,7 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
 
 
 _Waste = tuple[TableRow, float | None, float | None, float | None]
-"""An owner whose GPUs were idle, and starts of days of the window: the first and the last on which it held GPUs, and
+"""An owner with idle GPUs, and starts of days of the window: the first and the last on which it held GPUs, and
 the last on which these were at work. ``None``: it held some before the window, on its last day, and on none."""
 
 
@@ -172,7 +171,7 @@ _PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), n
 _SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
 """What a page can be on, the narrowest first, labels between pool and team."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
-"""Whose pods are asked for: a whole team or cluster would be a list that nobody reads."""
+"""Subjects with a list of pods: that of a whole team or cluster would be too long to read."""
 
 
 async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
@@ -218,7 +217,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
     currency = chosen_currency(report, view)
     held = total_of(line.figures for line in report.held)
     return report, {
-        "title": _title(view),
+        "kind_and_name": _title(view),
         "crumbs": _crumbs(view),
         "team": _team(report),
         "figures": held,
@@ -274,14 +273,14 @@ def _subjects(view: View) -> list[Dimension]:
     return [name for name in (*_SUBJECTS[:5], *labels, *_SUBJECTS[5:]) if name in view.asked]
 
 
-def _crumbs(view: View) -> list[Link]:
-    """The way here, from the fleet inwards."""
-    crumbs = [Link("Overview", view.menu("/"))]
+def _crumbs(view: View) -> list[tuple[str, str]]:
+    """Return names and addresses of the pages from the fleet to this one."""
+    crumbs = [("Overview", view.menu("/"))]
     so_far: dict[str, str | None] = dict.fromkeys(dimensions_in(view.asked))
     here = _subjects(view)[::-1]
     for name in here[:-1]:
         so_far[name] = view.asked[name][0]
-        crumbs.append(Link(f"{title(name)} {_named(view, name)}", view.link(None, **so_far)))
+        crumbs.append((f"{title(name)} {_named(view, name)}", view.link(None, **so_far)))
     return crumbs
 
 
@@ -300,7 +299,7 @@ A stack has a name, values, and a look: ``active``, ``idle``, ``unknown``, ``una
 
 
 def _uses(report: FleetReport, currency: str) -> Chart | None:
-    """What active, idle and unknown GPUs cost day by day, and what nobody held; hours where nothing has a price.
+    """Return the cost of active, idle, unknown and ownerless GPUs day by day; hours where nothing has a price.
 
     ``None`` where the report has no days.
     """
@@ -479,11 +478,14 @@ class _Pages:
         offered: Mapping[Dimension, tuple[str, ...]] | None = None,
         status: int = 200,
     ) -> web.Response:
+        freshness = self.book.freshness()
         shown = {
             "view": view,
-            "frame": make_frame(view, self.book.freshness(), report, offered or {}),
+            "frame": make_frame(view, freshness, report, offered or {}),
+            "freshness": freshness,
             "offered": offered or {},
             "noun": noun,
+            "title": title,
             "site": self.settings.title or "GPU cost",
             "report": report,
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},

@@ -1,4 +1,4 @@
-"""Parameters of the API: one table says what each is, how it is read and how OpenAPI tells of it."""
+"""Parameters of the API: one table says what each is, how it is read and how OpenAPI describes it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,8 +35,8 @@ _YES, _NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 class Parameter:
     """One parameter of the query.
 
-    ``parse`` turns its text, and the time, into the value; it raises ConfigError, whose words name the
-    parameter, or ValueError, for which ``allowed`` is told.
+    ``parse`` turns its text, and the time, into the value; it raises ConfigError, which names the
+    parameter, or ValueError, for which the message has ``allowed``.
     """
 
     name: str
@@ -269,7 +269,7 @@ OFFSET = Parameter(
 )
 LIMIT = Parameter(
     name="limit",
-    about="How many owners' lines there are at most; what is nobody's, and the total, always are there.",
+    about="How many owners' lines there are at most; lines without an owner and the total are always there.",
     parse=_count(MOST_LINES),
     allowed=f"a whole number from 0 to {MOST_LINES}",
     default=str(MOST_LINES),

@@ -71,7 +71,7 @@ class Keeping:
         return float(self.days[-1].window.end_seconds) if self.days else None
 
     def open(self, now: float) -> None:
-        """Open the store to write; where another process does, its days are shown and that is told.
+        """Open the store to write; where another process does, its days are shown and ``problem`` says so.
 
         Raises:
             StoreError: It can neither be read nor written.
@@ -94,7 +94,7 @@ class Keeping:
         except StoreError as error:
             if error.reason != "damaged":
                 raise
-            LOG.error("%s", error)  # noqa: TRY400 - the message is all there is to tell: what was damaged is set aside
+            LOG.error("%s", error)  # noqa: TRY400 - the message says all: what was damaged is set aside
             return DayStore.open(path, write=True, now=now)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Keeping:
             return
         from_day = None if self.days else int(self._oldest.value)
         closing = await close_due_days(
-            self._store, self.prometheus, now, from_day=from_day, accept_gaps=True, by=BY, progress=_told
+            self._store, self.prometheus, now, from_day=from_day, accept_gaps=True, by=BY, progress=_log
         )
         for left in closing.left:
             LOG.info("a day is not closed", extra={"day": day(left.day_seconds), "reason": left.reason})
@@ -135,7 +135,7 @@ class Keeping:
         )
 
 
-def _told(progress: Progress) -> None:
+def _log(progress: Progress) -> None:
     LOG.info("closing days", extra={"done": progress.done, "due": progress.total})
 
 
@@ -156,7 +156,7 @@ class Refreshing:
     """Reads the file of budgets. Raises ConfigError where it has mistakes."""
     keeping: Keeping
     first: Sequence[Question] = ()
-    """What is read while nobody has looked at anything: the first visitor does not wait for it."""
+    """What is read before the first visit, so that the first visitor does not wait for it."""
     errors: Counter[str] = field(default_factory=Counter)
     """Questions that failed, by reason."""
     looked: bool = False
@@ -210,7 +210,7 @@ class Refreshing:
             self._seen = state
             self._warm.expire()
             self.book.expire()
-        self._tell(now)
+        self._show(now)
         self.looked = True
         if down:
             return False
@@ -220,12 +220,12 @@ class Refreshing:
                     await job.refresh(now)
                 except ExporterError as error:
                     self.failed(error)
-        self._tell(now)
+        self._show(now)
         if not any(job.problem for job in self._jobs):
             self.last_read_seconds = now
         return True
 
-    def _tell(self, now: float) -> None:
+    def _show(self, now: float) -> None:
         down = self.book.down
         late = "" if down else lateness(self._newest, now)
         problems = (down, late, self.keeping.problem, *(job.problem for job in self._jobs))
@@ -248,7 +248,7 @@ class Refreshing:
         """Count and log a failure; its words."""
         reason = getattr(error, "reason", "other")
         self.errors[reason] += 1
-        LOG.warning("a look has failed", extra={"reason": reason, "problem": str(error)})
+        LOG.warning("refresh failed", extra={"reason": reason, "problem": str(error)})
         return str(error)
 
 
@@ -261,7 +261,7 @@ async def rounds(
         try:
             good = await refreshing.round(clock())
         except Exception:
-            # The pages stay as they are and tell their age; a service that ended would tell nothing.
+            # The pages stay as they are and show their age; a service that ended would show nothing.
             LOG.exception("a round has failed")
             refreshing.errors["internal"] += 1
             good = False
@@ -271,7 +271,7 @@ async def rounds(
 
 
 async def keep(keeping: Keeping, clock: Callable[[], float], failed: Callable[[ExporterError], str]) -> None:
-    """Close days until cancelled; ``failed`` is told what went wrong."""
+    """Close days until cancelled; ``failed`` gets each error."""
     while True:
         pause = EVERY_SECONDS
         try:

@@ -20,7 +20,7 @@ AT_ONCE = 3
 MOST_WAITING, MOST_OF_ONE = 30, 15
 """Different questions that may wait for their turn, of all clients and of one; more are refused for now."""
 CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
-"""The client whose request is answered, by its address; empty for the service's own questions, which none limits."""
+"""Address of the client of the request; empty for the service's own questions, which have no limit."""
 MOST_FIGURES = 300_000
 """Lines times periods that are kept: some 100 MiB."""
 _FIGURES_OF_NONE = 300
@@ -69,7 +69,7 @@ class _Running:
 
     task: "asyncio.Task[FleetReport]"
     client: str
-    """Who asked first."""
+    """Client of the first request."""
     waiting: int = 0
     """Requests that wait for it."""
 
@@ -99,14 +99,14 @@ class Readings:
         self._generation += 1
 
     def look(self, question: Question) -> None:
-        """Somebody asks: it is one of those that are read again by themselves for a while."""
+        """Note a request: for a while the question is read again without one."""
         self._looked.pop(question, None)
         self._looked[question] = self._clock()
         while len(self._looked) > _MOST_LOOKED:
             self._looked.pop(next(iter(self._looked)))
 
     def lately(self, since_seconds: float) -> tuple[Question, ...]:
-        """Questions of which there is a report and that somebody asked since then, the newest last."""
+        """Return the questions with a report that were asked since then, the newest last."""
         return tuple(
             question for question, at in self._looked.items() if at >= since_seconds and question in self._kept
         )
@@ -150,7 +150,7 @@ class Readings:
         Args:
             question: What is asked for.
             window: Its window now: that of ``30d`` moves from hour to hour.
-            read: Reads it; called by the first who asks.
+            read: Reads it; called for the first request.
             trouble: Why Prometheus is known not to answer now: then an old report is not waited for.
 
         Raises:
@@ -182,7 +182,7 @@ class Readings:
             return await self._wait(running.task, old)
         except asyncio.CancelledError:
             if running.waiting == 1 and not running.task.done():
-                # All who asked have left. Whoever asks from now on begins a reading of his own.
+                # No request waits any more. The next one begins a reading of its own.
                 self._running.pop((question, window), None)
                 running.task.cancel()
             raise

@@ -125,7 +125,7 @@ async def _own_host(request: web.Request, handler: _Handler) -> web.StreamRespon
 
 @web.middleware
 async def _known_client(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Remember by whose request reports are read: one client must leave room for others."""
+    """Remember the client of a request: one client must leave room for others."""
     CLIENT.set(client_of(request.transport.get_extra_info("peername") if request.transport else None))
     return await handler(request)
 
@@ -165,7 +165,7 @@ def _is_own(host: str, external_url: str) -> bool:
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn errors into words that tell what to do instead."""
+    """Turn errors into answers with the fix."""
     try:
         return await handler(request)
     except web.HTTPMethodNotAllowed as error:
@@ -176,21 +176,21 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
     except web.HTTPNotFound:
         prefix = request.app[SETTINGS].path_prefix
         what = (
-            f"{request.path}: nothing is here; pages begin at {prefix}/, the API is told at {prefix}/openapi.json; of"
-            " OpenCost's and Kubecost's there are allocation, assets and getConfigs, for GPUs only"
+            f"{request.path}: nothing is here; pages begin at {prefix}/, the API is described at {prefix}/openapi.json;"
+            " of OpenCost's and Kubecost's there are allocation, assets and getConfigs, for GPUs only"
         )
         return await _problem(request, 404, (what,))
     except web.HTTPException:
         raise
     except Exception as error:
-        status, problems = _told(error)
+        status, problems = _status_of(error)
         if status == web.HTTPInternalServerError.status_code:
             # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
             LOG.exception("request failed", extra={"path": request.path})
         return await _problem(request, status, problems)
 
 
-def _told(error: Exception) -> tuple[int, tuple[str, ...]]:
+def _status_of(error: Exception) -> tuple[int, tuple[str, ...]]:
     """Status and problems: what the user wrote, what cannot be asked now, what is broken."""
     if isinstance(error, ConfigError):
         return 400, error.problems
@@ -205,11 +205,11 @@ async def _problem(request: web.Request, status: int, problems: tuple[str, ...])
     page = request.app.get(responses.ERROR_PAGE)
     path = request.path.removeprefix(request.app[SETTINGS].path_prefix)
     for_people = "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API)
-    told = responses.problem_document(problems, status)
+    found = responses.problem_document(problems, status)
     if page and for_people:
-        response = await page(request, status, told["error"], told["fix"])
+        response = await page(request, status, found["error"], found["fix"])
     else:
-        response = await responses.respond(request, responses.json_body(told), status=status)
+        response = await responses.respond(request, responses.json_body(found), status=status)
     if status == web.HTTPServiceUnavailable.status_code:
         response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
     return response

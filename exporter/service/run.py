@@ -1,4 +1,4 @@
-"""Starts the service's parts in the right order, serves until told to end, and ends them all."""
+"""Starts the service's parts in the right order, serves until a signal, and stops them all."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ from exporter.web.responses import Body
 LOG = logging.getLogger("exporter.service")
 
 SHUTDOWN_SECONDS = 1.5
-"""How long open requests may take to finish when the service is told to end."""
+"""How long open requests may take to finish when the service stops."""
 
 
 async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
@@ -123,7 +123,7 @@ class Service:
         return create_app(self.book, self._settings, face)
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve until told to end."""
+        """Serve until a signal."""
         stop = asyncio.Event()
         self._install_signals(stop)
         server = HttpServer(

@@ -1,4 +1,4 @@
-"""What the cost service is told to do, after flags, environment, file and defaults are settled."""
+"""Settings of the cost service, from flags, environment, file and defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class ServeSettings:
     currency: str = ""
     """ISO 4217: currency of OpenCost's API where a request names none; empty where there is no default."""
     timezone: tzinfo = UTC
-    """Whose days, weeks and months a period means."""
+    """Time zone of days, weeks and months."""
     refresh_seconds: float = 300.0
     history_days: int = 90
     log_format: Literal["text", "json"] = "text"
@@ -61,7 +61,7 @@ def load_settings(
     Args:
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
         environ: The process environment.
-        extra: Problems that the caller met before, told together with those met here.
+        extra: Problems that the caller found, raised together with those found here.
 
     Raises:
         ConfigError: With all mistakes at once, one line each.
