@@ -228,7 +228,7 @@ def test_a_gpu_that_is_enumerated_no_more_is_missing_until_the_driver_names_it_a
 
 def test_a_gpu_that_is_not_ready_costs_that_field_only() -> None:
     with watched(gpu(0), gpu(1)) as it:
-        simulated_driver.fail("nvmlDeviceGetPowerUsage", library.Code.NOT_READY, only=1)
+        simulated_driver.fail("nvmlDeviceGetPowerUsage", library.NvmlCode.NOT_READY, only=1)
         reading = it.after(1)
         assert states(reading) == [UP, UP]
         assert [Field.POWER_USAGE in one.values for one in reading.gpus] == [True, False]

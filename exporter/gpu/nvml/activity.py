@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from exporter.gpu.nvml import library
-from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.library import NvmlCode
 from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, NO_PROCESS_MEMORY_MIB, Field, ProcessUse
 
 _MIB = 2**20
@@ -251,7 +251,7 @@ class Sampler:
                 code = self._ask([metric])[metric][0]
             except pynvml.NVMLError as error:
                 code = library.code_unless_fatal(error)
-            if code not in (Code.NOT_SUPPORTED, Code.INVALID_ARGUMENT, Code.FUNCTION_NOT_FOUND):
+            if code not in (NvmlCode.NOT_SUPPORTED, NvmlCode.INVALID_ARGUMENT, NvmlCode.FUNCTION_NOT_FOUND):
                 known[field] = metric
         self._known = known
         self._probe_at = math.inf if len(known) == len(self._fields) else now + self._probe_pause
@@ -267,7 +267,7 @@ class Sampler:
 
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
-_NO_SUCH_LIST = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.INVALID_ARGUMENT})
+_NO_SUCH_LIST = frozenset({NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.INVALID_ARGUMENT})
 """Codes after which no process can be in a list; after any other one processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
@@ -444,8 +444,8 @@ class Poller:
     def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
         call = library.function(name)
         if call is None:
-            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
-        code = Code.INSUFFICIENT_SIZE
+            raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
+        code = NvmlCode.INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             size = ctypes.c_uint(self._room[name])
             records = (self._record * size.value)()
@@ -456,7 +456,7 @@ class Poller:
                     for one in records[: min(size.value, len(records))]
                     if one.pid
                 ]
-            if code != Code.INSUFFICIENT_SIZE:
+            if code != NvmlCode.INSUFFICIENT_SIZE:
                 break
             # Room for processes that start meanwhile, too.
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
@@ -478,7 +478,7 @@ class Poller:
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:
-        code = Code.NOT_SUPPORTED
+        code = NvmlCode.NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
             self._with_jpg_ofa = call is newer
@@ -487,12 +487,12 @@ class Poller:
                     rows = call(self._handle, self._last_us)
                 except pynvml.NVMLError as error:
                     code = library.code_of(error)
-                    if code in (_SUCCESS, Code.NOT_FOUND):
+                    if code in (_SUCCESS, NvmlCode.NOT_FOUND):
                         return []
-                    if code == Code.INSUFFICIENT_SIZE:
+                    if code == NvmlCode.INSUFFICIENT_SIZE:
                         # More processes since the first of the binding's two calls.
                         continue
-                    if code in library.UNAVAILABLE or code == Code.INVALID_ARGUMENT:
+                    if code in library.UNAVAILABLE or code == NvmlCode.INVALID_ARGUMENT:
                         # Perhaps the older call is there.
                         break
                     raise
@@ -505,8 +505,8 @@ class Poller:
     def _later(self, error: pynvml.NVMLError, now: float) -> float:
         """Return when to ask again, after an error of one call."""
         code = library.code_unless_fatal(error)
-        if code == Code.FUNCTION_NOT_FOUND:
+        if code == NvmlCode.FUNCTION_NOT_FOUND:
             return math.inf
-        if code != Code.NOT_SUPPORTED:
+        if code != NvmlCode.NOT_SUPPORTED:
             self._count(f"processes_{library.reason_of(code)}")
         return now + _RETRY_SECONDS if code in library.UNAVAILABLE else now

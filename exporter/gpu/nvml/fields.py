@@ -11,7 +11,7 @@ import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import library, mig
-from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.library import NvmlCode
 from exporter.model import Field, Gpu
 
 Number = int | float
@@ -117,7 +117,7 @@ def memory(handle: Handle) -> tuple[Number | None, ...]:
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
-        if library.code_of(error) not in (Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH):
+        if library.code_of(error) not in (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH):
             raise
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
         ratio = info.used / info.total if info.total else None
@@ -142,7 +142,7 @@ def _licence(handle: Handle) -> int:
     try:
         features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
     except pynvml.NVMLError as error:
-        if library.code_of(error) == Code.NOT_SUPPORTED:
+        if library.code_of(error) == NvmlCode.NOT_SUPPORTED:
             return 0
         raise
     for feature in features.gridLicensableFeatures[: features.licensableFeaturesCount]:
@@ -178,7 +178,7 @@ def _call(name: str) -> Callable[[Handle], Any]:
     def call(handle: Handle) -> Any:  # noqa: ANN401 - pynvml is untyped
         target = getattr(pynvml, name, None)
         if target is None:
-            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+            raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
         return target(handle)
 
     return call

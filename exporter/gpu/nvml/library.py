@@ -9,7 +9,7 @@ import pynvml
 from exporter.errors import SourceError
 
 
-class Code:
+class NvmlCode:
     """Return codes (nvmlReturn_t) that have a reason. No enum: its members take ten times as long to read."""
 
     UNINITIALIZED = 1
@@ -39,20 +39,20 @@ class Code:
     UNKNOWN_ERROR = 999
 
 
-_REASONS: Mapping[int, str] = {code: name.lower() for name, code in vars(Code).items() if name.isupper()}
+_REASONS: Mapping[int, str] = {code: name.lower() for name, code in vars(NvmlCode).items() if name.isupper()}
 
-DRIVER_GONE = frozenset({Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIBRARY_MISMATCH})
+DRIVER_GONE = frozenset({NvmlCode.UNINITIALIZED, NvmlCode.DRIVER_NOT_LOADED, NvmlCode.LIBRARY_MISMATCH})
 """Codes about the driver as a whole, from a call on any device. NOT_READY is not one: a GPU may return it for one field
 (in confidential-computing mode, for example)."""
 
 UNAVAILABLE = frozenset(
     {
-        Code.NOT_SUPPORTED,
-        Code.NO_PERMISSION,
-        Code.FUNCTION_NOT_FOUND,
-        Code.CORRUPTED_INFOROM,
-        Code.ARGUMENT_VERSION_MISMATCH,
-        Code.DEPRECATED,
+        NvmlCode.NOT_SUPPORTED,
+        NvmlCode.NO_PERMISSION,
+        NvmlCode.FUNCTION_NOT_FOUND,
+        NvmlCode.CORRUPTED_INFOROM,
+        NvmlCode.ARGUMENT_VERSION_MISMATCH,
+        NvmlCode.DEPRECATED,
     }
 )
 """Codes that will be the same at the next sample, so the call is left out for a while."""
@@ -87,7 +87,7 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
         pynvml.NVMLError: the same, where the device is lost or the driver as a whole is gone.
     """
     code = code_of(error)
-    if code == Code.GPU_IS_LOST or code in DRIVER_GONE:
+    if code == NvmlCode.GPU_IS_LOST or code in DRIVER_GONE:
         raise error
     return code
 

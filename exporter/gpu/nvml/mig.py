@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import pynvml
 
 from exporter.gpu.nvml import library
-from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.library import NvmlCode
 from exporter.model import MigInstance
 
 _OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+)/(?P<compute_instance>\d+)$")
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _MIB = 2**20
-_NOT_OFFERED = library.UNAVAILABLE | {Code.INVALID_ARGUMENT, Code.NOT_FOUND}
+_NOT_OFFERED = library.UNAVAILABLE | {NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND}
 """Codes that say that there is no such thing here; any other one says nothing of it."""
-_VANISHED = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
+_VANISHED = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND})
 """Codes that the handle of an instance answers with when the instance was destroyed."""
 
 

@@ -14,7 +14,7 @@ import pynvml
 from exporter.gpu.nvml import activity, library, mig
 from exporter.gpu.nvml.activity import Poller
 from exporter.gpu.nvml.fields import LAST_ECC_ID, MEMORY_FIELDS, DeviceFacts, FieldValue, Getter, Number, Pace, memory
-from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.library import NvmlCode
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
 _SLOW_SECONDS = 10.0
@@ -77,7 +77,7 @@ class Batch:
         ctypes.memmove(self._array, self._template, len(self._template))
         call = library.function("nvmlDeviceGetFieldValues")
         if call is None:
-            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+            raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
         code = call(handle, ctypes.c_int32(len(self.items)), ctypes.byref(self._array))
         if code != 0:
             raise pynvml.NVMLError(code)
@@ -90,15 +90,15 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
         return code, 0
     if kind == _DOUBLE and timestamp == 0:
         # Untouched by the driver (known of error counters where ECC is off): a zero that was not measured.
-        return Code.NOT_SUPPORTED, 0
+        return NvmlCode.NOT_SUPPORTED, 0
     if item.id <= LAST_ECC_ID:
         # The type of these may be left at "double" though the value is a whole number.
         return 0, int.from_bytes(raw, sys.byteorder)
     if kind >= len(_VALUES):
-        return Code.NOT_SUPPORTED, 0
+        return NvmlCode.NOT_SUPPORTED, 0
     value: Number = _VALUES[kind].unpack_from(raw)[0]
     if isinstance(value, float) and not math.isfinite(value):
-        return Code.NOT_SUPPORTED, 0
+        return NvmlCode.NOT_SUPPORTED, 0
     return 0, value if item.convert is None else item.convert(value)
 
 
@@ -134,7 +134,7 @@ class NvmlDevice:
         for key, getter in enumerate(self._plan.getters):
             if self._is_due(key, getter.pace, slow=slow):
                 self._get(key, getter, by_pace[getter.pace], outcome.codes, now)
-            if Code.GPU_IS_LOST in outcome.codes:
+            if NvmlCode.GPU_IS_LOST in outcome.codes:
                 return outcome
         self._get_batch(by_pace, outcome.codes, now, slow=slow)
         counted_at = now + self._plan.took()
@@ -188,13 +188,13 @@ class NvmlDevice:
                 into[item.field] = max(value, into.get(item.field, value))
             else:
                 # Items speak for themselves: an argument that one of them does not take is "not supported".
-                invalid = code == Code.INVALID_ARGUMENT
-                self._failed(item.key, Code.NOT_SUPPORTED if invalid else code, codes, now)
+                invalid = code == NvmlCode.INVALID_ARGUMENT
+                self._failed(item.key, NvmlCode.NOT_SUPPORTED if invalid else code, codes, now)
 
     def _failed(self, key: object, code: int, codes: list[int], now: float) -> None:
         if code in library.UNAVAILABLE:
             self._leave_out(key, code, now)
-            if code == Code.NO_PERMISSION:
+            if code == NvmlCode.NO_PERMISSION:
                 self._plan.count(library.reason_of(code))
             return
         self._note(code, codes)
@@ -208,7 +208,7 @@ class NvmlDevice:
 
     def _leave_out(self, key: object, code: int, now: float) -> None:
         # A function that the library lacks cannot come; anything else may (ECC switched on, MIG switched off).
-        self._left_out[key] = math.inf if code == Code.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
+        self._left_out[key] = math.inf if code == NvmlCode.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
         self._batches.clear()
 
     def _retry_left_out(self, now: float) -> None:
@@ -357,13 +357,13 @@ class Unit:
             pynvml.NVMLError: the driver as a whole is gone.
         """
         outcome = self._device.read(now)
-        if Code.GPU_IS_LOST in outcome.codes:
-            return self._down(DeviceState.LOST, Code.GPU_IS_LOST)
-        needs_reset = Code.RESET_REQUIRED in outcome.codes
+        if NvmlCode.GPU_IS_LOST in outcome.codes:
+            return self._down(DeviceState.LOST, NvmlCode.GPU_IS_LOST)
+        needs_reset = NvmlCode.RESET_REQUIRED in outcome.codes
         if outcome.silent:
-            code = outcome.codes[0] if outcome.codes else Code.NOT_SUPPORTED
+            code = outcome.codes[0] if outcome.codes else NvmlCode.NOT_SUPPORTED
             state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
-            return self._down(state, Code.RESET_REQUIRED if needs_reset else code)
+            return self._down(state, NvmlCode.RESET_REQUIRED if needs_reset else code)
         try:
             self.gpu = self._facts.complete(self.gpu, now)
             self._note_memory(outcome.values)
@@ -378,14 +378,14 @@ class Unit:
             self._follow_layout(now)
             instances = self._read_instances(now, poll=poll)
         except pynvml.NVMLError as error:
-            if library.code_of(error) != Code.GPU_IS_LOST:
+            if library.code_of(error) != NvmlCode.GPU_IS_LOST:
                 raise
-            self._wanted.count(library.reason_of(Code.GPU_IS_LOST))
-            return self._down(DeviceState.LOST, Code.GPU_IS_LOST)
+            self._wanted.count(library.reason_of(NvmlCode.GPU_IS_LOST))
+            return self._down(DeviceState.LOST, NvmlCode.GPU_IS_LOST)
         return GpuReading(
             gpu=self.gpu,
             state=DeviceState.RESET_REQUIRED if needs_reset else DeviceState.UP,
-            reason=library.reason_of(Code.RESET_REQUIRED) if needs_reset else "",
+            reason=library.reason_of(NvmlCode.RESET_REQUIRED) if needs_reset else "",
             values=values,
             instances=instances,
             processes=self._processes,

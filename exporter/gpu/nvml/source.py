@@ -13,7 +13,7 @@ import pynvml
 from exporter.errors import SourceError
 from exporter.gpu.nvml import activity, library
 from exporter.gpu.nvml.fields import field_values, getters, identity_of
-from exporter.gpu.nvml.library import Code
+from exporter.gpu.nvml.library import NvmlCode
 from exporter.gpu.nvml.reader import ReadPlan, Unit, without_means
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
@@ -21,7 +21,7 @@ NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
 """Less than this is what a clock is slewed by, or two readings of clocks are apart."""
-_NOT_THERE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.GPU_NOT_FOUND})
+_NOT_THERE = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND, NvmlCode.GPU_NOT_FOUND})
 
 
 _XID = 0x8
@@ -133,7 +133,7 @@ class EventWatch:
         """
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
-            raise pynvml.NVMLError(Code.NOT_SUPPORTED)
+            raise pynvml.NVMLError(NvmlCode.NOT_SUPPORTED)
         try:
             self._try_mask(handle, mask)
         except pynvml.NVMLError:
@@ -163,7 +163,7 @@ class EventWatch:
         try:
             data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
         except pynvml.NVMLError as error:
-            if library.code_of(error) != Code.TIMEOUT:
+            if library.code_of(error) != NvmlCode.TIMEOUT:
                 raise
             # A driver that answers "timeout" without waiting must not make this a busy loop.
             if self._monotonic() - began < _PAUSE_SECONDS:
