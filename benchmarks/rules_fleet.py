@@ -310,6 +310,7 @@ def _rates(share: float, activity: float) -> dict[str, Pattern]:
         "active_gpus": Pattern("level", share if activity >= _AT_WORK else 0.0),
         "underused_gpus": Pattern("level", share),
         "unused_gpus": Pattern("level", share),
+        "broken_gpus": Pattern("level", share),
         "estimated_gpus": Pattern("level", share),
         "active_gpu_seconds": Pattern("noise" if activity else "level", round(3600 * share * activity, 1)),
         "measured_gpu_seconds": Pattern("level", 3600 * share),

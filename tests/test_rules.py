@@ -77,6 +77,7 @@ def test_the_rules_pass_their_unit_tests(promtool: str, path: Path) -> None:
 
 
 OWNER = "cluster, node, workload_namespace, workload_kind, workload_name, team"
+LEDGER_OWNER = "cluster, node, ledger, workload_namespace, workload_kind, workload_name, team, cost_labels, model, mode"
 # A change that someone could make in good faith: the part of the rules, before, after; then the file of unit tests and
 # the beginning of the case that must notice it.
 WEAKENED = {
@@ -142,6 +143,10 @@ WEAKENED = {
     "target labels kept": (
         *("recording", f"max by ({OWNER}) (last_over_time(gpu_owner_gpus[5m]))", "last_over_time(gpu_owner_gpus[2m])"),
         *("waste_guards", "a second scrape"),
+    ),
+    "target labels kept by the ledger": (
+        *("ledger", f"max by ({LEDGER_OWNER}, state)", "max without (instance, job, namespace, pod)"),
+        *("recording_ledger", "one ledger under two targets"),
     ),
     "least patient policy": (
         "recording",
@@ -333,7 +338,16 @@ def test_rules_use_only_labels_that_some_series_has(rule: dict[str, Any]) -> Non
 
 
 # What Prometheus puts to a series: its name, labels of the target, and how it calls one of the page that those have.
-TARGET_LABELS = {"__name__", "cluster", "job", "instance", "namespace", "pod", "exported_pod"}
+TARGET_LABELS = {
+    "__name__",
+    "cluster",
+    "job",
+    "instance",
+    "namespace",
+    "pod",
+    "exported_pod",
+    "controller_revision_hash",
+}
 LABEL = re.compile(r"([a-z_]+)=\"")
 
 
