@@ -22,11 +22,10 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from accuracy_agent import NodeRecord, record
-from accuracy_day import WARM_SECONDS, NodeDay, busiest_day, nodes_of_day
+from accuracy_day import TRACE, WARM_SECONDS, NodeDay, busiest_day, nodes_of_day, read_pods
 from accuracy_prometheus import Samples, make_blocks, serving, write_openmetrics
 from accuracy_rules import INTERVAL_SECONDS, Span, evaluate
 from accuracy_score import CHECKPOINT_SECONDS, Balance, Row, ask, balance, score
-from trace_replay import TRACE, read_pods
 
 LOST_RATIO = 0.02
 OUTAGE_SECONDS = 600.0
@@ -178,7 +177,7 @@ def main() -> int:
     if not (shutil.which("promtool") and shutil.which("prometheus")):
         print("accuracy: skipped, needs prometheus and promtool on the PATH (make install)")
         return 0
-    pods, _ = read_pods(path)
+    pods = read_pods(path)
     day = busiest_day(pods)
     nodes = nodes_of_day(pods, day, arguments.gpus)
     length = arguments.hours * 3600.0
