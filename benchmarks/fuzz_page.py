@@ -1,10 +1,10 @@
-"""A node as the agent has it, without processes: whatever a door let in becomes a page here, and that must be valid."""
+"""A node as the agent has it, without processes: whatever was let in becomes a page here, and that must be valid."""
 
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-
-from fuzz_targets import require, require_json
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
@@ -16,19 +16,19 @@ from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.config import price_book
 from exporter.metrics.collector import ExpositionOptions, build
 from exporter.metrics.text_format import Dropped, duplicate_series, render
 from exporter.model import (
     Allocations,
+    ContainerAllocation,
+    DeviceIds,
     Field,
     Gpu,
     GpuReading,
     MigInstance,
     MigReading,
     NodeFacts,
-    PodFacts,
     ProcessUse,
     Reading,
     Snapshot,
@@ -42,6 +42,32 @@ _ESCAPED = r'(?:[^"\\\n]|\\["\\n])*'
 _LABEL = rf'[a-zA-Z_][a-zA-Z0-9_]*="{_ESCAPED}"'
 _SAMPLE = re.compile(rf"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{{{_LABEL}(?:,{_LABEL})*\}})? -?[0-9][0-9.e+-]*")
 _TOLERATED = 1e-6
+
+
+class BrokenPromise(Exception):  # noqa: N818 - what it is
+    """An entry point answered, and the answer is not what it promises."""
+
+
+def require(holds: bool, promise: str) -> None:  # noqa: FBT001 - as assert has it
+    """Raise where a promise does not hold."""
+    if not holds:
+        raise BrokenPromise(promise)
+
+
+def require_finite(values: Iterable[float | None], what: str, *, least: float = -math.inf) -> None:
+    """Raise where a value that is shown is no number, or is less than it can be."""
+    for value in values:
+        if value is not None:
+            require(math.isfinite(value) and value >= least, f"{what} is {value}")
+
+
+def require_json(text: str | bytes) -> None:
+    """Raise where a document is no JSON, or has a number that JSON has not."""
+
+    def refuse(name: str) -> None:
+        raise BrokenPromise(f"{name} in a document")
+
+    json.loads(text, parse_constant=refuse)
 
 
 def gpus() -> tuple[GpuReading, ...]:
@@ -95,6 +121,15 @@ def reading(at_seconds: float, found: tuple[GpuReading, ...]) -> Reading:
     )
 
 
+PLACED = ContainerAllocation(
+    namespace="team-a",
+    pod="trainer-0",
+    container="main",
+    devices=(DeviceIds(resource="nvidia.com/gpu", ids=(gpus()[0].gpu.uuid,)),),
+)
+"""A container that holds the first GPU."""
+
+
 @dataclass(slots=True)
 class Fed:
     """A source whose readings are put in."""
@@ -118,41 +153,12 @@ class Told:
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Known:
-    """What the Kubernetes API said."""
-
-    saw: Evidence = NO_EVIDENCE
-    whose: Mapping[tuple[str, str], PodFacts] = field(default_factory=dict)
-    node_facts: NodeFacts | None = None
-    known: bool = True
-    at_seconds: float | None = NOW
-    problem: str = ""
-    remark: str = ""
-    names_other_node: bool = False
-    errors: Mapping[str, int] = field(default_factory=dict)
-
-    def evidence(self, _now: float) -> Evidence:
-        """What the join looks at."""
-        return self.saw
-
-    def note(self, allocations: Allocations, now: float) -> None:
-        """Nothing more is asked."""
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Whose a pod is."""
-        return self.whose.get((namespace, pod))
-
-
-@dataclass(slots=True)
 class NoPids:
-    """Processes of which only some can be looked up."""
+    """Processes and pods of which none can be found."""
 
-    pods: Mapping[int, str | None] = field(default_factory=dict)
-
-    def pod_uid(self, pid: int) -> str | None:
-        """Return the UID of a process' pod."""
-        return self.pods.get(pid)
+    def pod_uid(self, _pid: int) -> str | None:
+        """Return no UID."""
+        return None
 
     def name_of(self, _uid: str) -> tuple[str, str] | None:
         """Return no name."""
@@ -179,19 +185,11 @@ def metering(owners: Owners | None = None, file: StateFile | None = None) -> Met
     )
 
 
-def node(
-    *,
-    told: Allocations | None = None,
-    known: Known | None = None,
-    pids: Mapping[int, str | None] | None = None,
-    meter: Metering | None = None,
-) -> tuple[Node, Fed]:
-    """A node, and where its readings are put."""
-    source, looked_up = Fed(), NoPids(pods=pids or {})
-    meter = meter or metering(Owners(tenancy=known))
-    attributor = Attributor(
-        kubelet=Told(latest=told), pids=looked_up, names=looked_up, expiry_seconds=60.0, metadata=known
-    )
+def node(*, told: Allocations | None = None, meter: Metering | None = None) -> tuple[Node, Fed]:
+    """Return a node, and where its readings are put."""
+    source, unknown = Fed(), NoPids()
+    meter = meter or metering(Owners())
+    attributor = Attributor(kubelet=Told(latest=told), pids=unknown, names=unknown, expiry_seconds=60.0)
     viewer = Viewer(attributor, IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0), owners=meter.owners)
     return (
         Node(

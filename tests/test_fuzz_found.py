@@ -12,10 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import fuzz_targets
-from fuzz_api import FedApi, followed
 from fuzz_page import gpus, lived, metering, node, reading
-from fuzz_prometheus import WINDOW, FedPrometheus
-from fuzz_state import state_of_a_node, written
+from fuzz_targets import WINDOW, FedApi, FedPrometheus, followed, state_of_a_node, written
 
 from exporter.config import price_book, web_config
 from exporter.config.resolve import load_agent
@@ -199,7 +197,6 @@ def listed(version: str) -> bytes:
 
 
 def test_a_client_that_leaves_within_its_body_writes_nothing_into_the_log() -> None:
-    fuzz_targets.load("http")
     request = b"GET /readyz HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n\r\n"
     log = logging.getLogger("exporter.http")
     errors: list[logging.LogRecord] = []
