@@ -22,14 +22,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
-from fuzz_page import NOW, PLACED, BrokenPromise, lived, metering, node, require, require_finite, require_json
+from fuzz_page import NOW, BrokenPromise, lived, node_in, require, require_finite, require_json
 from yarl import URL
 
 from exporter.accounting.ledger import ledger_of
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import VERSION, StateFile, encode
 from exporter.agent.history import SourceRecord
-from exporter.agent.owners import Owners
 from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
 from exporter.config import price_book, web_config
 from exporter.config.options import OPTIONS
@@ -51,7 +50,7 @@ from exporter.kube import api_client, objects
 from exporter.kube.api_client import ApiClient
 from exporter.kube.list_watch import ListWatch
 from exporter.metrics.collector import ExpositionOptions
-from exporter.model import Allocations, NodeFacts, PodMetadata, Reading
+from exporter.model import NodeFacts, PodMetadata, Reading
 from exporter.service import opencost_query, parameters
 from exporter.service.page_frame import read_view
 from exporter.web.http_server import Connection, HttpServer
@@ -179,14 +178,15 @@ def _line(data: bytes) -> None:
 def _page(data: bytes) -> None:
     """A line of a child becomes a page."""
     message = wire.decode(data)
-    if not isinstance(message, Reading):
-        one, source = node()
-        source.status = message
-        lived(one, source)
-        return
-    SourceRecord().add(message)
-    one, source = node(told=Allocations(answered_at_seconds=NOW, containers=(PLACED,), allocatable=None))
-    lived(one, source, first=message.gpus)
+    world, agent = node_in(Scratch.folder() / "wire")
+    if isinstance(message, Reading):
+        SourceRecord().add(message)
+        lived(world, agent, odd=message.gpus)
+    else:
+        agent.pipe.told = message
+        lived(world, agent)
+    agent.end()
+    StateFile(Scratch.folder() / "wire" / "state").path.unlink(missing_ok=True)
 
 
 # ---- yaml, prices, options: what people and programs write
@@ -286,8 +286,8 @@ def _given(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _folder() -> Path:
-    folder = Scratch.folder() / "state"
-    folder.mkdir(exist_ok=True)
+    folder = Scratch.folder() / "node" / "state"
+    folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
     return folder
@@ -312,11 +312,11 @@ def _content(data: bytes) -> None:
     folder = _folder()
     file = written(folder, data)
     as_read = file.path.read_bytes()
-    meter = metering(file=file)
-    meter.restore(10.0)
-    one, source = node(meter=meter)
-    lived(one, source, steady=20.0, conserved=False)
+    world, agent = node_in(folder.parent, since=20.0)
+    lived(world, agent, conserved=False)
+    meter = agent.metering
     meter.save_now(NOW + 30, 30.0)
+    agent.end()
     require(not meter.problem or "kept as" in meter.problem, f"not saved: {meter.problem}")
     if file.path.read_bytes() != as_read:  # else nothing was metered, and there was nothing to save
         _reread(folder)
@@ -342,10 +342,11 @@ def _reread(folder: Path) -> None:
 
 def state_of_a_node(folder: Path) -> bytes:
     """What a node's state is, without version and checksum; ``folder`` is empty."""
-    meter = metering(Owners(), StateFile(folder))
-    lived(*node(meter=meter))
-    meter.save_now(NOW, 5.0)
-    return encode(StateFile(folder).load() or {}).partition(b'"state":')[2].removesuffix(b"}\n")
+    world, agent = node_in(folder)
+    lived(world, agent)
+    agent.metering.save_now(NOW + 5.0, 5.0)
+    agent.end()
+    return encode(StateFile(folder / "state").load() or {}).partition(b'"state":')[2].removesuffix(b"}\n")
 
 
 # ---- api: lists and watches as a Kubernetes API sends them
@@ -590,7 +591,7 @@ def _keep(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
 
 @cache
 def _agent_face() -> _Face:
-    snapshot = lived(*node())
+    snapshot = lived(*node_in(Scratch.folder() / "http"))
     renderer = Renderer(ExpositionOptions(), list)
     app = create_app(
         snapshot=lambda: snapshot,

@@ -41,10 +41,14 @@ class Pipe:
     taken: list[Reading] = field(default_factory=list)
     """What the agent was given since the last look."""
     errors: dict[str, int] = field(default_factory=dict)
+    told: SourceStatus | None = None
+    """A status of the child's own."""
 
     @property
     def status(self) -> SourceStatus:
         """As a worker tells it."""
+        if self.told is not None:
+            return self.told
         reason = "" if self.state is SourceState.UP else "driver_not_loaded"
         return SourceStatus(name="nvml", state=self.state, reason=reason)
 
