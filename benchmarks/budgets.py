@@ -2,34 +2,25 @@
 
 import os
 import shutil
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import report_scale
 from accuracy import cases, judge
 from accuracy_agent import record
 from accuracy_day import TRACE, busiest_day, nodes_of_day, read_pods
 from accuracy_score import RECORDED
 from measure import Figures, percentile
 
-from gpu_simulator.fleet import Writing, write_fleet
-from gpu_simulator.fleet_plan import FleetPlan
-
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import fleet_support  # noqa: E402 - lies with the tests, which the line above makes importable
-import scale_support  # noqa: E402 - as above
-
 KIB, MIB = 1024, 1024 * 1024
 HOURS, GPUS = 1, 16
 """Of the real trace: a short piece of ``accuracy.py``, the clean case alone."""
 TRACES = ROOT.parent / "shared" / "traces"
 REPORT_NODES = 50
 """A short piece of ``report_scale.py``: a report of 30 days over a fleet of 400 GPUs, from a real Prometheus."""
-WRONG_RATIO = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +160,9 @@ def _of_report() -> Line:
     measured, note = None, "not measured: needs prometheus and promtool on the PATH (make install)"
     if _has_prometheus():
         with tempfile.TemporaryDirectory(prefix="bench-report-") as name:
-            measured = _report_seconds(Path(name))
+            directory = Path(name)
+            with report_scale.recorded(directory, REPORT_NODES) as (server, truth):
+                measured = report_scale.measure(directory, server, truth, "team,model")
         note = "8,000 GPUs: benchmarks/report_scale.py, half an hour"
     return Line(
         what=f"30-day report, {REPORT_NODES * 8:,} GPUs, by team and model",
@@ -179,28 +172,6 @@ def _of_report() -> Line:
         anchor="raw counters at 30 s: minutes",
         note=note,
     )
-
-
-def _report_seconds(directory: Path) -> float:
-    """Return the seconds that a report takes.
-
-    Raises:
-        RuntimeError: The report is not whole, or wrong.
-    """
-    plan = FleetPlan(nodes=REPORT_NODES, end_seconds=fleet_support.END_SECONDS, clusters=("alpha", "beta"))
-    text, blocks = directory / "fleet.om", directory / "blocks"
-    with text.open("w", encoding="utf-8") as output:
-        writing = Writing(form="openmetrics", devices=False, processes=os.cpu_count() or 1)
-        truth = write_fleet(plan, output, writing)
-    fleet_support.backfill(text, blocks, block_hours=768)
-    by = "team,model"
-    with fleet_support.prometheus(directory, blocks, plan) as server:
-        period = scale_support.window(plan.start_seconds, plan.end_seconds)
-        made = scale_support.report(server.url, period, by, directory / "report.json")
-    wrong = scale_support.errors(scale_support.reported(made.report, by), scale_support.true_numbers(truth, by)).total
-    if made.exit_code or wrong > WRONG_RATIO:
-        raise RuntimeError(f"the report ended with {made.exit_code}, its sums are wrong by {wrong:.1e}: {made.said}")
-    return made.wall_seconds
 
 
 def _has_prometheus() -> bool:

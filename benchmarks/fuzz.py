@@ -2,17 +2,15 @@
 
     make fuzz [FAMILY=wire,yaml/config] [SECONDS=120]
 
-Guided by coverage with atheris (libFuzzer), which `make fuzz` installs into .cache/fuzz/site; without it, inputs are
-mutated, and kept when the target's answer is new. Inputs that a target does not answer as it promises are in
-.cache/fuzz/crashes/<family>/ with their tracebacks. .cache/fuzz/corpus/ keeps the inputs that reach more; copy one that
-is worth it to tests/corpora/, which a test replays.
+Guided by coverage with atheris (libFuzzer), which `make fuzz` installs into .cache/fuzz/site. Inputs that a target does
+not answer as it promises are in .cache/fuzz/crashes/<family>/ with their tracebacks. .cache/fuzz/corpus/ keeps the
+inputs that reach more; copy one that is worth it to tests/corpora/, which a test replays.
 """
 
 import argparse
 import hashlib
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -61,8 +59,8 @@ class Findings:
             folder.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGVTALRM, _stop)
 
-    def put(self, data: bytes) -> str:
-        """Put one input; return the cause of a finding, or nothing."""
+    def put(self, data: bytes) -> None:
+        """Put one input."""
         self._executions += 1
         if time.monotonic() - self._told_at > _TELL_SECONDS:
             self.tell()
@@ -71,12 +69,11 @@ class Findings:
             self._run(self.target, data)
         except (HangError, Exception) as error:  # noqa: BLE001 - each one is a finding
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            return self._found(error, data)
+            self._found(error, data)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        return ""
 
-    def _found(self, error: BaseException, data: bytes) -> str:
+    def _found(self, error: BaseException, data: bytes) -> None:
         cause = f"{type(error).__name__}-{_place(error.__traceback__)}"
         self.causes[cause] += 1
         if self.causes[cause] <= _KEPT_PER_CAUSE:
@@ -85,7 +82,6 @@ class Findings:
             words = "".join(traceback.format_exception(error))
             place.with_name(f"{place.name}.txt").write_text(words, errors="backslashreplace")
             self.tell()
-        return cause
 
     def tell(self) -> None:
         """Write what came of all inputs so far: libFuzzer ends the process without another line of Python."""
@@ -116,57 +112,23 @@ def _place(trace: TracebackType | None) -> str:
 def fuzz(path: str, seconds: int) -> None:
     """Fuzz one target in this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if (SITE / "atheris").is_dir():
-        sys.path.append(str(SITE))
-        import atheris  # noqa: PLC0415 - where it is installed
+    sys.path.append(str(SITE))
+    import atheris  # noqa: PLC0415 - only a process that fuzzes has it
 
-        atheris.enabled_hooks.add("str")
-        with atheris.instrument_imports(include=["exporter", "yaml"]):
-            findings = Findings(path)
-        options = [
-            f"-max_total_time={seconds}",
-            f"-max_len={findings.target.most_bytes}",
-            f"-rss_limit_mb={MOST_MIB}",
-            f"-artifact_prefix={CACHE}/crashes/{path}.killed-",
-            "-timeout=30",
-            "-reload=0",
-        ]
-        folders = [str(findings.corpus), str(findings.target.seeds)]
-        atheris.Setup([sys.argv[0], *options, *folders], lambda data: findings.put(data) and None)
-        atheris.Fuzz()
-    else:
-        _mutate(Findings(path), seconds)
-
-
-def _mutate(findings: Findings, seconds: int) -> None:
-    """Mutate known inputs; keep those that have a cause of their own."""
-    known = [one.read_bytes() for one in findings.target.inputs()]
-    known += [one.read_bytes() for one in findings.corpus.iterdir()] or [b""]
-    dice = random.Random(time.time_ns())  # noqa: S311 - no secret
-    seen: set[str] = set()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        data = _mutated(dice.choice(known), known, dice)[: findings.target.most_bytes]
-        answer = findings.put(data)
-        if answer not in seen:
-            seen.add(answer)
-            known.append(data)
-            (findings.corpus / _name_of(data)).write_bytes(data)
-    findings.tell()
-
-
-def _mutated(data: bytes, others: list[bytes], dice: random.Random) -> bytes:
-    """Return the input with a few changes."""
-    content = bytearray(data)
-    for _ in range(dice.randint(1, 5)):
-        at = dice.randint(0, len(content))
-        end = min(len(content), at + dice.randint(0, 16))
-        other = dice.choice(others)
-        start = dice.randint(0, len(other))
-        number = str(dice.choice((0, -1, 2**31, 2**63, 10**400, "NaN", "1e999"))).encode()
-        changes = (b"", dice.randbytes(end - at), content[at:end] * 20, other[start : start + 64], number)
-        content[at:end] = dice.choice(changes)
-    return bytes(content)
+    atheris.enabled_hooks.add("str")
+    with atheris.instrument_imports(include=["exporter", "yaml"]):
+        findings = Findings(path)
+    options = [
+        f"-max_total_time={seconds}",
+        f"-max_len={findings.target.most_bytes}",
+        f"-rss_limit_mb={MOST_MIB}",
+        f"-artifact_prefix={CACHE}/crashes/{path}.killed-",
+        "-timeout=30",
+        "-reload=0",
+    ]
+    folders = [str(findings.corpus), str(findings.target.seeds)]
+    atheris.Setup([sys.argv[0], *options, *folders], findings.put)
+    atheris.Fuzz()
 
 
 def main() -> int:
@@ -189,7 +151,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no family {', '.join(unknown)}; there are: {', '.join(families)}")
     if not (SITE / "atheris").is_dir():
-        print("atheris is not installed (make fuzz does it): guided by findings alone, without coverage")
+        parser.error("atheris is not installed; make fuzz does it")
     wanted = [one for one in every if not names or one.family in names or one.path in names]
     found = [_fuzz_apart(target, max(5, arguments.seconds // families[target.family])) for target in wanted]
     return 1 if any(found) else 0

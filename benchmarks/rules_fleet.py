@@ -197,8 +197,8 @@ def _target(index: int) -> dict[str, str]:
 
 
 def _renamed(labels: Mapping[str, str], index: int, generation: int) -> dict[str, str]:
-    """Labels of a page as they are on a node of the fleet; four nodes have the same workloads."""
-    made = dict(labels)
+    """Labels of a page as they are on a node of the fleet; a training is on four nodes."""
+    made, group = dict(labels), index // 4 if _kind(index) == 0 else index
     for name, value in labels.items():
         if not value:
             continue
@@ -210,5 +210,5 @@ def _renamed(labels: Mapping[str, str], index: int, generation: int) -> dict[str
             made[name] = f"{value}-{index // 10 % 40}"
         elif name == "workload_name":
             of_job = labels.get("workload_kind") in {"Job", "PyTorchJob"}
-            made[name] = f"{value}-{index // 4}-{generation}" if of_job else f"{value}-{index // 4}"
+            made[name] = f"{value}-{group}-{generation}" if of_job else f"{value}-{group}"
     return made
