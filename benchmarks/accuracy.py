@@ -22,14 +22,15 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from accuracy_agent import NodeRecord, record
-from accuracy_day import WARM_SECONDS, NodeDay, busiest_day, nodes_of_day
+from accuracy_day import TRACE, WARM_SECONDS, NodeDay, busiest_day, nodes_of_day, read_pods
 from accuracy_prometheus import Samples, make_blocks, serving, write_openmetrics
 from accuracy_rules import INTERVAL_SECONDS, Span, evaluate
 from accuracy_score import CHECKPOINT_SECONDS, Balance, Row, ask, balance, score
-from trace_replay import TRACE, read_pods
 
 LOST_RATIO = 0.02
 OUTAGE_SECONDS = 600.0
+WORKERS = 2
+"""Nodes replayed at a time."""
 
 Keep = Callable[[str, float], bool]
 
@@ -169,7 +170,6 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=24, help="length of the day (a short one for a test)")
     parser.add_argument("--gpus", type=int, default=64, help="free nodes are added until there are so many")
     parser.add_argument("--seeds", type=int, default=1, help="each with other phases of polls, scrapes and rules")
-    parser.add_argument("--workers", type=int, default=2, help="nodes replayed at a time")
     arguments = parser.parse_args()
     path = arguments.traces / TRACE
     if not path.is_file():
@@ -178,7 +178,7 @@ def main() -> int:
     if not (shutil.which("promtool") and shutil.which("prometheus")):
         print("accuracy: skipped, needs prometheus and promtool on the PATH (make install)")
         return 0
-    pods, _ = read_pods(path)
+    pods = read_pods(path)
     day = busiest_day(pods)
     nodes = nodes_of_day(pods, day, arguments.gpus)
     length = arguments.hours * 3600.0
@@ -191,7 +191,7 @@ def main() -> int:
     found: dict[str, list[Found]] = {}
     worst, samples = 0.0, 0
     for seed in range(arguments.seeds):
-        with ProcessPoolExecutor(arguments.workers) as pool:
+        with ProcessPoolExecutor(WORKERS) as pool:
             numbers = range(seed * len(nodes), (seed + 1) * len(nodes))
             records = list(pool.map(record, nodes, numbers, [length] * len(nodes)))
         samples += sum(one.samples for one in records)

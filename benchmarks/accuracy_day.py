@@ -1,19 +1,67 @@
-"""A day of a cluster from the pod trace: which job holds what on which node, how busy it is, and what is truly owed."""
+"""A day of a cluster from the pod trace: which job holds what on which node, how busy it is, and what is truly owed.
 
+The trace is Alibaba cluster-trace-gpu-v2023 (CC BY 4.0). Its pods are placed first fit: whole GPUs on nodes of eight,
+parts of a GPU as time-slicing replicas of a twentieth each on nodes of four.
+"""
+
+import csv
+import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
-from trace_replay import GPUS_OF_A_NODE, MODEL_OF_A_NODE, NAMESPACES, REPLICAS, Node, TracePod, place
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from gpu_simulator import identities
 from gpu_simulator.activity import Levels, square
 from gpu_simulator.models import MODELS
 
+TRACE = "openb_pod_list_default.csv"
+WHOLE_MILLI = 1000
+REPLICAS = 20
+GPUS_OF_A_NODE = {False: 8, True: 4}
+"""By whether they are shared."""
+MODEL_OF_A_NODE = {False: "a100-80gb", True: "t4"}
+NAMESPACES = ("search", "ads", "vision", "nlp", "recommend", "speech")
 DAY_SECONDS = 86_400
 WARM_SECONDS = 900
 """The agents run so long before the day: their Prometheus knows the day's first value of every series."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracePod:
+    """One GPU pod of the trace; times in seconds of the trace."""
+
+    name: str
+    gpus: int
+    replicas: int
+    """Of each GPU; 0 for whole GPUs."""
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class Node:
+    """A node while pods are placed: how many replicas of each GPU are free, and the GPUs of each pod."""
+
+    shared: bool
+    free: list[int] = field(default_factory=list)
+    pods: list[tuple[TracePod, tuple[int, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Begin with all GPUs free."""
+        self.free = [REPLICAS if self.shared else 1] * GPUS_OF_A_NODE[self.shared]
+
+    def take(self, pod: TracePod) -> tuple[int, ...] | None:
+        """Take GPUs for a pod; ``None`` where it does not fit."""
+        need = pod.replicas or 1
+        fitting = tuple(index for index, units in enumerate(self.free) if units >= need)[: pod.gpus]
+        if len(fitting) < pod.gpus:
+            return None
+        for index in fitting:
+            self.free[index] -= need
+        self.pods.append((pod, fitting))
+        return fitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +118,41 @@ class NodeDay:
     jobs: tuple[Job, ...]
 
 
+def read_pods(path: Path) -> list[TracePod]:
+    """Read the pods that held GPUs, by start; those that were never scheduled are left out."""
+    pods: list[TracePod] = []
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            gpus, milli = int(row["num_gpu"]), int(row["gpu_milli"])
+            if gpus and row["scheduled_time"] and row["deletion_time"]:
+                replicas = 0 if milli == WHOLE_MILLI else math.ceil(milli * REPLICAS / WHOLE_MILLI)
+                start, end = float(row["scheduled_time"]), float(row["deletion_time"])
+                pods.append(TracePod(row["name"], gpus, replicas, start, end))
+    return sorted(pods, key=lambda pod: (pod.start, pod.name))
+
+
+def place(pods: Iterable[TracePod]) -> list[Node]:
+    """Place pods first fit in order of start, with a new node when nothing fits."""
+    nodes: list[Node] = []
+    ending: list[tuple[float, int, Node, tuple[int, ...], int]] = []
+    for number, pod in enumerate(pods):
+        while ending and ending[0][0] <= pod.start:
+            _, _, left, indices, units = heapq.heappop(ending)
+            for index in indices:
+                left.free[index] += units
+        shared = pod.replicas > 0
+        fresh = Node(shared)
+        for node in (*(one for one in nodes if one.shared is shared), fresh):
+            if (taken := node.take(pod)) is not None:
+                break
+        else:
+            raise SystemExit(f"{pod.name} asks for {pod.gpus} GPUs and fits no node")
+        if node is fresh:
+            nodes.append(fresh)
+        heapq.heappush(ending, (pod.end, number, node, taken, pod.replicas or 1))
+    return nodes
+
+
 def busiest_day(pods: Sequence[TracePod]) -> int:
     """Number of the day with the most pods."""
     alive: Counter[int] = Counter()
@@ -98,19 +181,17 @@ def truth_of(job: Job, first: float, last: float) -> Truth:
 
 def _node_day(node: Node, number: int, opens: float) -> NodeDay:
     jobs: list[Job] = []
-    for pod in node.pods:
-        claims = pod.containers[0].claims
+    for pod, gpus in node.pods:
         seed = identities.stable_number(pod.name)
-        end = pod.window.end_seconds
         jobs.append(
             Job(
                 namespace=NAMESPACES[seed % len(NAMESPACES)],
                 name=pod.name,
-                gpus=tuple(claim.gpu for claim in claims),
-                share_ratio=len(claims[0].replicas) / REPLICAS if node.shared else 1.0,
+                gpus=gpus,
+                share_ratio=pod.replicas / REPLICAS if node.shared else 1.0,
                 shared=node.shared,
-                start_seconds=pod.window.start_seconds - opens,
-                end_seconds=math.inf if end is None else end - opens,
+                start_seconds=pod.start - opens,
+                end_seconds=pod.end - opens,
                 signal=_signal(seed),
             )
         )

@@ -1,9 +1,7 @@
 """Recorded samples in a real Prometheus: promtool makes the blocks, the server answers PromQL."""
 
 import json
-import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import remote_write
+
 if TYPE_CHECKING:
     from array import array
 
 OPENS_AT = 1_767_225_600
 """Unix time of the replayed day's start: 2026-01-01 00:00 UTC."""
-PATIENCE_SECONDS = 60.0
 
 Samples: TypeAlias = "tuple[array[float], array[float]]"
 """Times (seconds since the day's start) and values of one series."""
@@ -107,40 +106,6 @@ def serving(data: Path) -> Iterator[Server]:
     Raises:
         RuntimeError: Prometheus fails; its words are in the message.
     """
-    directory = data.parent
-    config = directory / "prometheus.yml"
-    config.write_text("storage: {tsdb: {out_of_order_time_window: 1000d}}\n")  # rules record older samples
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = directory / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={config}",
-                f"--storage.tsdb.path={data}",
-                "--storage.tsdb.retention.time=100y",
-                "--web.enable-remote-write-receiver",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        _wait(port, log)
+    config = "storage: {tsdb: {out_of_order_time_window: 1000d}}\n"  # rules record older samples
+    with remote_write.serving(data, config, "--storage.tsdb.retention.time=100y") as port:
         yield Server(port)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-def _wait(port: int, log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError(f"Prometheus is not ready: {log.read_text()[-500:]}")

@@ -1,4 +1,4 @@
-"""What the agent costs on a simulated driver, against its budgets and beside nvitop-exporter: ``make bench``."""
+"""What the agent costs on a simulated driver, against its budgets: ``make bench``."""
 
 import argparse
 import compileall
@@ -7,7 +7,6 @@ import datetime as dt
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,50 +16,32 @@ from pathlib import Path
 
 import budgets
 import measure
-import nvitop_compare
 from measure import Figures, Subject
-from report import Setting, table
+
+from gpu_simulator.programs import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import dcgm_stub_support  # noqa: E402 - lies beside the tests, which the line above makes importable
+import dcgm_stub_support  # noqa: E402 - lies with the tests, which the line above makes importable
 import stub_support  # noqa: E402 - as above
 
-WHOLE, PARTITIONED = 0.005, 0.012
-"""Budgets of a scrape's 99th percentile, in seconds."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One node with 110 pods to measure on."""
+
+    title: str
+    partitioned: bool
+    both: bool = False
+    """Whether the agent asks the Kubernetes API and a host engine, with GPUs that only DCGM profiles."""
+
+
 SETTINGS = (
-    Setting(title="8 whole GPUs, 110 pods", partitioned=False, scrape_p99_seconds=WHOLE),
-    Setting(title="56 MIG instances, 110 pods", partitioned=True, scrape_p99_seconds=PARTITIONED),
-    Setting(
-        title="8 whole GPUs, 110 pods, metadata and DCGM",
-        partitioned=False,
-        metadata=True,
-        dcgm=True,
-        scrape_p99_seconds=WHOLE,
-    ),
-    Setting(
-        title="56 MIG instances, 110 pods, metadata and DCGM",
-        partitioned=True,
-        metadata=True,
-        dcgm=True,
-        scrape_p99_seconds=PARTITIONED,
-    ),
-)
-MORE_SETTINGS = (
-    Setting(title="8 whole GPUs, 110 pods, metadata", partitioned=False, metadata=True, scrape_p99_seconds=WHOLE),
-    Setting(title="8 whole GPUs, 110 pods, DCGM", partitioned=False, dcgm=True, scrape_p99_seconds=WHOLE),
-    Setting(
-        title="8 whole GPUs, 250 pods, metadata", partitioned=False, pods=250, metadata=True, scrape_p99_seconds=WHOLE
-    ),
-    Setting(
-        title="56 MIG instances, 250 pods, metadata",
-        partitioned=True,
-        pods=250,
-        metadata=True,
-        scrape_p99_seconds=PARTITIONED,
-    ),
-    Setting(title="56 MIG instances, 110 pods, DCGM", partitioned=True, dcgm=True, scrape_p99_seconds=PARTITIONED),
+    Setting(title="8 whole GPUs, 110 pods", partitioned=False),
+    Setting(title="56 MIG instances, 110 pods", partitioned=True),
+    Setting(title="8 whole GPUs, 110 pods, metadata and DCGM", partitioned=False, both=True),
+    Setting(title="56 MIG instances, 110 pods, metadata and DCGM", partitioned=True, both=True),
 )
 
 
@@ -69,82 +50,48 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each CPU measurement (default 10)")
     parser.add_argument("--only", default="", help="measure only settings with this in their title, and no budgets")
-    parser.add_argument("--all", action="store_true", help="measure more settings, 4 minutes more")
-    parser.add_argument("--without-nvitop", action="store_true", help="measure the agent alone")
     arguments = parser.parse_args()
     if stub_support.compiler() is None:
         print("bench: skipped: the simulated driver needs a C compiler (install gcc)")
         return 0
-    skipped = "not asked for" if arguments.without_nvitop else nvitop_compare.install()
-    rival = "" if skipped else f"{nvitop_compare.PACKAGE} {nvitop_compare.version()}"
     today = dt.datetime.now(tz=dt.UTC).date()
     print(f"{today}, {_machine()}, Python {platform.python_version()}, {arguments.seconds:g} s per CPU measurement,")
     print(f"load average at the start {os.getloadavg()[0]:.1f} (latencies mean little when it is not near 0),")
-    print("simulated driver that answers at once: the exporters' own cost, without a real driver's.\n")
+    print("simulated driver that answers at once: the agent's own cost, without a real driver's.\n")
     # As in an image: what is compiled at the start of a process stays in its heap.
     compileall.compile_dir(ROOT / "exporter", quiet=1)
-    settings = SETTINGS + MORE_SETTINGS if arguments.all or arguments.only else SETTINGS
     measured: dict[str, Figures] = {}
-    for setting in (one for one in settings if arguments.only in one.title):
-        ours, theirs = _measure(
-            setting, arguments.seconds, with_nvitop=not (skipped or setting.metadata or setting.dcgm)
-        )
-        measured[setting.title] = ours
-        print(table(setting, ours, theirs, rival), flush=True)
-    if skipped:
-        print(skipped)
+    for setting in (one for one in SETTINGS if arguments.only in one.title):
+        with tempfile.TemporaryDirectory(prefix="bench-") as name:
+            directory = Path(name)
+            with running_agent(setting, directory) as agent:
+                figures = measure.measure(agent, seconds=arguments.seconds, log=directory / "agent.log")
+        measured[setting.title] = figures
+        print(budgets.figures_table(setting.title, figures), flush=True)
     if not arguments.only:
-        whole, partitioned, *both = (measured[one.title] for one in SETTINGS)
-        print(budgets.table(whole=whole, partitioned=partitioned, both=both[0]), flush=True)
+        whole, partitioned, both, _ = (measured[one.title] for one in SETTINGS)
+        print(budgets.table(whole=whole, partitioned=partitioned, both=both), flush=True)
     return 0
 
 
-def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Figures, Figures | None]:
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        with running_node(setting, directory) as node:
-            ours = measure.measure(node.agent, seconds=seconds, log=directory / "agent.log")
-            if not with_nvitop:
-                return ours, None
-            port = _free_port()
-            nvitop = Subject(
-                name=nvitop_compare.PACKAGE,
-                command=nvitop_compare.command(port),
-                environment=node.driver,
-                port=port,
-                ready=lambda page: f'uuid="{node.last_uuid}"' in page,
-            )
-            return ours, measure.measure(nvitop, seconds=seconds, log=directory / "nvitop.log")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node that is simulated around an agent, and how that agent is started."""
-
-    agent: Subject
-    driver: dict[str, str]
-    """Environment that makes a process find the simulated driver."""
-    last_uuid: str
-
-
 @contextlib.contextmanager
-def running_node(setting: Setting, directory: Path) -> Iterator[Node]:
-    """Simulate a node in processes that are not counted."""
+def running_agent(setting: Setting, directory: Path) -> Iterator[Subject]:
+    """Simulate a node in processes that are not counted, and yield how its agent is started."""
     with contextlib.ExitStack() as stack:
-        without = dcgm_stub_support.WITHOUT_GPM if setting.dcgm else ()
+        without = dcgm_stub_support.WITHOUT_GPM if setting.both else ()
         library = stub_support.build(directory / "lib", without=without)
         control = stub_support.control(directory / "control", partitioned=setting.partitioned)
-        pids = stack.enter_context(_processes(control, partitioned=setting.partitioned))
-        api = stack.enter_context(_node(directory, pids, setting))
+        pids = _processes(control, partitioned=setting.partitioned)
+        api = stack.enter_context(_node(directory, pids, partitioned=setting.partitioned))
         environment = stub_support.environment(library, directory / "control")
-        agent = _agent(directory, environment, devices=len(pids), api=api if setting.metadata else None)
-        if setting.dcgm:
+        agent = _agent(directory, environment, devices=len(pids), api=api if setting.both else None)
+        if setting.both:
             agent = stack.enter_context(_with_dcgm(directory, agent, partitioned=setting.partitioned))
-        yield Node(agent=agent, driver=environment, last_uuid=list(pids)[-1])
+        yield agent
 
 
 def _agent(directory: Path, environment: dict[str, str], *, devices: int, api: str | None) -> Subject:
-    port = _free_port()
+    port = free_port(0)
     start = ["-m", "exporter"]
     if api:
         start = [str(ROOT / "benchmarks" / "in_pod.py"), str(directory)]
@@ -187,32 +134,25 @@ def _with_dcgm(directory: Path, agent: Subject, *, partitioned: bool) -> Iterato
         )
 
 
-@contextlib.contextmanager
-def _processes(control: stub_support.StubControl, *, partitioned: bool) -> Iterator[dict[str, list[int]]]:
-    """Real processes that do nothing, listed by the driver: nvitop-exporter reads each one's /proc."""
+def _processes(control: stub_support.StubControl, *, partitioned: bool) -> dict[str, list[int]]:
+    """Let the driver list processes, which the node's /proc has too; return them by device."""
     uuids = stub_support.holdable(partitioned=partitioned)
     each = 1 if partitioned else 2
-    sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(each * len(uuids))]
-    pids = {uuid: [one.pid for one in sleepers[each * i : each * (i + 1)]] for i, uuid in enumerate(uuids)}
+    pids = {uuid: [10_000 + each * place + slot for slot in range(each)] for place, uuid in enumerate(uuids)}
     for place, held in enumerate(pids.values()):
         if partitioned:
             control.gpus[place // 7].instances[place % 7].pid = held[0]
         else:
             for slot, pid in enumerate(held):
                 control.gpus[place].processes[slot].pid = pid
-    try:
-        yield pids
-    finally:
-        for one in sleepers:
-            one.kill()
-            one.wait()
+    return pids
 
 
 @contextlib.contextmanager
-def _node(directory: Path, pids: dict[str, list[int]], setting: Setting) -> Iterator[str]:
+def _node(directory: Path, pids: dict[str, list[int]], *, partitioned: bool) -> Iterator[str]:
     """Serve the node around the agent; the URL of its Kubernetes API."""
     command = [sys.executable, str(ROOT / "benchmarks" / "stub_node.py"), "--directory", str(directory)]
-    command += ["--pods", str(setting.pods), *(["--partitioned"] if setting.partitioned else [])]
+    command += ["--partitioned"] if partitioned else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
@@ -230,13 +170,6 @@ def _node(directory: Path, pids: dict[str, list[int]], setting: Setting) -> Iter
         process.terminate()
         process.wait()
         process.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def _machine() -> str:

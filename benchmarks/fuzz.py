@@ -1,250 +1,187 @@
-"""Fuzzes every parser, family by family, and keeps account of it: CPU time, executions, coverage, findings.
+"""Fuzzes the parsers in which fuzzing has found faults: `make fuzz` runs it.
 
-    make fuzz [FAMILY=kubelet,wire] [SECONDS=120]
-    python benchmarks/fuzz.py [--family NAME,...] [--seconds N] [--rounds N] | --table | --settle | --keep
+    make fuzz [FAMILY=wire,yaml/config] [SECONDS=120]
 
-Guided by coverage with atheris (libFuzzer), which ``make fuzz`` puts into .cache/fuzz/site; where that cannot be had,
-by a mutation loop that is guided by answers. Found inputs are in .cache/fuzz/crashes/<family>/, with their tracebacks;
-what was grown is in .cache/fuzz/corpus/, and ``--keep`` chooses from it what tests/corpora/ has: the fewest inputs that
-reach all that is reached. The account over all runs is .cache/fuzz/ledger.json.
+Guided by coverage with atheris (libFuzzer), which `make fuzz` installs into .cache/fuzz/site. Inputs that a target does
+not answer as it promises are in .cache/fuzz/crashes/<family>/ with their tracebacks. .cache/fuzz/corpus/ keeps the
+inputs that reach more; copy one that is worth it to tests/corpora/, which a test replays.
 """
 
 import argparse
-import fcntl
+import hashlib
 import json
 import os
-import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+import traceback
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
-import fuzz_targets
-from fuzz_targets import Target
+if TYPE_CHECKING:
+    from fuzz_targets import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "fuzz"
-CORPORA = ROOT / "tests" / "corpora"
-LEDGER = CACHE / "ledger.json"
-_COVERAGE = re.compile(r"^#\d+\s.*\bcov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
-_WORD = re.compile(rb"[A-Za-z][A-Za-z0-9_./:-]{2,40}")
-_MOST_WORDS = 400
-_GRACE_SECONDS = 900
+SITE = CACHE / "site"
+HANG_SECONDS = 2.0
+"""Of CPU time, on one input."""
+MOST_MIB = 2048
+GRACE_SECONDS = 900
+"""A busy machine may leave a process without time."""
+_KEPT_PER_CAUSE = 5
+_TELL_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """What a run of one target came to."""
-
-    cpu_seconds: float
-    executions: int
-    coverage: int
-    new_inputs: int
-    causes: dict[str, int]
-    died: str = ""
-    """How, where the process did not end by itself."""
+class HangError(BaseException):
+    """An input took too long; nothing of the product may catch this."""
 
 
-def fuzz(target: Target, seconds: int) -> Slice:
-    """Fuzz one target for so many seconds, in a process of its own."""
-    corpus = CACHE / "corpus" / target.family / target.name
-    crashes = CACHE / "crashes" / target.family
-    for folder in (corpus, crashes):
-        folder.mkdir(parents=True, exist_ok=True)
-    before = sum(1 for _ in corpus.iterdir())
-    memory = Path("/dev/shm")  # noqa: S108 - a folder with a name of its own is made there
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory if memory.is_dir() else None) as folder:
-        scratch = Path(folder)
-        seeds = scratch / "seeds"
-        seeds.mkdir()
-        for path in kept(target):
-            (seeds / path.name).write_bytes(path.read_bytes())
-        words, told, log = scratch / "words", scratch / "told.json", scratch / "log"
-        words.write_bytes(_words(seeds))
-        paths = {"corpus": corpus, "seeds": seeds, "crashes": crashes, "told": told, "words": words}
-        options = [f"--{name}={path}" for name, path in {**paths, "site": CACHE / "site", "scratch": scratch}.items()]
-        command = [sys.executable, str(Path(__file__).with_name("fuzz_run.py")), target.path, f"--seconds={seconds}"]
-        environment = {**os.environ, "TMPDIR": folder, "PYTHONHASHSEED": "0"}
-        with log.open("wb") as stream:
-            process = subprocess.Popen([*command, *options], stdout=stream, stderr=stream, env=environment)
-            code, usage = _waited(process, seconds + _GRACE_SECONDS)
-        text = log.read_text(errors="replace")
-        account = json.loads(told.read_text()) if told.is_file() else {"executions": 0, "causes": {}}
-        if code:
-            crashes.mkdir(parents=True, exist_ok=True)
-            (crashes / f"{target.name}.log").write_text(text[-20_000:])
-    covered = _COVERAGE.findall(text)
-    return Slice(
-        cpu_seconds=usage,
-        executions=account["executions"],
-        coverage=int(covered[-1][0]) if covered else 0,
-        new_inputs=sum(1 for _ in corpus.iterdir()) - before,
-        causes=account["causes"],
-        died=f"exit code {code}" if code else "",
-    )
+class Findings:
+    """Puts inputs to a target, counts them, and keeps each finding by its cause."""
 
+    def __init__(self, path: str) -> None:
+        import fuzz_targets  # noqa: PLC0415 - the caller instruments what this imports
 
-def _waited(process: "subprocess.Popen[bytes]", most_seconds: float) -> tuple[int | None, float]:
-    """Exit code and CPU seconds of a process; ``None`` where it had to be killed, for others left it no time to run."""
-    before = os.times()
-    code: int | None
-    try:
-        code = process.wait(most_seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        code = None
-    after = os.times()
-    return code, after.children_user + after.children_system - before.children_user - before.children_system
+        fuzz_targets.quiet()
+        self.target: Target = fuzz_targets.TARGETS[path]
+        self._run = fuzz_targets.run
+        self._executions = 0
+        self._account, self._told_at = account_of(path), 0.0
+        self.causes: Counter[str] = Counter()
+        self.corpus, self._crashes = CACHE / "corpus" / path, CACHE / "crashes" / self.target.family
+        for folder in (self.corpus, self._crashes):
+            folder.mkdir(parents=True, exist_ok=True)
+        signal.signal(signal.SIGVTALRM, _stop)
 
-
-def kept(target: Target) -> list[Path]:
-    """Inputs of the repository for a target."""
-    return sorted((CORPORA / target.family).glob(f"{target.name}.*"))
-
-
-def _words(seeds: Path) -> bytes:
-    """A dictionary for libFuzzer of the words that stand in the seeds."""
-    found = {word for path in seeds.iterdir() for word in _WORD.findall(path.read_bytes())}
-    return b"".join(b'"%s"\n' % word for word in sorted(found)[:_MOST_WORDS])
-
-
-def entered(target: Target, found: Slice) -> None:
-    """Add a run to the account; several may do that at once."""
-    with _locked():
-        ledger = account()
-        line = ledger.setdefault(target.family, {}).setdefault(
-            target.name, {"cpu_seconds": 0.0, "executions": 0, "coverage": 0, "findings": {}}
-        )
-        line["cpu_seconds"] += found.cpu_seconds
-        line["executions"] += found.executions
-        line["coverage"] = max(line["coverage"], found.coverage)
-        for cause, count in found.causes.items():
-            line["findings"][cause] = line["findings"].get(cause, 0) + count
-        if found.died:
-            line["findings"][found.died] = line["findings"].get(found.died, 0) + 1
-        _write(ledger)
-
-
-@contextmanager
-def _locked() -> Iterator[None]:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "ledger.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _write(ledger: dict[str, dict[str, dict[str, Any]]]) -> None:
-    LEDGER.with_suffix(".new").write_text(json.dumps(ledger, indent=1, sort_keys=True))
-    LEDGER.with_suffix(".new").replace(LEDGER)
-
-
-def account() -> dict[str, dict[str, dict[str, Any]]]:
-    """What all runs so far came to, by family and target."""
-    return json.loads(LEDGER.read_text()) if LEDGER.is_file() else {}
-
-
-def table(families: Sequence[str]) -> None:
-    """Print the account of some families."""
-    ledger = account()
-    print(
-        f"{'family':<12}{'targets':>8}{'CPU min':>9}{'executions':>13}{'per CPU s':>11}{'coverage':>10}{'findings':>10}"
-    )
-    for family in families:
-        lines = list(ledger.get(family, {}).values())
-        seconds, count = sum(line["cpu_seconds"] for line in lines), sum(line["executions"] for line in lines)
-        covered, found = sum(line["coverage"] for line in lines), sum(len(line["findings"]) for line in lines)
-        rate = count / seconds if seconds else 0.0
-        print(f"{family:<12}{len(lines):>8}{seconds / 60:>9.1f}{count:>13,}{rate:>11.0f}{covered:>10,}{found:>10}")
-
-
-def settle() -> None:
-    """Put each found input to its target once more, and forget those that are answered as promised now."""
-    fuzz_targets.quiet()
-    left: dict[str, set[str]] = {}
-    for path in sorted((CACHE / "crashes").glob("*/*.*.*")):
-        if path.suffix == ".txt":
-            continue
-        name, cause, _ = path.name.split(".", 2)
-        target = fuzz_targets.TARGETS[f"{path.parent.name}/{name}"]
+    def put(self, data: bytes) -> None:
+        """Put one input."""
+        self._executions += 1
+        if time.monotonic() - self._told_at > _TELL_SECONDS:
+            self.tell()
+        signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
         try:
-            fuzz_targets.run(target, path.read_bytes())
-        except Exception as error:  # noqa: BLE001 - any finding
-            print(f"{target.path}: still {type(error).__name__}: {str(error)[:200]}")
-            left.setdefault(target.path, set()).add(cause)
-        else:
-            path.unlink()
-            path.with_name(f"{path.name}.txt").unlink(missing_ok=True)
-    with _locked():
-        ledger = account()
-        for family, lines in ledger.items():
-            for name, line in lines.items():
-                done = [cause for cause in line["findings"] if cause not in left.get(f"{family}/{name}", set())]
-                line["fixed"] = sorted({*line.get("fixed", ()), *done})
-                line["findings"] = {cause: line["findings"][cause] for cause in line["findings"] if cause not in done}
-        _write(ledger)
+            self._run(self.target, data)
+        except (HangError, Exception) as error:  # noqa: BLE001 - each one is a finding
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            self._found(error, data)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+    def _found(self, error: BaseException, data: bytes) -> None:
+        cause = f"{type(error).__name__}-{_place(error.__traceback__)}"
+        self.causes[cause] += 1
+        if self.causes[cause] <= _KEPT_PER_CAUSE:
+            place = self._crashes / f"{self.target.name}.{cause}.{_name_of(data)}"
+            place.write_bytes(data)
+            words = "".join(traceback.format_exception(error))
+            place.with_name(f"{place.name}.txt").write_text(words, errors="backslashreplace")
+            self.tell()
+
+    def tell(self) -> None:
+        """Write what came of all inputs so far: libFuzzer ends the process without another line of Python."""
+        self._told_at = time.monotonic()
+        self._account.write_text(json.dumps({"executions": self._executions, "causes": self.causes}))
 
 
-def main() -> None:
-    """Fuzz what the command line names."""
+def account_of(path: str) -> Path:
+    """Return the file with what came of a target's inputs."""
+    return CACHE / f"{path.replace('/', '-')}.json"
+
+
+def _name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise HangError(f"more than {HANG_SECONDS:g} s of CPU time")
+
+
+def _place(trace: TracebackType | None) -> str:
+    """File and line of the innermost frame that is ours."""
+    frames = [frame for frame in traceback.extract_tb(trace) if frame.name != "require"]
+    ours = [frame for frame in frames if f"{os.sep}exporter{os.sep}" in frame.filename] or frames
+    return f"{Path(ours[-1].filename).stem}-{ours[-1].lineno}" if ours else "nowhere"
+
+
+def fuzz(path: str, seconds: int) -> None:
+    """Fuzz one target in this process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.path.append(str(SITE))
+    import atheris  # noqa: PLC0415 - only a process that fuzzes has it
+
+    atheris.enabled_hooks.add("str")
+    with atheris.instrument_imports(include=["exporter", "yaml"]):
+        findings = Findings(path)
+    options = [
+        f"-max_total_time={seconds}",
+        f"-max_len={findings.target.most_bytes}",
+        f"-rss_limit_mb={MOST_MIB}",
+        f"-artifact_prefix={CACHE}/crashes/{path}.killed-",
+        "-timeout=30",
+        "-reload=0",
+    ]
+    folders = [str(findings.corpus), str(findings.target.seeds)]
+    atheris.Setup([sys.argv[0], *options, *folders], findings.put)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzz each wanted target in a process of its own; return 1 where there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="", help="families, or family/target, with commas [default: all]")
-    parser.add_argument("--seconds", type=int, default=120, help="for each family in a round [default: %(default)s]")
-    parser.add_argument("--rounds", type=int, default=1, help="[default: %(default)s]")
-    parser.add_argument("--table", action="store_true", help="print the account and end")
-    parser.add_argument("--keep", action="store_true", help="choose again what tests/corpora/ has")
-    parser.add_argument("--settle", action="store_true", help="put every found input once more; drop those fixed")
+    parser.add_argument("--seconds", type=int, default=120, help="for each family [default: %(default)s]")
+    parser.add_argument("--target", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    fuzz_targets.load()
-    if arguments.table:
-        table(fuzz_targets.families())
-        return
-    if arguments.settle:
-        settle()
-        table(fuzz_targets.families())
-        return
-    if arguments.keep:
-        import fuzz_corpora  # noqa: PLC0415 - for this alone
+    if arguments.target:
+        sys.argv = sys.argv[:1]
+        fuzz(arguments.target, arguments.seconds)
+        return 0
+    import fuzz_targets  # noqa: PLC0415 - a process that fuzzes instruments what this imports
 
-        fuzz_corpora.keep(_wanted(arguments.family))
-        return
-    if not (CACHE / "site" / "atheris").is_dir():
-        print("atheris is not there (make fuzz gets it): guided by answers alone, without coverage")
-    wanted = _wanted(arguments.family)
-    for _ in range(arguments.rounds):
-        _round(wanted, arguments.seconds)
-    table(list(dict.fromkeys(one.family for one in wanted)))
-
-
-def _wanted(text: str) -> list[Target]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    every = list(fuzz_targets.TARGETS.values())
-    unknown = [name for name in names if name not in fuzz_targets.families() and name not in fuzz_targets.TARGETS]
+    names = [name.strip() for name in arguments.family.split(",") if name.strip()]
+    every = fuzz_targets.TARGETS.values()
+    families = Counter(one.family for one in every)
+    unknown = [name for name in names if name not in families and name not in fuzz_targets.TARGETS]
     if unknown:
-        sys.exit(f"no family {', '.join(unknown)}; there are: {', '.join(fuzz_targets.families())}")
-    return [one for one in every if not names or one.family in names or one.path in names]
+        parser.error(f"no family {', '.join(unknown)}; there are: {', '.join(families)}")
+    if not (SITE / "atheris").is_dir():
+        parser.error("atheris is not installed; make fuzz does it")
+    wanted = [one for one in every if not names or one.family in names or one.path in names]
+    found = [_fuzz_apart(target, max(5, arguments.seconds // families[target.family])) for target in wanted]
+    return 1 if any(found) else 0
 
 
-def _round(wanted: list[Target], seconds: int) -> None:
-    """Each family for so many seconds, divided among its targets."""
-    for target in wanted:
-        beside = sum(1 for one in wanted if one.family == target.family)
-        found = fuzz(target, max(5, seconds // beside))
-        entered(target, found)
-        rate = found.executions / found.cpu_seconds if found.cpu_seconds else 0.0
-        print(
-            f"{target.path:<22}{found.cpu_seconds:>7.0f} s CPU {found.executions:>10,} executions {rate:>7.0f}/s"
-            f"  coverage {found.coverage:>6,}  new inputs {found.new_inputs:>5,}  findings {len(found.causes)}"
-            f"{f'  died: {found.died}' if found.died else ''}",
-            flush=True,
-        )
-        for cause, count in found.causes.items():
-            print(f"    {cause}: {count:,} times", flush=True)
+def _fuzz_apart(target: "Target", seconds: int) -> bool:
+    """Fuzz a target in a process of its own and print what came of it; return whether something was found."""
+    account = account_of(target.path)
+    log = account.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    account.unlink(missing_ok=True)
+    memory = Path("/dev/shm")  # noqa: S108 - a folder with a name of its own is made there
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory if memory.is_dir() else None) as folder:
+        command = [sys.executable, __file__, f"--target={target.path}", f"--seconds={seconds}"]
+        environment = {**os.environ, "TMPDIR": folder, "PYTHONHASHSEED": "0"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            try:
+                code: int | None = process.wait(seconds + GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = None
+    told = json.loads(account.read_text()) if account.is_file() else {"executions": 0, "causes": {}}
+    causes = [f"{count:,} times {cause}" for cause, count in told["causes"].items()]
+    if code != 0:
+        causes.append(f"ended with exit code {code}, see {log}")
+    print(f"{target.path:<20}{told['executions']:>12,} executions; {'; '.join(causes) or 'no finding'}", flush=True)
+    return bool(causes)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

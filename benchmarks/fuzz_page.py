@@ -1,40 +1,22 @@
-"""A node as the agent has it, without processes: whatever a door let in becomes a page here, and that must be valid."""
+"""A node in virtual time and its agent: whatever an entry point let in becomes a page here, and that must be valid."""
 
+import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
 
-from fuzz_targets import require, require_json
+from virtual_node import Agent, Settings, start
+from virtual_world import MODELS, Board, World
 
-from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.meter import Meter
-from exporter.accounting.state_file import StateFile
-from exporter.agent.facts import Attributor
-from exporter.agent.metering import Metering
-from exporter.agent.node import Node
-from exporter.agent.owners import Owners
-from exporter.agent.sources import Sources
-from exporter.agent.views import Viewer
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.config import price_book
+from exporter.gpu import wire
 from exporter.metrics.collector import ExpositionOptions, build
 from exporter.metrics.text_format import Dropped, duplicate_series, render
-from exporter.model import (
-    Allocations,
-    Field,
-    Gpu,
-    GpuReading,
-    MigInstance,
-    MigReading,
-    NodeFacts,
-    PodFacts,
-    ProcessUse,
-    Reading,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-)
+from exporter.model import GpuReading, Snapshot
 from exporter.web import node_api, node_page
 
 NOW = 1_800_000_000.0
@@ -44,186 +26,72 @@ _SAMPLE = re.compile(rf"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{{{_LABEL}(?:,{_LABEL})*\}})
 _TOLERATED = 1e-6
 
 
-def gpus() -> tuple[GpuReading, ...]:
-    """A whole GPU, one that is shared and one in two instances, as NVML tells them."""
-    values: dict[Field, int | float] = {Field.GPU_UTIL: 40, Field.FB_TOTAL: 81_559, Field.FB_USED: 4_000}
-    found = []
-    for index in range(3):
-        gpu = Gpu(
-            uuid=f"GPU-0000000{index}-0000-0000-0000-000000000000",
-            index=index,
-            minor=index,
-            model="NVIDIA H100 80GB HBM3",
-            pci_bus_id=f"00000000:0{index + 1}:00.0",
-            mig_enabled=index == 2,  # noqa: PLR2004 - the last one
-            compute_slices=7,
-            memory_slices=8,
-            memory_total_bytes=80 << 30,
-        )
-        parts = tuple(_part(gpu.uuid, number) for number in (1, 2)) if gpu.mig_enabled else ()
-        uses = (ProcessUse(pid=100 + index, memory_used_bytes=1 << 30, sm_ratio=0.4),)
-        found.append(GpuReading(gpu=gpu, values=values, instances=parts, processes=None if parts else uses))
-    return tuple(found)
+class BrokenPromise(Exception):  # noqa: N818 - what it is
+    """An entry point answered, and the answer is not what it promises."""
 
 
-def _part(parent: str, number: int) -> MigReading:
-    instance = MigInstance(
-        uuid=f"MIG-0000000{number}-1111-0000-0000-000000000000",
-        parent_uuid=parent,
-        gpu_instance_id=number,
-        compute_instance_id=0,
-        profile="3g.40gb",
-        compute_slices=3,
-        memory_slices=4,
-        profile_id=9,
-        placement_start=4 * (number - 1),
-    )
-    return MigReading(instance=instance, values={Field.FB_USED: 100, Field.PROF_GR_ENGINE_ACTIVE: 0.5})
+def require(holds: bool, promise: str) -> None:  # noqa: FBT001 - as assert has it
+    """Raise where a promise does not hold."""
+    if not holds:
+        raise BrokenPromise(promise)
 
 
-def reading(at_seconds: float, found: tuple[GpuReading, ...]) -> Reading:
-    """A reading of these GPUs."""
-    return Reading(
-        source="nvml",
-        taken_at_seconds=NOW + at_seconds,
-        duration_seconds=0.01,
-        steady_seconds=at_seconds,
-        driver_version="590.48.01",
-        nvml_version="13.590",
-        dcgm_version=None,
-        gpus=found,
-    )
+def require_finite(values: Iterable[float | None], what: str, *, least: float = -math.inf) -> None:
+    """Raise where a value that is shown is no number, or is less than it can be."""
+    for value in values:
+        if value is not None:
+            require(math.isfinite(value) and value >= least, f"{what} is {value}")
 
 
-@dataclass(slots=True)
-class Fed:
-    """A source whose readings are put in."""
+def require_json(text: str | bytes) -> None:
+    """Raise where a document is no JSON, or has a number that JSON has not."""
 
-    readings: list[Reading] = field(default_factory=list)
-    status: SourceStatus = field(default_factory=lambda: SourceStatus(name="nvml", state=SourceState.UP))
-    errors: Mapping[str, int] = field(default_factory=dict)
+    def refuse(name: str) -> None:
+        raise BrokenPromise(f"{name} in a document")
 
-    def take(self) -> tuple[Reading, ...]:
-        """Give them once."""
-        taken, self.readings = tuple(self.readings), []
-        return taken
+    json.loads(text, parse_constant=refuse)
 
 
-@dataclass(slots=True)
-class Told:
-    """What the kubelet said."""
-
-    latest: Allocations | None = None
-    problem: str = ""
-    errors: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Known:
-    """What the Kubernetes API said."""
-
-    saw: Evidence = NO_EVIDENCE
-    whose: Mapping[tuple[str, str], PodFacts] = field(default_factory=dict)
-    node_facts: NodeFacts | None = None
-    known: bool = True
-    at_seconds: float | None = NOW
-    problem: str = ""
-    remark: str = ""
-    names_other_node: bool = False
-    errors: Mapping[str, int] = field(default_factory=dict)
-
-    def evidence(self, _now: float) -> Evidence:
-        """What the join looks at."""
-        return self.saw
-
-    def note(self, allocations: Allocations, now: float) -> None:
-        """Nothing more is asked."""
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Whose a pod is."""
-        return self.whose.get((namespace, pod))
-
-
-@dataclass(slots=True)
-class NoPids:
-    """Processes of which only some can be looked up."""
-
-    pods: Mapping[int, str | None] = field(default_factory=dict)
-
-    def pod_uid(self, pid: int) -> str | None:
-        """Return the UID of a process' pod."""
-        return self.pods.get(pid)
-
-    def name_of(self, _uid: str) -> tuple[str, str] | None:
-        """Return no name."""
-        return None
-
-    def uid_of(self, _namespace: str, _pod: str) -> str | None:
-        """Return no UID."""
-        return None
-
-
-def metering(owners: Owners | None = None, file: StateFile | None = None) -> Metering:
-    """A meter with the bundled prices."""
-    owners = owners or Owners()
-    return Metering(
-        node="node-a",
-        meter=Meter(1.0, owners.owner_of),
-        ledgers=Ledgers(saves=file is not None),
-        book=price_book.load(None),
-        facts=NodeFacts(),
-        owners=owners,
-        file=file,
-        boot_id="boot",
-        save_interval_seconds=0.0,
-    )
-
-
-def node(
-    *,
-    told: Allocations | None = None,
-    known: Known | None = None,
-    pids: Mapping[int, str | None] | None = None,
-    meter: Metering | None = None,
-) -> tuple[Node, Fed]:
-    """A node, and where its readings are put."""
-    source, looked_up = Fed(), NoPids(pods=pids or {})
-    meter = meter or metering(Owners(tenancy=known))
-    attributor = Attributor(
-        kubelet=Told(latest=told), pids=looked_up, names=looked_up, expiry_seconds=60.0, metadata=known
-    )
-    viewer = Viewer(attributor, IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0), owners=meter.owners)
-    return (
-        Node(
-            name="node-a",
-            sources=Sources(nvml=source, stale_after_seconds=3.0),
-            viewer=viewer,
-            sample_interval_seconds=1.0,
-            process_clock=lambda: 0.0,
-            metering=meter,
-        ),
-        source,
-    )
-
-
-def lived(
-    one: Node, source: Fed, *, first: tuple[GpuReading, ...] = (), steady: float = 0.0, conserved: bool = True
-) -> Snapshot:
-    """Three samples of a node, and its page looked at.
+def node_in(folder: Path, *, since: float = 0.0) -> tuple[World, Agent]:
+    """Return a node of three GPUs (whole, shared, in two instances) with a pod on each, and its agent that starts now.
 
     Args:
-        one: The node.
-        source: Its source.
-        first: What the first sample tells, and the last.
-        steady: When the first is.
+        folder: Of the node; the agent's state is in ``state``, and stays from one node to the next.
+        since: Monotonic time in seconds.
+    """
+    for name in ("proc", "pods"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "state").mkdir(parents=True, exist_ok=True)
+    boards = [
+        Board(index=0, serial=1, model=MODELS[0]),
+        Board(index=1, serial=1, model=MODELS[0], replicas=2),
+        Board(index=2, serial=1, model=MODELS[0], layout=("3g.40gb", "4g.40gb")),
+    ]
+    world = World(random=Random(1), boards=boards, directory=folder, churn=0.0, t=since)  # noqa: S311 - no secret
+    for board in boards:
+        world.start(board.units()[0], job="job", namespace="team-a")
+    settings = Settings(directory=folder, with_api=False, save_seconds=0.0)
+    return world, start(settings, world, price_book.load(None), boot_id="boot", steady=since)
+
+
+def lived(world: World, agent: Agent, *, odd: tuple[GpuReading, ...] | None = None, conserved: bool = True) -> Snapshot:
+    """Let an agent sample three times and end; check its page.
+
+    Args:
+        world: The node.
+        agent: Its agent.
+        odd: What the first sample and the last have instead of the truth.
         conserved: Whether the ledger was this node's own from the start.
     """
-    for second, found in enumerate((first or gpus(), gpus())):
-        source.readings.append(reading(steady + second, found))
-        one.tick(NOW + steady + second, steady + second)
-    at = steady + 2
-    source.readings.append(reading(at, first or gpus()))
-    snapshot = one.tick(NOW + at, at)
+    for number in range(3):
+        world.pass_time(1.0)
+        reading = world.reading(wall=NOW + world.t, steady=world.t)
+        if odd is not None and number != 1:
+            reading = replace(reading, gpus=odd)
+        agent.pipe.lines.append((0.0, wire.encode(reading)))
+        agent.kubelet.ask(NOW + world.t)
+        snapshot = agent.tick(NOW + world.t, world.t)
+        agent.metering.save_now(NOW + world.t, world.t)
     check_page(snapshot, conserved=conserved)
     return snapshot
 

@@ -1,33 +1,76 @@
-"""What is fuzzed: by family, each door of the product with what it may answer and what must hold of the answer."""
+"""What is fuzzed: each entry point for foreign input in which fuzzing found faults, with what must hold of its answer.
 
-import importlib
+Hypothesis has strategies for the others: the kubelet's answers, cgroups, device ids, collectors, DCGM's values, the
+store, and Kubernetes objects, next to their tests.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import io
 import json
 import logging
 import math
+import socket
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-Run = Callable[[bytes], None]
+from aiohttp import web
+from fuzz_page import NOW, BrokenPromise, lived, node_in, require, require_finite, require_json
+from yarl import URL
 
+from exporter.accounting.ledger import ledger_of
+from exporter.accounting.prices import PriceBook
+from exporter.accounting.state_file import VERSION, StateFile, encode
+from exporter.agent.history import SourceRecord
+from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
+from exporter.config import price_book, web_config
+from exporter.config.options import OPTIONS
+from exporter.config.price_book import KNOWN_MODELS
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.config.resolve import load_agent
+from exporter.cost import budgets as budget_file
+from exporter.cost import node_report
+from exporter.cost import report as costs
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Now, Window
+from exporter.cost.live import live_pods
+from exporter.cost.node_report import FORMATS, write
+from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
+from exporter.cost.render import FLEET_FORMATS, write_fleet
+from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
+from exporter.gpu import wire
+from exporter.kube import api_client, metadata
+from exporter.kube.api_client import ApiClient
+from exporter.kube.list_watch import ListWatch
+from exporter.metrics.collector import ExpositionOptions
+from exporter.model import NodeFacts, PodMetadata, Reading
+from exporter.service import opencost_query, parameters
+from exporter.service.page_frame import read_view
+from exporter.web.http_server import Connection, HttpServer
+from exporter.web.server import Renderer, create_app
+from gpu_simulator import scenario
 
+CORPORA = Path(__file__).resolve().parent.parent / "tests" / "corpora"
 LONGEST_MESSAGE = 20_000
-
-
-class BrokenPromise(Exception):  # noqa: N818 - what it is
-    """A door answered, and the answer is not what it promises."""
+Run = Callable[[bytes], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A door: ``run`` takes bytes as the product would and raises what is found."""
+    """An entry point: ``run`` takes bytes as the product would and raises what is found."""
 
     family: str
     name: str
     run: Run
     allowed: tuple[type[Exception], ...]
-    """What the door says that it raises."""
+    """What it documents that it raises."""
     most_bytes: int
 
     @property
@@ -35,9 +78,18 @@ class Target:
         """``family/name``."""
         return f"{self.family}/{self.name}"
 
+    @property
+    def seeds(self) -> Path:
+        """Folder of the kept inputs of its family."""
+        return CORPORA / self.family
+
+    def inputs(self) -> list[Path]:
+        """Return its kept inputs."""
+        return sorted(self.seeds.glob(f"{self.name}.*"))
+
 
 TARGETS: dict[str, Target] = {}
-"""By path, in the order in which modules name them."""
+"""By path."""
 
 
 def target(family: str, name: str, *allowed: type[Exception], most_bytes: int = 4096) -> Callable[[Run], Run]:
@@ -51,57 +103,29 @@ def target(family: str, name: str, *allowed: type[Exception], most_bytes: int = 
     return enter
 
 
-def families() -> tuple[str, ...]:
-    """Every family, in the order of its first target."""
-    return tuple(dict.fromkeys(one.family for one in TARGETS.values()))
-
-
-def of_family(family: str) -> tuple[Target, ...]:
-    """Its targets."""
-    return tuple(one for one in TARGETS.values() if one.family == family)
-
-
-MODULES = {
-    "fuzz_node": ("kubelet", "process", "ids", "wire", "dcgm"),
-    "fuzz_files": ("csv", "yaml", "prices", "options"),
-    "fuzz_state": ("state",),
-    "fuzz_api": ("api",),
-    "fuzz_prometheus": ("prometheus",),
-    "fuzz_web": ("http",),
-}
-"""Families by the module that has their targets."""
-
-
-def load(family: str = "") -> None:
-    """Import the module of a family, or every one: they enter their targets in ``TARGETS``."""
-    for module, has in MODULES.items():
-        if not family or family in has:
-            importlib.import_module(module)
-
-
 class Scratch:
-    """A folder for the files that doors read, in memory where the system has such a place."""
+    """A folder for the files that entry points read."""
 
     directory: Path | None = None
-    """Set by who runs the targets; else made at the first use."""
+    """Set by a test; otherwise made at the first use."""
 
     @classmethod
     def folder(cls) -> Path:
-        """The folder."""
+        """Return the folder."""
         if cls.directory is None:
             cls.directory = Path(tempfile.mkdtemp(prefix="fuzz-"))
         return cls.directory
 
     @classmethod
     def file(cls, name: str, content: bytes) -> Path:
-        """A file of this content."""
+        """Write a file and return it."""
         path = cls.folder() / name
         path.write_bytes(content)
         return path
 
 
 class _Unexpected(logging.Handler):
-    """Keeps what the product caught as a last resort: it goes on, and an input that does that is a finding."""
+    """Keeps what the product caught as a last resort: it continues, and an input that does that is a finding."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -134,29 +158,494 @@ def run(one: Target, data: bytes) -> None:
 
 
 def check_message(error: Exception) -> None:
-    """A message can be written to a terminal and a log as lines of text."""
+    """Require that a message can be written to a terminal and a log as lines of text."""
     for line in getattr(error, "problems", (str(error),)):
         require(bool(line.strip()), "an error without words")
         require(len(line) < LONGEST_MESSAGE, f"a message of {len(line)} characters")
 
 
-def require(holds: bool, promise: str) -> None:  # noqa: FBT001 - as assert has it
-    """Raise where a promise does not hold."""
-    if not holds:
-        raise BrokenPromise(promise)
+# ---- wire: lines of a child process
 
 
-def require_finite(values: Iterable[float | None], what: str, *, least: float = -math.inf) -> None:
-    """Raise where a value that is shown is no number, or is less than it can be."""
-    for value in values:
-        if value is not None:
-            require(math.isfinite(value) and value >= least, f"{what} is {value}")
+@target("wire", "line", SourceError)
+def _line(data: bytes) -> None:
+    message = wire.decode(data)
+    again = wire.encode(message)
+    require(wire.decode(again) == message, "what was decoded is not what it is encoded to")
 
 
-def require_json(text: str | bytes) -> None:
-    """Raise where a document is no JSON, or has a number that JSON has not."""
+@target("wire", "page", SourceError, most_bytes=8192)
+def _page(data: bytes) -> None:
+    """A line of a child becomes a page."""
+    message = wire.decode(data)
+    world, agent = node_in(Scratch.folder() / "wire")
+    if isinstance(message, Reading):
+        SourceRecord().add(message)
+        lived(world, agent, odd=message.gpus)
+    else:
+        agent.pipe.told = message
+        lived(world, agent)
+    agent.end()
+    StateFile(Scratch.folder() / "wire" / "state").path.unlink(missing_ok=True)
 
-    def refuse(name: str) -> None:
-        raise BrokenPromise(f"{name} in a document")
 
-    json.loads(text, parse_constant=refuse)
+# ---- yaml, prices, options: what people and programs write
+
+
+@target("yaml", "config", ConfigError)
+def _config(data: bytes) -> None:
+    path = Scratch.file("config.yaml", data)
+    load_agent({"config": str(path)}, {}, check_paths=False)
+
+
+@target("yaml", "web", ConfigError)
+def _web(data: bytes) -> None:
+    found = web_config.load(Scratch.file("web.yaml", data))
+    for name, value in found.headers.items():
+        require((name + value).isascii() and (name + value).isprintable(), f"the header {name}: {value!r}")
+    require(all(":" not in user for user in found.users), "a user with a colon")
+
+
+@target("yaml", "budgets", ConfigError)
+def _budgets(data: bytes) -> None:
+    for budget in budget_file.load(Scratch.file("budgets.yaml", data)):
+        require_finite((budget.amount, *budget.thresholds), "an amount", least=0.0)
+
+
+@target("yaml", "scenario", ConfigError)
+def _scenario(data: bytes) -> None:
+    found = scenario.load(str(Scratch.file("scenario.yaml", data)))
+    for seconds in (0.0, 61.5, 86_400.0):
+        for gpu in found.at(seconds).gpus:
+            require_finite((gpu.power_watts,), "a power", least=0.0)
+
+
+def _priced(book: PriceBook) -> None:
+    facts = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1", gpu_product="H100")
+    for model in (*KNOWN_MODELS[:20], "another"):
+        for moment in (0.0, NOW, 4e9):
+            price = book.price(model=model, node="node-a", facts=facts, at_seconds=moment)
+            if price is not None:
+                require_finite((price.per_hour, price.per_kwh), "a price", least=0.0)
+                require(
+                    bool(price.currency) and bool(price.source) and bool(price.as_of), f"of {price} is nothing told"
+                )
+    for line in price_book.lines(book):
+        require(math.isfinite(len(line)) and "\n" not in line, f"the line {line!r}")
+    book.description.encode()
+
+
+@target("prices", "book", ConfigError)
+def _book(data: bytes) -> None:
+    path = Scratch.file("prices.yaml", data)
+    book, problems = price_book.examine(price_book.read_book(path), "prices.yaml")
+    if not problems:
+        _priced(book)
+    list(price_book.lines(book))
+    _priced(price_book.load(path))
+
+
+_PATHS = frozenset(
+    {"collectors", "price-book", "web-config", "state-dir", "kubelet-socket", "kubeconfig", "simulate", "config"}
+)
+"""Options whose values are looked up on the disk: what lies there is another target's."""
+_KEYS = frozenset(option.key for option in OPTIONS)
+
+
+@target("options", "agent", ConfigError, most_bytes=512)
+def _agent(data: bytes) -> None:
+    """Lines of ``key=value``, as flags, and as variables where they begin with a capital."""
+    flags, environ = _given(data)
+    given = {key: value for key, value in flags.items() if key in _KEYS and key not in _PATHS}
+    # What the system gives a process in its environment it gives as surrogates where it is no UTF-8.
+    found = load_agent(given, environ, check_paths=False)
+    require_finite(
+        (
+            found.sample_interval_seconds,
+            found.kubelet_interval_seconds,
+            found.attribution_expiry_seconds,
+            found.linger_seconds,
+            found.idle_threshold_ratio,
+        ),
+        "a setting",
+        least=0.0,
+    )
+    require(0 <= found.listen_port < 65536, "a port")  # noqa: PLR2004 - as TCP has them
+
+
+def _given(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    pairs = [line.partition("=") for line in data.decode("utf-8", "surrogateescape").replace("\0", "").split("\n")]
+    flags = {key: value for key, _, value in pairs if key and not key[0].isupper()}
+    environ = {
+        key: value for key, _, value in pairs if key[:1].isupper() and not key.endswith(("CONFIG", "BOOK", "SIMULATE"))
+    }
+    return flags, environ
+
+
+# ---- state: the file of the ledger, of this release or another, on a disk that damaged it
+
+
+def _folder() -> Path:
+    folder = Scratch.folder() / "node" / "state"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    return folder
+
+
+@target("state", "file", StateError)
+def _file(data: bytes) -> None:
+    """The bytes of the file."""
+    file = StateFile(_folder())
+    file.path.write_bytes(data)
+    try:
+        state = file.load()
+    except StateError:
+        require(not file.path.exists(), "a bad file stays where the next save replaces it")
+        raise
+    require(state is not None and isinstance(state, dict), "no state of a file that is there")
+
+
+@target("state", "content", most_bytes=8192)
+def _content(data: bytes) -> None:
+    """What stands in a file whose checksum is right: a release of another time wrote it, or somebody did by hand."""
+    folder = _folder()
+    file = written(folder, data)
+    as_read = file.path.read_bytes()
+    world, agent = node_in(folder.parent, since=20.0)
+    lived(world, agent, conserved=False)
+    meter = agent.metering
+    meter.save_now(NOW + 30, 30.0)
+    agent.end()
+    require(not meter.problem or "kept as" in meter.problem, f"not saved: {meter.problem}")
+    if file.path.read_bytes() != as_read:  # else nothing was metered, and there was nothing to save
+        _reread(folder)
+
+
+def written(folder: Path, state: bytes) -> StateFile:
+    """A file of this state, its checksum right."""
+    checksum = hashlib.sha256(b"%d\n" % VERSION + state).hexdigest().encode()
+    file = StateFile(folder)
+    file.path.write_bytes(b'{"version":%d,"sha256":"%b","state":%b}\n' % (VERSION, checksum, state))
+    return file
+
+
+def _reread(folder: Path) -> None:
+    """What was saved is read again, and says the same."""
+    saved = StateFile(folder).load()
+    if saved is None:
+        raise BrokenPromise("nothing was saved")
+    for ledger in (saved["ledger"], *saved["former_ledgers"]):
+        again = ledger_of(ledger).dump()
+        require(json.dumps(again, sort_keys=True) == json.dumps(ledger, sort_keys=True), "the ledger changed")
+
+
+def state_of_a_node(folder: Path) -> bytes:
+    """What a node's state is, without version and checksum; ``folder`` is empty."""
+    world, agent = node_in(folder)
+    lived(world, agent)
+    agent.metering.save_now(NOW + 5.0, 5.0)
+    agent.end()
+    return encode(StateFile(folder / "state").load() or {}).partition(b'"state":')[2].removesuffix(b"}\n")
+
+
+# ---- api: lists and watches as a Kubernetes API sends them
+
+
+_RULES = OwnerRules(
+    team_keys=("team",), cost_labels=("app", "team"), exported_labels=("app",), exported_annotations=("cost-code",)
+)
+_WANTED = wanted_annotations(_RULES)
+
+
+class _Over(BaseException):
+    """Everything that there was has been read; nothing may catch it."""
+
+
+class _Content:
+    """A body in two pieces, as a network cuts it."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """Give the pieces."""
+        middle = len(self._body) // 2
+        for piece in (self._body[:middle], self._body[middle:]):
+            if piece:
+                yield piece
+
+
+class FedApi(ApiClient):
+    """The client with bodies put in where HTTP gives them, one per request."""
+
+    def __init__(self, bodies: list[bytes]) -> None:
+        self._bodies = bodies
+        self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
+
+    async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
+        if not self._bodies:
+            raise _Over
+        return SimpleNamespace(content=_Content(self._bodies.pop(0)), release=lambda: None, close=lambda: None)
+
+
+async def _end(_seconds: float) -> None:
+    raise _Over
+
+
+async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
+    """Pods after these answers of a server, until there are no more."""
+    pods: ListWatch[PodMetadata] = ListWatch(
+        FedApi(bodies),
+        path="/api/v1/pods",
+        query={},
+        metadata_only=True,
+        parse=lambda item: metadata.parse_pod(item, _WANTED),
+        clock=lambda: NOW,
+        sleep=_end,
+    )
+    with contextlib.suppress(_Over):
+        await pods.run()
+    return pods
+
+
+@target("api", "watch")
+def _watch(data: bytes) -> None:
+    """A list's body, then a watch's lines behind the first line's end."""
+    listed, _, events = data.partition(b"\n")
+    pods = asyncio.run(followed([listed, events]))
+    if pods.problem:
+        check_message(ApiError("", pods.problem))
+
+
+@target("api", "error", ApiError, most_bytes=1024)
+def _error(data: bytes) -> None:
+    """A status, the Retry-After header and the body of an answer that is none."""
+    status, after, body = [*data.split(b"\n", 2), b"", b""][:3]
+    code: object = int(status) if status.isdigit() and len(status) < 4 else status.decode("latin-1")  # noqa: PLR2004 - HTTP
+    error = api_client.of_status(
+        code,
+        "https://api",
+        api_client.Request("/api/v1/pods"),
+        details=api_client.message_of(body),
+        retry_after=after.decode("latin-1"),
+    )
+    require(0 < api_client.retry_seconds(error, 3, lambda: 0.5) < 400, "a wait")  # noqa: PLR2004 - the longest, and a bit
+    raise error
+
+
+# ---- prometheus: answers that are read over HTTP, and an agent's ledger
+
+
+_SETTINGS = PrometheusSettings(url="http://prometheus:9090", retries=0)
+_START = 1_790_812_800
+WINDOW = Window(start_seconds=_START, end_seconds=_START + 86_400 + 3600, label="2026-10-01")
+"""A day and an hour: asked for by a range and by an instant query, or by two instant ones."""
+_BY: frozenset[Dimension] = frozenset(LineKey._fields)
+
+
+class FedPrometheus(PrometheusClient):
+    """The client with bodies put in where HTTP gives them, in turn."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(_SETTINGS, random=lambda: 0.5)
+        self._bodies = [line for line in data.split(b"\n") if line] or [b""]
+        self._asked = 0
+
+    async def _attempt(self, path: str, form: Mapping[str, str] | None) -> PrometheusAnswer:  # noqa: ARG002 - any question
+        self._asked += 1
+        return self._decoded(self._bodies[(self._asked - 1) % len(self._bodies)], {})
+
+
+def _check(figures: Figures) -> None:
+    plain = (figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds)
+    require_finite((*plain, figures.energy_joules), "a figure", least=0.0)
+    for money in figures.money.values():
+        require_finite((money.total, money.idle), "money", least=0.0)
+
+
+@target("prometheus", "ledger", PrometheusError)
+def _ledger(data: bytes) -> None:
+    """Bodies of answers, a line each, in turn: what was read is written in every form."""
+    ledger = asyncio.run(PrometheusLedger(FedPrometheus(data)).ledger(WINDOW, _BY))
+    for chunk in ledger.chunks:
+        require_finite(chunk.capacity_seconds.values(), "a capacity", least=0.0)
+        require(all(0 <= hours <= chunk.window.hours for hours in chunk.recorded_hours.values()), "hours of a chunk")
+        for figures in chunk.lines.values():
+            _check(figures)
+    found = costs.make_report(ledger, ("namespace", "team"))
+    _check(found.total)
+    for form in FLEET_FORMATS:
+        text = io.StringIO()
+        write_fleet(found, form, text)
+        text.getvalue().encode()
+        if form == "json":
+            require_json(text.getvalue())
+
+
+@target("prometheus", "series", PrometheusError)
+def _series(data: bytes) -> None:
+    """Instant and range queries, decoded; and pods of the live series."""
+
+    async def ask() -> None:
+        for sample in await FedPrometheus(data).instant("up", None):
+            require_finite((sample.value,), "a sample")
+        for series in await FedPrometheus(data).range("up", 0, 60, 15):
+            require_finite((value for _, value in series.points), "a point")
+        for pod in await live_pods(FedPrometheus(data), Filters(wanted={"namespace": frozenset({"a"})})):
+            require_finite((pod.share_ratio, pod.activity_ratio, *pod.cost_per_hour.values()), "a pod's value")
+
+    asyncio.run(ask())
+
+
+@target("prometheus", "agent", ExporterError, most_bytes=8192)
+def _ledger_of_agent(data: bytes) -> None:
+    """The body of an agent's answer to /api/v1/ledger."""
+    document = node_report.document_of(data, "http://node-a:9400")
+    report = node_report.read(document, "http://node-a:9400")
+    totals = report.total
+    seconds = (totals.active_seconds, totals.idle_seconds, totals.unknown_seconds, report.capacity_seconds)
+    require_finite((*seconds, totals.energy_joules), "a total")
+    for form in FORMATS:
+        for by in node_report.BY:
+            text = io.StringIO()
+            write(report, form, text, by)
+            text.getvalue().encode()
+            if form == "json":
+                require_json(text.getvalue())
+
+
+# ---- http: requests over a real socket, and query strings
+
+
+_LONGEST_SECONDS = 60.0
+_QUIET_TURNS = 6
+_PATIENCE_SECONDS = 0.3
+"""A body that does not come is waited for as long as the limits of the server say, which is tested elsewhere."""
+
+
+class _Face:
+    """An application behind real connections of this process, its loop kept from input to input."""
+
+    def __init__(self, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(b"")  # an address that the kernel chooses; with ports of TCP a long run would run out of them
+        listener.listen()
+        self.address = listener.getsockname()
+        self.server = HttpServer(app=app, listener=listener, shutdown_seconds=1.0)
+        self.running = self.server.running()
+        loop.run_until_complete(self.running.__aenter__())
+
+    def ask(self, request: bytes) -> bytes:
+        """Send it and read until the server has nothing more to say."""
+        return self.loop.run_until_complete(asyncio.wait_for(self._exchange(request), _LONGEST_SECONDS))
+
+    async def _exchange(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(self.address)
+        while not (connections := list(self.server._open)) or connections[-1].channel is None:  # noqa: SLF001, ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        connection = connections[-1]
+        try:
+            writer.write(request)
+            await _answered(connection)
+            if writer.can_write_eof():
+                writer.write_eof()
+            return await reader.read()
+        except ConnectionError:
+            return b""  # it has said what it had to say before all was sent
+        finally:
+            writer.close()
+            if connection.channel:
+                connection.channel.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def _is_over(protocol: Connection) -> bool:
+    return protocol.transport is None or protocol.transport.is_closing()
+
+
+async def _answered(protocol: Connection) -> None:
+    """Wait until the server waits for more: aiohttp takes the end of what is sent for the end of who sends it."""
+    quiet, until = 0, time.monotonic() + _PATIENCE_SECONDS
+    while quiet < _QUIET_TURNS and not _is_over(protocol) and time.monotonic() < until:
+        busy = bool(protocol._current_request or protocol._messages)  # noqa: SLF001 - nothing else tells
+        await asyncio.sleep(0.0005 if busy else 0)
+        quiet = 0 if busy else quiet + 1
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_keep)
+    return loop
+
+
+def _keep(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    error = context.get("exception")
+    if isinstance(error, Exception) and not isinstance(error, ConnectionError):
+        UNEXPECTED.emit(logging.makeLogRecord({"exc_info": (type(error), error, None)}))
+
+
+@cache
+def _agent_face() -> _Face:
+    snapshot = lived(*node_in(Scratch.folder() / "http"))
+    renderer = Renderer(ExpositionOptions(), list)
+    app = create_app(
+        snapshot=lambda: snapshot,
+        metrics=lambda accept: renderer.metrics(snapshot, accept),
+        release=lambda _seconds: None,
+        steady=lambda: snapshot.taken_steady_seconds or 0.0,  # readiness judges the snapshot's age, which stays 0 here
+    )
+    return _Face(app, _loop())
+
+
+def _check_answer(answer: bytes, *allowed: int) -> None:
+    """Each head is one of HTTP's, and no answer says that a page could not be made."""
+    if not answer:
+        return
+    require(answer.startswith(b"HTTP/"), f"the answer {answer[:80]!r}")
+    head, _, _ = answer.partition(b"\r\n\r\n")
+    status = int(head.split(b" ", 2)[1])
+    require(status < 500 or status in allowed, f"status {status}: {answer[:300]!r}")  # noqa: PLR2004 - HTTP
+    for line in head.split(b"\r\n")[1:]:
+        require(b":" in line and b"\n" not in line and line.isascii(), f"the header {line!r}")
+
+
+@target("http", "agent")
+def _http(data: bytes) -> None:
+    """A connection's bytes, to the agent."""
+    _check_answer(_agent_face().ask(data), 501, 505)
+
+
+_TABLES = (
+    (parameters.WINDOW, parameters.BY, *parameters.FILTERS, parameters.SHARE_IDLE, parameters.SHARE_UNALLOCATED),
+    (parameters.WINDOW, parameters.SERIES, parameters.OFFSET, parameters.LIMIT),
+    opencost_query.PARAMETERS,
+)
+
+
+@target("http", "query", ConfigError, most_bytes=1024)
+def _query(data: bytes) -> None:
+    """A query string, to every table of parameters and to the pages; the last that refuses it says why."""
+    pairs = list(URL("/?" + data.decode("utf-8", "surrogateescape"), encoded=True).query.items())
+    refused: ConfigError | None = None
+    for table in _TABLES:
+        try:
+            values = parameters.read(table, pairs, Now(NOW))
+            parameters.filters_of(values)
+            if table is opencost_query.PARAMETERS:
+                opencost_query.wanted_of(values)
+                opencost_query.sets_of(values["window"], values)
+        except ConfigError as error:
+            refused = error
+    try:
+        view = read_view("/namespaces", pairs, NOW)
+        link = view.link(page=2)
+        require(link.isascii() and " " not in link and '"' not in link, f"the link {link!r}")
+        again = read_view("/namespaces", list(URL(link, encoded=True).query.items()), NOW)
+        require(again.filters == view.filters and again.window == view.window, f"{link!r} asks for something else")
+    except ConfigError as error:
+        refused = error
+    if refused is not None:
+        raise refused

@@ -92,7 +92,6 @@ class Watch:
 
     port: int
     context: ssl.SSLContext | None
-    service: bool
     latencies: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     samples: list[float] = field(default_factory=list)
@@ -111,12 +110,9 @@ class Watch:
             self.stop.wait(SCRAPE_SECONDS)
 
     def _scrape(self) -> None:
-        if self.context:
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                "127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, context=self.context
-            )
-        else:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
+        kind = http.client.HTTPSConnection if self.context else http.client.HTTPConnection
+        more = {"context": self.context} if self.context else {}
+        connection = kind("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, **more)
         with contextlib.closing(connection):
             connection.request("GET", "/metrics")
             answer = connection.getresponse()
@@ -147,10 +143,9 @@ class Gauge:
 
 
 @contextmanager
-def subject(tree: Path, scenario: Scenario, folder: Path, *, service: bool) -> Iterator[tuple[int, int, list[str]]]:
-    """The agent or the service as a process: its id, port and log."""
-    what = ("serve", "--prometheus", "http://127.0.0.1:9") if service else ("agent", "--simulate", "a100-mig")
-    command = [sys.executable, "-m", "exporter", *what, "--listen", "127.0.0.1:0"]
+def subject(scenario: Scenario, folder: Path) -> Iterator[tuple[int, int, list[str]]]:
+    """Run the agent as a process; yield its id, port and log."""
+    command = [sys.executable, "-m", "exporter", "agent", "--simulate", "a100-mig", "--listen", "127.0.0.1:0"]
     if scenario.tls:
         command += ["--web-config", str(certificate(folder))]
 
@@ -158,7 +153,7 @@ def subject(tree: Path, scenario: Scenario, folder: Path, *, service: bool) -> I
         most = scenario.descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
-    process = subprocess.Popen(command, cwd=tree, stderr=subprocess.PIPE, text=True, preexec_fn=limit)  # noqa: PLW1509 - no threads yet
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=limit)  # noqa: PLW1509 - no threads yet
     lines: list[str] = []
     ports: list[int] = []
 
@@ -201,21 +196,21 @@ def certificate(folder: Path) -> Path:
     return folder / "web.yaml"
 
 
-def measure(tree: Path, scenario: Scenario, folder: Path, options: argparse.Namespace) -> str:
+def measure(scenario: Scenario, folder: Path, seconds: float) -> str:
     """One row."""
     context = None
     if scenario.tls:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with subject(tree, scenario, folder, service=options.service) as (pid, port, lines):
+    with subject(scenario, folder) as (pid, port, lines):
         before = len(lines)
-        watch, gauge = Watch(port, context, options.service), Gauge(pid)
+        watch, gauge = Watch(port, context), Gauge(pid)
         threads = [threading.Thread(target=one.run, daemon=True) for one in (watch, gauge)]
         for thread in threads:
             thread.start()
         began = time.monotonic()
-        sources = started(scenario, port, options.seconds)
-        told = [json.loads(source.communicate(timeout=options.seconds + 60)[0].splitlines()[-1]) for source in sources]
+        sources = started(scenario, port, seconds)
+        told = [json.loads(source.communicate(timeout=seconds + 60)[0].splitlines()[-1]) for source in sources]
         lasted = time.monotonic() - began
         watch.stop.set()
         gauge.stop.set()
@@ -279,20 +274,15 @@ def main() -> None:
     """Measure every scenario with a fresh process each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each scenario")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose program is measured")
     parser.add_argument("--only", default="", help="scenarios whose name has this")
-    parser.add_argument("--service", action="store_true", help="the cost service instead of the agent")
     options = parser.parse_args()
-    print(
-        "| clients | opened / at a time | scrapes ok | p50 / p99, ms | samples / s, longest gap | RSS peak, MiB |",
-        end="",
-    )
-    print(" descriptors | what became of them | log lines |")
+    print("| clients | opened / at a time | scrapes ok | p50 / p99, ms | samples / s, longest gap", end="")
+    print(" | RSS peak, MiB | descriptors | what became of them | log lines |")
     print("|---|---|---|---|---|---:|---:|---|---:|")
     with tempfile.TemporaryDirectory() as name:
         for scenario in SCENARIOS:
             if options.only in scenario.name:
-                print(measure(options.tree, scenario, Path(name), options), flush=True)
+                print(measure(scenario, Path(name), options.seconds), flush=True)
 
 
 if __name__ == "__main__":

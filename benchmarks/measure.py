@@ -1,21 +1,74 @@
-"""Measures one running exporter: CPU without scrapes, CPU per scrape, scrape latency, memory."""
+"""Measures a running exporter: CPU without scrapes, CPU per scrape, latency, and memory as if it were alone."""
 
 import contextlib
+import http.client
+import math
 import os
+import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import footprint
-import page_map
-import scrapes
 
 READY_SECONDS = 60.0
 WARM_UP_SECONDS = 12.0
 """In its first ten seconds the agent also makes up for its start: first lists, first save, first collections."""
 SCRAPES, PAUSE_SECONDS = 200, 0.02
+TIMEOUT_SECONDS = 10.0
+
+
+PAGE_BYTES = 4096
+_PRESENT, _SHARED = 1 << 63, 1 << 61
+_ENTRY_BYTES = 8
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) (\S+) (\d+) ")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Resident pages of one process in bytes, those of files only where no process before it had them."""
+
+    private_bytes: int
+    """Not shared with any process."""
+    file_bytes: int
+    """Pages of files as they are on the disk."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return all of it."""
+        return self.private_bytes + self.file_bytes
+
+
+def alone(pids: Iterable[int]) -> tuple[Held, ...]:
+    """Return what each process holds, were they the only ones on the machine; ``pids`` in the order of precedence.
+
+    Linux tells an owner which of its pages are present and which of them are a file's (``/proc/<pid>/pagemap``). Memory
+    that was shared by forking counts for each; ours are started by ``exec``.
+
+    Raises:
+        OSError: A process is gone or not ours.
+    """
+    seen: set[tuple[str, str, int]] = set()
+    return tuple(_held(pid, seen) for pid in pids)
+
+
+def _held(pid: int, seen: set[tuple[str, str, int]]) -> Held:
+    private, before = 0, len(seen)
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            match = _MAPPING.match(line)
+            if match is None or line.endswith(("[vsyscall]", "[vvar]", "[vdso]")):
+                continue
+            first, end, offset = (int(match[number], 16) // PAGE_BYTES for number in (1, 2, 3))
+            device, inode = match[4], match[5]
+            pagemap.seek(first * _ENTRY_BYTES)
+            entries = memoryview(pagemap.read((end - first) * _ENTRY_BYTES)).cast("Q")
+            for place, entry in enumerate(entries):
+                if entry & _PRESENT and inode != "0" and entry & _SHARED:
+                    seen.add((device, inode, offset + place))
+                elif entry & _PRESENT:
+                    private += 1
+    return Held(private_bytes=private * PAGE_BYTES, file_bytes=(len(seen) - before) * PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +84,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one exporter cost. Both take one sample a second, so CPU seconds per second are CPU per sample."""
+    """What an exporter cost. It takes one sample a second, so CPU seconds per second are CPU per sample."""
 
     cpu_per_sample_seconds: float
     cpu_per_scrape_seconds: float
@@ -43,10 +96,8 @@ class Figures:
     page_bytes: int
     gzip_bytes: int
     series: int
-    pss_bytes: tuple[int, ...]
-    """Per process, the parent first."""
-    held: tuple[page_map.Held, ...]
-    """The same, were there no other programs on the machine."""
+    held: tuple[Held, ...]
+    """Memory per process, the parent first, were there no other programs on the machine."""
     process_names: tuple[str, ...]
 
     @property
@@ -67,7 +118,7 @@ def measure(subject: Subject, *, seconds: float, log: Path) -> Figures:
     """
     with started(subject, log) as process:
         time.sleep(WARM_UP_SECONDS)
-        return _figures(subject, footprint.family(process.pid), seconds)
+        return _figures(subject, family(process.pid), seconds)
 
 
 @contextlib.contextmanager
@@ -97,7 +148,58 @@ def started(subject: Subject, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def name_of(place: int, pid: int) -> str:
+def scrape(port: int, *, gzip: bool = False) -> tuple[float, bytes]:
+    """Ask for ``/metrics`` over a new connection; return the seconds that it took and the body as sent.
+
+    Raises:
+        OSError: nothing listens, or the answer is late.
+        RuntimeError: the answer is not 200.
+    """
+    headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "gzip" if gzip else "identity"}
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/metrics", headers=headers)
+        response = connection.getresponse()
+        body = response.read()
+    finally:
+        connection.close()
+    if response.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"/metrics on port {port} answered {response.status}")
+    return time.perf_counter() - started, body
+
+
+def scrapes(port: int, *, count: int, pause_seconds: float, gzip: bool = False) -> tuple[float, ...]:
+    """Scrape ``count`` times with a pause after each; return the latencies in seconds."""
+    latencies = []
+    for _ in range(count):
+        latencies.append(scrape(port, gzip=gzip)[0])
+        time.sleep(pause_seconds)
+    return tuple(latencies)
+
+
+def percentile(values: tuple[float, ...], percent: float) -> float:
+    """Return the smallest value that ``percent`` of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def family(pid: int) -> tuple[int, ...]:
+    """Return ``pid`` and all its living descendants, the parent first."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{one}/task/{one}/children").read_text(encoding="ascii")
+            found.extend(int(child) for child in text.split())
+    return tuple(found)
+
+
+def cpu(pids: Iterable[int]) -> float:
+    """Return user and system time so far of the processes in seconds, to the nanosecond, of ended threads too."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # what clock_getcpuclockid() returns for a process
+
+
+def _name_of(place: int, pid: int) -> str:
     """Return which of the agent's processes it is."""
     if place == 0:
         return "parent"
@@ -108,7 +210,7 @@ def _wait(subject: Subject, process: subprocess.Popen[bytes], log: Path) -> None
     until = time.monotonic() + READY_SECONDS
     while time.monotonic() < until and process.poll() is None:
         try:
-            if subject.ready(scrapes.scrape(subject.port).body.decode()):
+            if subject.ready(scrape(subject.port)[1].decode()):
                 return
         except (OSError, RuntimeError):
             pass
@@ -118,31 +220,30 @@ def _wait(subject: Subject, process: subprocess.Popen[bytes], log: Path) -> None
 
 
 def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures:
-    before = footprint.cpu(pids)
+    before = cpu(pids)
     started = time.monotonic()
     time.sleep(seconds)
-    idle_rate = (footprint.cpu(pids) - before) / (time.monotonic() - started)
+    idle_rate = (cpu(pids) - before) / (time.monotonic() - started)
 
     count = max(1, round(seconds / 1.05))
-    before = footprint.cpu(pids)
+    before = cpu(pids)
     started = time.monotonic()
     # A little more than the sample interval: never the same snapshot twice, at every phase of it.
-    fresh = scrapes.many(subject.port, count=count, pause_seconds=1.05)
-    spent = footprint.cpu(pids) - before
+    fresh = scrapes(subject.port, count=count, pause_seconds=1.05)
+    spent = cpu(pids) - before
     per_scrape = max(0.0, spent - idle_rate * (time.monotonic() - started)) / count
 
-    memory, held = tuple(footprint.pss_bytes(pid) for pid in pids), page_map.alone(pids)
-    page, zipped = scrapes.scrape(subject.port), scrapes.scrape(subject.port, gzip=True)
+    held = alone(pids)
+    (_, page), (_, zipped) = scrape(subject.port), scrape(subject.port, gzip=True)
     return Figures(
         cpu_per_sample_seconds=idle_rate,
         cpu_per_scrape_seconds=per_scrape,
         fresh_seconds=fresh,
-        plain_seconds=fresh + scrapes.many(subject.port, count=SCRAPES, pause_seconds=PAUSE_SECONDS),
-        gzip_seconds=scrapes.many(subject.port, count=SCRAPES, pause_seconds=PAUSE_SECONDS, gzip=True),
-        page_bytes=page.size_bytes,
-        gzip_bytes=zipped.size_bytes,
-        series=sum(1 for line in page.body.splitlines() if line and not line.startswith(b"#")),
-        pss_bytes=memory,
+        plain_seconds=fresh + scrapes(subject.port, count=SCRAPES, pause_seconds=PAUSE_SECONDS),
+        gzip_seconds=scrapes(subject.port, count=SCRAPES, pause_seconds=PAUSE_SECONDS, gzip=True),
+        page_bytes=len(page),
+        gzip_bytes=len(zipped),
+        series=sum(1 for line in page.splitlines() if line and not line.startswith(b"#")),
         held=held,
-        process_names=tuple(name_of(place, pid) for place, pid in enumerate(pids)),
+        process_names=tuple(_name_of(place, pid) for place, pid in enumerate(pids)),
     )

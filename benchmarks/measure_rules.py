@@ -18,14 +18,6 @@ class Prometheus:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def ready(self) -> bool:
-        """Whether it answers queries yet."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/-/ready", timeout=5):
-                return True
-        except OSError:
-            return False
-
     def reload(self) -> None:
         """Have the configuration and the rules read again."""
         urllib.request.urlopen(f"http://127.0.0.1:{self._port}/-/reload", data=b"", timeout=300).close()

@@ -1,9 +1,16 @@
-"""Samples into a real Prometheus over remote write; encoded so that one blob of samples serves many series."""
+"""A real Prometheus, and samples into it over remote write, encoded so that one blob of samples serves many series."""
 
 import http.client
+import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
+START_SECONDS, END_SECONDS = 60.0, 120.0
 _BATCH_BYTES = 4 << 20
 _LITERAL_OF_FOUR_LENGTH_BYTES = b"\xfc"
 _LABELS, _SAMPLES, _SERIES = b"\x0a", b"\x12", b"\x0a"
@@ -79,3 +86,40 @@ class Sender:
     def close(self) -> None:
         """Close the connection; what waits is not sent."""
         self._connection.close()
+
+
+@contextmanager
+def serving(data: Path, config: str, *flags: str, program: str = "prometheus") -> Iterator[int]:
+    """Run a Prometheus on the folder ``data``, with its log and configuration next to it, and yield its port.
+
+    Raises:
+        RuntimeError: It does not start; the end of its log is in the message.
+    """
+    file, log = data.with_name("prometheus.yml"), data.with_name("log")
+    file.write_text(config, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    command = [program, f"--config.file={file}", f"--storage.tsdb.path={data}", "--web.enable-remote-write-receiver"]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}", *flags], stdout=output, stderr=output
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _is_ready(port):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(f"{program} does not start: {log.read_text()[-500:]}")
+            time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=END_SECONDS)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
+            return True
+    except OSError:
+        return False

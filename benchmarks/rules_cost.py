@@ -6,7 +6,6 @@ import datetime as dt
 import itertools
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import remote_write
 import yaml
 from measure_rules import Figures, Prometheus, table
 from remote_write import Sender, encode_labels, encode_samples
@@ -142,29 +142,8 @@ def serving(folder: Path, program: str) -> Iterator[tuple[int, Prometheus]]:
     (folder / "rules").mkdir()
     window = "storage: {tsdb: {out_of_order_time_window: 3h}}"
     config = f"global: {{evaluation_interval: 30s}}\nrule_files: [{folder}/rules/*.yaml]\n{window}\n"
-    (folder / "prometheus.yml").write_text(config, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    command += [
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--web.enable-remote-write-receiver",
-        "--web.enable-lifecycle",
-    ]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    prometheus = Prometheus(port)
-    try:
-        deadline = time.monotonic() + 60
-        while not prometheus.ready():
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError(f"{program} does not start: {(folder / 'log').read_text()[-500:]}")
-            time.sleep(0.2)
-        yield port, prometheus
-    finally:
-        process.terminate()
-        process.wait(timeout=120)
+    with remote_write.serving(folder / "data", config, "--web.enable-lifecycle", program=program) as port:
+        yield port, Prometheus(port)
 
 
 def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:

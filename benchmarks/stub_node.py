@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import kube_objects
 from api_support import self_signed
 from stub_support import MIB, RELEASE, gpu_uuid
 
@@ -25,6 +25,7 @@ CHANGE_SECONDS = 2.0
 """A pod changes, more often than a real one of a busy node."""
 FORGET_SECONDS = 4.0
 """After so long versions are too old, once: memory is measured after pods were listed again."""
+NODE, PODS = "bench", 110
 WHOLE, PARTITIONED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 
 MODEL = ModelSpec(
@@ -40,12 +41,68 @@ MODEL = ModelSpec(
 )
 
 
-def truth(pids: dict[str, list[int]], *, pods: int, partitioned: bool) -> NodeTruth:
+NODE_OBJECT = {
+    "metadata": {
+        "name": NODE,
+        "uid": "00000000-0000-4000-8000-000000300000",
+        "labels": {
+            "kubernetes.io/hostname": NODE,
+            "node.kubernetes.io/instance-type": "p5.48xlarge",
+            "topology.kubernetes.io/region": "us-east-1",
+            "karpenter.sh/capacity-type": "spot",
+        },
+    },
+    "status": {
+        "images": [{"names": [f"registry.example/image-{n}@sha256:{n:064x}"], "sizeBytes": n} for n in range(50)]
+    },
+}
+"""With the 50 largest images, as a kubelet names them."""
+
+
+def uid(number: int) -> str:
+    """Return the UID of an object."""
+    return f"00000000-0000-4000-8000-{number:012d}"
+
+
+def pod_object(number: int, *, namespace: str, name: str) -> dict[str, Any]:
+    """Return the pod of a training job, whose metadata has 5.5 kB as a real one has, most of it ``managedFields``."""
+    job = f"training-job-{number:04d}"
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid(number + 100_000), "controller": True}
+    return {
+        "metadata": {
+            "name": name,
+            "generateName": f"{job}-worker-",
+            "namespace": namespace,
+            "uid": uid(number),
+            "creationTimestamp": "2026-11-20T08:00:00Z",
+            "labels": {
+                "app.kubernetes.io/name": "trainer",
+                "batch.kubernetes.io/controller-uid": uid(1),
+                "batch.kubernetes.io/job-name": job,
+                "kueue.x-k8s.io/local-queue-name": "research",
+                "kueue.x-k8s.io/cluster-queue-name": "gpu-h100",
+                "team": "research",
+            },
+            "annotations": {"cni.projectcalico.org/podIP": "10.0.0.1/32", "kueue.x-k8s.io/workload": f"job-{job}"},
+            "ownerReferences": [owner],
+            "managedFields": [_managed("kube-controller-manager", 58), _managed("kubelet", 18)],
+        },
+        "spec": {"nodeName": NODE},
+        "status": {"phase": "Running"},
+    }
+
+
+def _managed(manager: str, settings: int) -> dict[str, Any]:
+    names = {f'k:{{"name":"SETTING_{n:02d}"}}': {"f:name": {}, "f:value": {}} for n in range(settings)}
+    head = {"manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-11-20T08:00:00Z"}
+    return {**head, "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:containers": names}}}
+
+
+def truth(pids: dict[str, list[int]], *, partitioned: bool) -> NodeTruth:
     """Return what kubelet and /proc say: one pod per device with that device's processes, and other pods.
 
     Args:
         pids: device UUID to the processes that the stub driver lists on it.
-        pods: all of them.
         partitioned: whether the devices are MIG instances.
     """
     resource = PARTITIONED if partitioned else WHOLE
@@ -54,7 +111,7 @@ def truth(pids: dict[str, list[int]], *, pods: int, partitioned: bool) -> NodeTr
             namespace=f"team-{place % 7}",
             pod=f"training-job-{place:04d}-7d9f8b6c5d-x{place:04d}",
             container="main",
-            pod_uid=kube_objects.uid(place),
+            pod_uid=uid(place),
             device_uuid=uuid,
             resource=resource,
             device_ids=(uuid,),
@@ -67,14 +124,14 @@ def truth(pids: dict[str, list[int]], *, pods: int, partitioned: bool) -> NodeTr
     processes = tuple(
         _process(pid, place, holder) for place, holder in enumerate(holders) for pid in pids[holder.device_uuid]
     )
-    others = tuple(("default", f"web-{place:03d}", "main") for place in range(pods - len(holders)))
+    others = tuple(("default", f"web-{place:03d}", "main") for place in range(PODS - len(holders)))
     # The fake /proc needs processes only, whichever GPU of the truth they are on.
     gpu = GpuTruth(
         index=0, minor=0, uuid=gpu_uuid(0), pci_bus_id="00000000:10:00.0", serial="1", model=MODEL, processes=processes
     )
     return NodeTruth(
         at_seconds=0.0,
-        node="bench",
+        node=NODE,
         driver_version=RELEASE,
         gpus=(gpu,),
         holders=holders,
@@ -84,7 +141,7 @@ def truth(pids: dict[str, list[int]], *, pods: int, partitioned: bool) -> NodeTr
 
 
 def _process(pid: int, place: int, holder: HolderTruth) -> ProcessTruth:
-    pod_slice = f"kubepods-burstable-pod{kube_objects.uid(place).replace('-', '_')}.slice"
+    pod_slice = f"kubepods-burstable-pod{uid(place).replace('-', '_')}.slice"
     path = f"/kubepods.slice/kubepods-burstable.slice/{pod_slice}/cri-containerd-{pid:064x}.scope"
     return ProcessTruth(
         pid=pid,
@@ -111,8 +168,11 @@ class World:
     def __init__(self, what: NodeTruth, clock: Callable[[], float]) -> None:
         names = [(holder.namespace, holder.pod) for holder in what.holders]
         names += [(namespace, pod) for namespace, pod, _ in what.other_pods]
-        self._pods = [kube_objects.pod(n, namespace=space, name=name) for n, (space, name) in enumerate(names)]
-        self._namespaces = tuple(kube_objects.namespace(number) for number in range(7))
+        self._pods = [pod_object(n, namespace=space, name=name) for n, (space, name) in enumerate(names)]
+        self._namespaces = tuple(
+            {"metadata": {"name": f"team-{n}", "uid": uid(200_000 + n), "labels": {"team": f"research-{n}"}}}
+            for n in range(7)
+        )
         self._clock = clock
         self._started = clock()
         self._changes = -1
@@ -127,9 +187,7 @@ class World:
             before = self._pods[place]
             labels = {**before["metadata"]["labels"], "attempt": str(changes)}
             self._pods[place] = {**before, "metadata": {**before["metadata"], "labels": labels}}
-            self._objects = ApiObjects(
-                pods=tuple(self._pods), namespaces=self._namespaces, node=kube_objects.node(kube_objects.NODE)
-            )
+            self._objects = ApiObjects(pods=tuple(self._pods), namespaces=self._namespaces, node=NODE_OBJECT)
         return self._objects
 
     def faults(self) -> Mapping[Fault, float]:
@@ -164,11 +222,10 @@ def main() -> None:
     """Read the processes per device (JSON: UUID to pids) from standard input and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--pods", type=int, required=True)
     parser.add_argument("--partitioned", action="store_true")
     arguments = parser.parse_args()
     pids = json.load(sys.stdin)
-    asyncio.run(serve(arguments.directory, truth(pids, pods=arguments.pods, partitioned=arguments.partitioned)))
+    asyncio.run(serve(arguments.directory, truth(pids, partitioned=arguments.partitioned)))
 
 
 if __name__ == "__main__":

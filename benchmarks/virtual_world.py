@@ -188,9 +188,7 @@ class World:
     t: float = 0.0
     pods: dict[tuple[str, str], Pod] = field(default_factory=dict)
     known: dict[str, Pod] = field(default_factory=dict)
-    """Every pod that ever was, by UID, unless the world ``forgets``."""
-    forgets: bool = False
-    """Whether what is over is of no interest: for weeks, in which it would be more than all else."""
+    """Every pod that ever was, by UID."""
     started: int = 0
     history: deque[Span] = field(default_factory=deque)
     sampled_busy: dict[str, float] = field(default_factory=dict)
@@ -240,8 +238,6 @@ class World:
     def end(self, pod: Pod) -> None:
         """Let a pod end."""
         del self.pods[pod.namespace, pod.name]
-        if self.forgets:
-            del self.known[pod.uid]
         process = self.directory / "proc" / str(pod.pid)
         for name in ("cgroup", "stat"):
             (process / name).unlink()

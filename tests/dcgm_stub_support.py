@@ -206,14 +206,6 @@ def build(directory: Path, *, major: int = 4, release: str = "", without: Iterab
     return directory
 
 
-def build_counter(directory: Path) -> Path:
-    """Compile what counts a process's allocations once it stands in ``LD_PRELOAD``, and return it."""
-    made = directory / "allocations.so"
-    compile_c = [compiler() or "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared"]
-    subprocess.run([*compile_c, str(SOURCES / "allocations.c"), "-o", str(made)], check=True)
-    return made
-
-
 def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubControl:
     """Make a control file and map it: GPUs that the profiling module measures, valued as those of tests/stub."""
     path.write_bytes(bytes(ctypes.sizeof(StubControl)))

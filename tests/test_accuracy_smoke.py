@@ -24,15 +24,14 @@ PAGE_SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from accuracy_agent import Recorder, VirtualAgent, new_books
-from accuracy_day import nodes_of_day
+from accuracy_day import nodes_of_day, read_pods
 from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
-from trace_replay import read_pods
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from exporter.model import Snapshot
 
-pods, _ = read_pods(Path(sys.argv[2]))
+pods = read_pods(Path(sys.argv[2]))
 node = next(node for node in nodes_of_day(pods, 0, 16) if node.name == "node-01")
 recorder = Recorder(node.name)
 agent = VirtualAgent(node, 1, recorder, new_books(1))

@@ -12,10 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import fuzz_targets
-from fuzz_api import FedApi, followed
-from fuzz_page import gpus, lived, metering, node, reading
-from fuzz_prometheus import WINDOW, FedPrometheus
-from fuzz_state import state_of_a_node, written
+from fuzz_page import NOW, lived, node_in
+from fuzz_targets import WINDOW, FedApi, FedPrometheus, followed, state_of_a_node, written
 
 from exporter.config import price_book, web_config
 from exporter.config.resolve import load_agent
@@ -102,19 +100,18 @@ async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_
 def test_a_state_of_another_program_is_set_aside_and_the_agent_meters_on(
     tmp_path: Path, path: tuple[str | int, ...], value: object
 ) -> None:
-    (tmp_path / "made").mkdir()
-    (tmp_path / "read").mkdir()
+    (tmp_path / "read" / "state").mkdir(parents=True)
     state = json.loads(state_of_a_node(tmp_path / "made"))
     place = state
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    file = written(tmp_path / "read", json.dumps(state).encode())
-    meter = metering(file=file)
-    meter.restore(10.0)
-    assert "is damaged" in meter.problem
-    assert (tmp_path / "read" / "ledger.json.damaged-1").exists()
-    lived(*node(meter=meter), steady=20.0)
+    written(tmp_path / "read" / "state", json.dumps(state).encode())
+    world, agent = node_in(tmp_path / "read", since=20.0)
+    assert "is damaged" in agent.metering.problem
+    assert (tmp_path / "read" / "state" / "ledger.json.damaged-1").exists()
+    lived(world, agent)
+    agent.end()
 
 
 def test_a_state_that_is_nested_without_end_is_set_aside(tmp_path: Path) -> None:
@@ -123,9 +120,11 @@ def test_a_state_that_is_nested_without_end_is_set_aside(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rubbish", [10**400, 1e308, -1e300])
-def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_others(rubbish: float) -> None:
-    told = reading(0.0, gpus())
-    values = {**told.gpus[0].values, Field.POWER_USAGE: rubbish, Field.GPU_TEMP: 54}
+def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_others(
+    rubbish: float, tmp_path: Path
+) -> None:
+    told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
+    values = {**told.gpus[0].values, Field.MEMORY_TEMP: rubbish, Field.GPU_TEMP: 54}
     line = wire.encode(replace(told, gpus=(replace(told.gpus[0], values=values),)))
     message = wire.decode(line)
     assert isinstance(message, Reading)
@@ -133,8 +132,8 @@ def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_other
 
 
 @pytest.mark.parametrize("name", ["index", "memory_total_bytes"])
-def test_an_identity_with_a_number_beyond_all_is_garbled(name: str) -> None:
-    told = reading(0.0, gpus())
+def test_an_identity_with_a_number_beyond_all_is_garbled(name: str, tmp_path: Path) -> None:
+    told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
     body = json.loads(wire.encode(told))
     identity = body["gpus"][0]["gpu"]
     identity[identity.index(getattr(told.gpus[0].gpu, name))] = 10**400
@@ -143,10 +142,12 @@ def test_an_identity_with_a_number_beyond_all_is_garbled(name: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("taken_at_seconds", -(2**63)), ("capacity_seconds", float("nan"))])
-def test_an_agents_ledger_with_a_number_that_cannot_be_shown_is_no_ledger(key: str, value: float) -> None:
-    document = json.loads(ledger_document(lived(*node())))
+def test_an_agents_ledger_with_a_number_that_cannot_be_shown_is_no_ledger(
+    key: str, value: float, tmp_path: Path
+) -> None:
+    document = json.loads(ledger_document(lived(*node_in(tmp_path))))
     with pytest.raises(ExporterError, match="is not an agent's ledger"):
-        node_report.read({**document, key: value}, "http://node-a:9400")
+        node_report.read({**document, "saved_at_seconds": None, key: value}, "http://node-a:9400")
 
 
 def test_a_path_that_no_file_can_have_is_refused_as_a_value() -> None:
@@ -163,8 +164,8 @@ def test_a_status_of_the_kubernetes_api_that_is_no_number_makes_no_endless_messa
     assert len(str(api_client.of_status("x" * 100_000, "https://api", api_client.Request("/api/v1/pods")))) < 200
 
 
-def test_a_gpu_that_a_child_tells_twice_counts_once() -> None:
-    told = reading(0.0, gpus())
+def test_a_gpu_that_a_child_tells_twice_counts_once(tmp_path: Path) -> None:
+    told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
     line = wire.encode(replace(told, gpus=(*told.gpus, replace(told.gpus[0], gpu=replace(told.gpus[0].gpu, index=7)))))
     assert wire.decode(line) == told
 
@@ -199,13 +200,13 @@ def listed(version: str) -> bytes:
 
 
 def test_a_client_that_leaves_within_its_body_writes_nothing_into_the_log() -> None:
-    fuzz_targets.load("http")
     request = b"GET /readyz HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n\r\n"
     log = logging.getLogger("exporter.http")
     errors: list[logging.LogRecord] = []
-    log.addFilter(lambda record: errors.append(record) or True)
+    keep = lambda record: errors.append(record) or True  # noqa: E731 - a filter that is removed again
+    log.addFilter(keep)
     try:
         fuzz_targets.TARGETS["http/agent"].run(request)
     finally:
-        log.filters.pop()
+        log.removeFilter(keep)
     assert not errors

@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import driver_calls_support
 import pytest
 import stub_support
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import driver_calls  # noqa: E402 - lies beside the tests' folder, which the line above makes importable
-import page_map  # noqa: E402 - as above
+import measure  # noqa: E402 - lies beside the tests' folder, which the line above makes importable
 
 AGENT = """
 import sys
@@ -62,7 +62,7 @@ def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
 @pytest.mark.parametrize(("node", "most"), [("whole", 17.0), ("partitioned", 62.0)])
 def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, most: float) -> None:
     partitioned = node == "partitioned"
-    calls = driver_calls.nvml(partitioned=partitioned, samples=SAMPLES)
+    calls = driver_calls_support.nvml(partitioned=partitioned, samples=SAMPLES)
     assert sum(calls.values()) / SAMPLES / 8 <= most
     # What a GPU is does not change while it is there, nor do its limits unless somebody sets them. An instance can come
     # back under its UUID in another shape, so all of them are described every five samples.
@@ -77,15 +77,15 @@ def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, 
 @needs_compiler
 def test_a_sample_asks_a_host_engine_in_a_few_round_trips_however_many_instances_there_are() -> None:
     samples = 20
-    calls = driver_calls.dcgm(partitioned=True, samples=samples)
+    calls = driver_calls_support.dcgm(partitioned=True, samples=samples)
     assert sum(calls.values()) / samples <= 8
 
 
 def test_a_page_of_a_file_counts_once_and_memory_of_its_own_each_time() -> None:
     own = os.getpid()
-    one, same = page_map.alone((own, own))
-    assert one.files.total() > 0
-    assert same.files.total() <= one.files.total() / 100
-    assert same.private.total() >= one.private.total() * 0.9
-    resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page_map.PAGE_BYTES
+    one, same = measure.alone((own, own))
+    assert one.file_bytes > 0
+    assert same.file_bytes <= one.file_bytes / 100
+    assert same.private_bytes >= one.private_bytes * 0.9
+    resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * measure.PAGE_BYTES
     assert one.size_bytes == pytest.approx(resident, rel=0.1)

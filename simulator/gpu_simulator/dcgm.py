@@ -172,7 +172,6 @@ _INSTANCES_PER_GPU = 8
 _ADDRESSES = frozenset({"localhost:5555", "127.0.0.1:5555", "localhost", "127.0.0.1"})
 _FINE, _LOST, _DETACHED = 1, 4, 7
 _UNKNOWN_ID = 0xFFFFFFFF
-_POISON = 0xA5
 _ERRORS = {code: name.capitalize().replace("_", " ") for name, code in vars(Code).items() if name.isupper()}
 _Place = tuple[int, int]
 """Entity group, entity id."""
@@ -240,10 +239,7 @@ class _Connection:
 
 
 def _function(*names: str, connected: bool = True) -> Callable[[Call], Call]:
-    """Declare ``handler(engine, connection, *arguments)``; without a connection ``handler(engine, *arguments)``.
-
-    A struct whose version word is not that of its layout is refused.
-    """
+    """Declare ``handler(engine, connection, *arguments)``; without a connection ``handler(engine, *arguments)``."""
 
     def declare(handler: Call) -> Call:
         def call(name: str, engine: "_Engine", *arguments: CArgument) -> None:
@@ -254,9 +250,6 @@ def _function(*names: str, connected: bool = True) -> Callable[[Call], Call]:
                     raise Refused(Code.CONNECTION_LOST)
                 arguments = (connection, *arguments[1:])
             engine.refuse(name)
-            for struct in arguments:
-                if type(struct) in library.STRUCT_VERSIONS and struct.version != library.version_word(type(struct)):
-                    raise Refused(Code.VERSION_MISMATCH)
             handler(engine, *arguments)
 
         _CALLS.update({name: partial(call, name) for name in names})
@@ -525,15 +518,14 @@ class _Engine(Double):
 
 
 def _deliver(callback: CArgument, keys: Iterable[_Key], told: Callable[[_Key], list[_Record]]) -> None:
-    """Call back with the records of each entity; the memory is overwritten then, so that a kept pointer shows."""
+    """Call back with the records of each entity."""
     for entity, some in groupby(keys, key=lambda key: key[:2]):
         values = [record for key in some for record in told(key)]
         records = (library.FieldValueV1 * len(values))()
         for record, value in zip(records, values, strict=True):
             _put(record, *value)
-        if values and callback(*entity, ctypes.addressof(records), len(values), None) < 0:
-            return
-        ctypes.memset(records, _POISON, ctypes.sizeof(records))
+        if values:
+            callback(*entity, ctypes.addressof(records), len(values), None)
 
 
 def _put(record: CArgument, field_id: int, status: int, at_microseconds: int, value: Value) -> None:

@@ -1,12 +1,5 @@
-"""Which functions of NVML and libdcgm a sample calls, and how often: counted at the door to the library.
+"""Count the functions of NVML and libdcgm that a sample calls, on the simulated libraries; NVML's in virtual time."""
 
-The sources run on the simulated libraries of tests/stub and tests/dcgm_stub; NVML's in virtual time. What a real driver
-takes for each call depends on it, so fewer calls are all that can be done about it.
-
-    python benchmarks/driver_calls.py
-"""
-
-import argparse
 import json
 import os
 import subprocess
@@ -18,37 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+import dcgm_stub_support
+import stub_support
 
-import dcgm_stub_support  # noqa: E402 - lies beside the tests, which the line above makes importable
-import stub_support  # noqa: E402 - as above
-
-WARM_UP_SAMPLES, SAMPLES = 30, 600
-DCGM_INTERVAL_SECONDS, DCGM_WARM_UP_SAMPLES, DCGM_SAMPLES = 0.1, 10, 100
+WARM_UP_SAMPLES = 30
+DCGM_INTERVAL_SECONDS, DCGM_WARM_UP_SAMPLES = 0.1, 10
 INTERVAL_SECONDS = 1.0
 
 
-def main() -> int:
-    """Print a table per source and node."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.sample:
-        source, samples = arguments.sample[0], int(arguments.sample[1])
-        print(json.dumps(_nvml(samples) if source == "nvml" else _dcgm(source, samples)))
-        return 0
-    if stub_support.compiler() is None:
-        print("driver_calls: skipped: the simulated libraries need a C compiler (install gcc)")
-        return 0
-    for partitioned in (False, True):
-        node = "56 MIG instances on 8 GPUs" if partitioned else "8 whole GPUs, 2 processes on each"
-        print(_table(f"NVML, {node}", nvml(partitioned=partitioned), SAMPLES))
-        print(_table(f"DCGM beside NVML, {node}", dcgm(partitioned=partitioned), DCGM_SAMPLES), flush=True)
-    return 0
-
-
-def nvml(*, partitioned: bool, samples: int = SAMPLES) -> dict[str, int]:
+def nvml(*, partitioned: bool, samples: int) -> dict[str, int]:
     """Return the calls of so many samples by function, of a process that reads 8 GPUs."""
     with tempfile.TemporaryDirectory(prefix="calls-") as name:
         directory = Path(name)
@@ -57,7 +28,7 @@ def nvml(*, partitioned: bool, samples: int = SAMPLES) -> dict[str, int]:
         return _told("nvml", samples, stub_support.environment(library, directory / "control"))
 
 
-def dcgm(*, partitioned: bool, samples: int = DCGM_SAMPLES) -> dict[str, int]:
+def dcgm(*, partitioned: bool, samples: int) -> dict[str, int]:
     """Return the calls of so many samples by function, of a process that asks an engine for 8 GPUs."""
     with tempfile.TemporaryDirectory(prefix="calls-") as name:
         directory = Path(name)
@@ -69,7 +40,7 @@ def dcgm(*, partitioned: bool, samples: int = DCGM_SAMPLES) -> dict[str, int]:
 
 
 def _told(source: str, samples: int, environment: dict[str, str]) -> dict[str, int]:
-    command = [sys.executable, __file__, "--sample", source, str(samples)]
+    command = [sys.executable, __file__, source, str(samples)]
     told = subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE).stdout
     calls: dict[str, int] = json.loads(told)
     return calls
@@ -82,7 +53,7 @@ def _nvml(samples: int) -> Counter[str]:
     from exporter.gpu.nvml.source import NvmlSource  # noqa: PLC0415 - as above
 
     calls: Counter[str] = Counter()
-    find = pynvml._nvmlGetFunctionPointer  # noqa: SLF001 - every call of the binding goes through it
+    find = pynvml._nvmlGetFunctionPointer  # every call of the binding goes through it
 
     def counted(name: str) -> Callable[..., Any]:
         function = find(name)
@@ -93,7 +64,7 @@ def _nvml(samples: int) -> Counter[str]:
 
         return call
 
-    pynvml._nvmlGetFunctionPointer = counted  # noqa: SLF001 - as above
+    pynvml._nvmlGetFunctionPointer = counted
     source = NvmlSource(read_collectors(None).fields, interval_seconds=INTERVAL_SECONDS)
     source.open()
     start = time.time()
@@ -134,11 +105,6 @@ def _dcgm(address: str, samples: int) -> Counter[str]:
     return counts
 
 
-def _table(title: str, calls: dict[str, int], samples: int) -> str:
-    rows = [f"| `{name}` | {count / samples:.2f} |" for name, count in sorted(calls.items(), key=lambda one: -one[1])]
-    total = f"| all | {sum(calls.values()) / samples:.1f} |"
-    return "\n".join([f"### {title}\n", "| function | calls per sample |", "|---|---:|", *rows, total, ""])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    told = _nvml(int(sys.argv[2])) if sys.argv[1] == "nvml" else _dcgm(sys.argv[1], int(sys.argv[2]))
+    sys.stdout.write(json.dumps(told))
