@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dcgm_stub_support as stub
 import pytest
+from agent_support import matching, running_agent
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library
@@ -506,3 +507,15 @@ def test_an_engine_of_another_major_version_is_told_with_what_to_install(
         DcgmSource(FIELDS, address=engine.address, is_first_library=False).open()
     assert raised.value.reason == "dcgm_version_mismatch"
     assert "libdcgm.so.3 is 3.3.9" in str(raised.value)
+
+
+def test_an_agent_without_nvmls_library_reads_every_row_from_the_engine(
+    engine: stub.Engine, directory: Path, tmp_path: Path
+) -> None:
+    """As with dcgm-exporter's ``-r`` for an engine elsewhere, which needs no NVML on this machine."""
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
+    env = stub.environment(directory, tmp_path / "control", beside={"LD_LIBRARY_PATH": str(tmp_path)})
+    options = ("--node-name", "here", "--attribution", "off", "--sample-interval", "500ms")
+    names = ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_GPU_TEMP")
+    with running_agent(*options, "--dcgm-address", engine.address, env=env) as agent:
+        agent.until(lambda page: all(len(matching(page, name)) == 8 for name in names), "every row of 8 GPUs")

@@ -74,8 +74,8 @@ def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_s
         assert bench.errors == {"dcgm_error": 2}
 
 
-def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told() -> None:
-    with engine(gpu()) as bench:
+def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with engine(gpu()) as bench, caplog.at_level(logging.WARNING):
         for field in PROFILED:
             dcgm.fail("dcgmWatchFields", abi.Code.MODULE_NOT_LOADED, only=field)
         reading = bench.opened()
@@ -83,6 +83,7 @@ def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told() -
         assert profiled(reading) == frozenset()
         assert of(reading).values.keys() >= {Field.GPU_UTIL, Field.ECC_DBE_VOL_TOTAL}
         assert bench.errors == {"dcgm_module_not_loaded": 1}
+        assert caplog.text.count("dcgm_module_not_loaded: the engine has no profiling module: install") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import gzip
 import json
 import random
+import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -75,12 +76,14 @@ def bill(folder: Path, *changes: Cells, line: Cells = FOCUS_LINE) -> Path:
     return path
 
 
-def run(bill: Path, of: FleetLedger, *options: str) -> subprocess.CompletedProcess[str]:
+def run(
+    bill: Path, of: FleetLedger, *options: str, limits: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
     export = bill.parent / "gpus.csv"
     with export.open("w") as stream, (bill.parent / "gpus.csv.metadata.json").open("w") as metadata:
         write_focus(of, stream, metadata_stream=metadata)
     command = [sys.executable, str(PROGRAM), str(export), "--bill", str(bill), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=limits)
 
 
 def compared(bill: Path, of: FleetLedger, *options: str, code: int = 0) -> dict[str, Any]:
@@ -340,6 +343,17 @@ def test_a_file_that_is_no_bill_is_refused(tmp_path: Path, content: bytes, words
     path.write_bytes(content)
     done = run(path, ledger(node()))
     assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("piece", [b"a", b'"a\n",'], ids=["one line", "one record of many lines"])
+def test_a_packed_bill_is_bounded_in_memory(tmp_path: Path, piece: bytes) -> None:
+    """A program that reads a record whole ends with a MemoryError at the limit of its process."""
+    path = tmp_path / "bill.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(256):
+            file.write(piece * ((1 << 20) // len(piece)))
+    done = run(path, ledger(node()), limits=lambda: resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)))
+    assert (done.returncode, "a record is longer than 4 MiB" in done.stderr) == (1, True), done.stderr[-500:]
 
 
 @pytest.mark.parametrize(

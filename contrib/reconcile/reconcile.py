@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 EXIT_UNREADABLE, EXIT_PARTIAL = 1, 3
 MOST_REPORTED = 20
@@ -22,6 +22,8 @@ CENT, ZERO = Decimal("0.01"), Decimal(0)
 DAY_HOURS = 24
 NEAR_WHOLE = Decimal("0.05")
 MOST_DIGITS = 15
+MOST_RECORD = 4 << 20
+"""Characters of a record, once unpacked: a megabyte of gzip can be one line of a gigabyte."""
 
 AWS = r"(?:ml\.)?(?:p[2-9][a-z0-9-]*|g[3-9](?!ad)[a-z]*|gr[6-9][a-z]*)\.(?:[0-9]*xlarge|metal[a-z0-9-]*)"
 AZURE = r"Standard_N[CDV][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*"
@@ -157,14 +159,33 @@ class Map:
     gpus: dict[str, int] = field(default_factory=dict)
 
 
+class RecordLines:
+    """The lines of a text, which ends where a record has more than ``MOST_RECORD`` characters."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.taken = 0
+        """Characters since the last record; the reader of records sets it back."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines; the csv module would read a line whole, however long it is."""
+        while line := self._stream.readline(MOST_RECORD + 1):
+            self.taken += len(line)
+            if self.taken > MOST_RECORD:
+                raise csv.Error(f"a record is longer than {MOST_RECORD >> 20} MiB")
+            yield line
+
+
 def records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and fields of each record of a CSV file, also with gzip."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, strict=True)
+            lines = RecordLines(stream)
+            reader = csv.reader(lines, strict=True)
             for fields in reader:
+                lines.taken = 0
                 if fields:
                     yield reader.line_num, ["" if value in {"NULL", "null"} else value for value in fields]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
