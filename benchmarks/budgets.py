@@ -162,7 +162,7 @@ def _of_report() -> Line:
         with tempfile.TemporaryDirectory(prefix="bench-report-") as name:
             directory = Path(name)
             with report_scale.recorded(directory, REPORT_NODES) as (server, truth):
-                measured = report_scale.measure(directory, server, truth, "team,model")
+                measured, _ = report_scale.measure(directory, server, truth, "team,model")
         note = "8,000 GPUs: benchmarks/report_scale.py, half an hour"
     return Line(
         what=f"30-day report, {REPORT_NODES * 8:,} GPUs, by team and model",
