@@ -527,7 +527,7 @@ def write_json(report: FleetReport, stream: TextIO) -> None:
     stream.write("\n}\n")
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False)
 
 
 def _text(value: object) -> str:
