@@ -89,6 +89,11 @@ def test_energy_that_was_never_measured_and_money_without_a_price_are_absent_and
     assert rows(showing(ledgers=one_ledger({UNMEASURED: partly})), "gpu_ledger_energy_joules_total")[0][1] == 5.0
 
 
+def test_energy_of_an_account_without_seconds_does_not_begin_at_0_and_vanish() -> None:
+    for totals in (Totals(), Totals(unknown_seconds=2.0, energy_unknown_seconds=2.0)):
+        assert rows(showing(ledgers=one_ledger({UNMEASURED: totals})), "gpu_ledger_energy_joules_total") == []
+
+
 def test_a_pod_that_ended_keeps_its_counters_while_it_lingers() -> None:
     view = snapshot(exclusive())
     live, lingering = rows(view, "gpu_pod_allocated_seconds_total")

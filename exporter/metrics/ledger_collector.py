@@ -58,9 +58,8 @@ def collect_ledger(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) 
 
 
 def energy_joules(totals: Totals) -> float | None:
-    """The energy of an account, ``None`` where it was never measured."""
-    unmeasured = totals.energy_unknown_seconds
-    never = unmeasured > 0 and unmeasured >= totals.allocated_seconds * _NEARLY_ALL
+    """The energy of an account, ``None`` where it was never measured; without seconds nothing was yet."""
+    never = totals.energy_unknown_seconds >= totals.allocated_seconds * _NEARLY_ALL
     return None if never and not totals.energy_joules else totals.energy_joules
 
 
