@@ -380,8 +380,8 @@ class FedApi(ApiClient):
     """The client with bodies put in where HTTP gives them, one per request."""
 
     def __init__(self, bodies: list[bytes]) -> None:
+        super().__init__(None, random=lambda: 0.5, environ={}, service_account=Scratch.folder())
         self._bodies = bodies
-        self.random = lambda: 0.5
         self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
 
     async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
