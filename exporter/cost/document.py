@@ -123,7 +123,7 @@ def document(report: FleetReport) -> FleetDocument:
     return {**_without_lines(report), "lines": list(_lines(report))}
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False)
 
 
 def _text(value: object) -> str:

@@ -1,11 +1,12 @@
 """The ledger of a fleet over a window: holders, seconds, money, and what could not be read."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from exporter.errors import ConfigError
@@ -62,11 +63,22 @@ class LineKey(NamedTuple):
 
     def at(self, dimensions: Collection[Dimension]) -> "LineKey":
         """The key of the line that is summed over every other dimension; of labels those that are named."""
-        key = LineKey(*[value if name in dimensions else "" for name, value in zip(self._fields, self, strict=True)])
+        key = LineKey(*picking(self._fields, frozenset(dimensions))((*self, "")))
         if self.labels and "labels" not in dimensions:
             named = [f"{name}={value}" for name, value in pairs(self.labels).items() if LABEL + name in dimensions]
             key = key._replace(labels=",".join(named))
         return key
+
+
+@lru_cache(maxsize=256)
+def picking(names: Sequence[str], kept: Collection[str]) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    """Return a getter of the fields of a ``LineKey`` from values and an empty text at their end.
+
+    Args:
+        names: Fields that the values are of, in their order.
+        kept: Fields that are taken; all others are empty.
+    """
+    return itemgetter(*[names.index(field) if field in kept and field in names else -1 for field in LineKey._fields])
 
 
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "labels")

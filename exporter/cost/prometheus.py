@@ -467,7 +467,7 @@ def _decoded_bytes(piece: bytes) -> int:
 
 
 def _has_surrogates(body: bytearray) -> bool:
-    return b"\\ud" in body or b"\\uD" in body
+    return b"\\" in body and (b"\\ud" in body or b"\\uD" in body)
 
 
 def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON

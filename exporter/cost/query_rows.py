@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from exporter.cost.ledger import (
     FleetLedger,
     LineKey,
     Window,
+    picking,
 )
 from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.queries import (
@@ -107,24 +109,25 @@ class Cells:
             KeyError, TypeError, ValueError, AttributeError: The rows are not what an API sends.
         """
         keep, chunks = self._keep, self._chunks
+        is_money, plain = measure == COST, _PLAIN.get(measure)
         for row in rows:
             label = row["metric"].get
             key = tuple([label(name, "") for name in keep])
-            currency = label(CURRENCY, "")
-            place = _PLAIN.get(measure, _place_of(label(STATE, "")))
+            currency = label(CURRENCY, "") if is_money else ""
+            place = _place_of(label(STATE, "")) if plain is None else plain
             "".join((*key, currency))  # a label that is no text would be met when lines are sorted
             for moment, text in row["values"] if "values" in row else (row["value"],):
                 value = float(text)
-                if value > MOST_FIGURE:
-                    self.beyond.add(measure)
                 if not 0 < value <= MOST_FIGURE:
+                    if value > MOST_FIGURE:
+                        self.beyond.add(measure)
                     continue
                 cells = chunks[chunk_at[int(moment)]]
                 cell = cells.get(key)
                 if cell is None:
                     self._grow(CELL_BYTES)
                     cell = cells[key] = _Cell()
-                if measure == COST:
+                if is_money:
                     cell.money.setdefault(currency, [0.0] * 3)[place] += value
                 else:
                     cell.plain[place] += value
@@ -161,6 +164,7 @@ class Cells:
         return {line: cell.figures() for line, cell in merged.items()}
 
 
+@lru_cache(maxsize=64)
 def _place_of(state: str) -> int:
     """What the time of a state is shown as; of one that is not known here it is not known whether it was active."""
     return _IDLE if state == "idle" else _ACTIVE if state.startswith("active") else _UNKNOWN
@@ -182,13 +186,14 @@ def line_keys(
         pool_of: The sort of a node, by cluster and node; where sorts of nodes are asked for.
         wanted: Filters that no matcher of the question stands for. A key of something else comes to no line.
     """
-    fields = [("cluster" if label == cluster_label else _FIELD_OF.get(label, label)) for label in keep]
+    fields = tuple(("cluster" if label == cluster_label else _FIELD_OF.get(label, label)) for label in keep)
+    pick = picking(fields, fields)
     shown = dimensions | ({"namespace", "kind"} if "workload" in dimensions else set())
     known: dict[Key, LineKey | None] = {}
 
     def line(key: Key) -> LineKey | None:
         if key not in known:
-            known[key] = _line(LineKey(**dict(zip(fields, key, strict=True))))
+            known[key] = _line(LineKey(*pick((*key, ""))))
         return known[key]
 
     def _line(whole: LineKey) -> LineKey | None:

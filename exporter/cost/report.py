@@ -334,61 +334,44 @@ def _in_period(report: FleetReport, period: Window) -> FleetReport:
     return spread(replace(report, window=period, held=tuple(held), apart=tuple(apart), total=total, periods=()))
 
 
-class _Sum:
-    """Figures as they are added up."""
-
-    __slots__ = ("active", "count", "energy", "idle", "last", "money", "unknown", "unpriced")
-
-    def __init__(self) -> None:
-        self.count, self.last = 0, _NOTHING
-        self.active = self.idle = self.unknown = self.unpriced = 0.0
-        self.energy: float | None = None
-        self.money: dict[str, list[float]] = {}
-
-    def add(self, figures: Figures) -> None:
-        self.count += 1
-        self.last = figures
-        self.active += figures.active_seconds
-        self.idle += figures.idle_seconds
-        self.unknown += figures.unknown_seconds
-        self.unpriced += figures.unpriced_seconds
-        if figures.energy_joules is not None:
-            self.energy = figures.energy_joules + (self.energy or 0.0)
-        for currency, money in figures.money.items():
-            so_far = self.money.setdefault(currency, [0.0, 0.0, 0.0])
-            so_far[0] += money.active
-            so_far[1] += money.idle
-            so_far[2] += money.unknown
-
-    def figures(self) -> Figures:
-        if self.count == 1:
-            return self.last  # mostly, at the finest: and making values is what takes time
-        return Figures(
-            active_seconds=self.active,
-            idle_seconds=self.idle,
-            unknown_seconds=self.unknown,
-            unpriced_seconds=self.unpriced,
-            energy_joules=self.energy,
-            money={
-                currency: Money(active=active, idle=idle, unknown=unknown)
-                for currency, (active, idle, unknown) in self.money.items()
-            },
-        )
-
-
 def total_of(many: Iterable[Figures]) -> Figures:
     """The sum of figures, currency by currency."""
-    total = _Sum()
-    for figures in many:
-        total.add(figures)
-    return total.figures()
+    summed = list(many)
+    if len(summed) == 1:
+        return summed[0]  # mostly, at the finest: and making values is what takes time
+    active = idle = unknown = unpriced = 0.0
+    energy: float | None = None
+    money: dict[str, list[float]] = {}
+    for figures in summed:
+        active += figures.active_seconds
+        idle += figures.idle_seconds
+        unknown += figures.unknown_seconds
+        unpriced += figures.unpriced_seconds
+        if figures.energy_joules is not None:
+            energy = figures.energy_joules + (energy or 0.0)
+        for currency, amount in figures.money.items():
+            so_far = money.setdefault(currency, [0.0, 0.0, 0.0])
+            so_far[0] += amount.active
+            so_far[1] += amount.idle
+            so_far[2] += amount.unknown
+    return Figures(
+        active_seconds=active,
+        idle_seconds=idle,
+        unknown_seconds=unknown,
+        unpriced_seconds=unpriced,
+        energy_joules=energy,
+        money={
+            currency: Money(active=active, idle=idle, unknown=unknown)
+            for currency, (active, idle, unknown) in money.items()
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gathered:
-    """Lines summed by what is asked for, over all chunks and, where it was asked for, chunk by chunk."""
+    """Figures by what is asked for: of all chunks, to be summed, and, where it was asked for, chunk by chunk."""
 
-    whole: Mapping[LineKey, _Sum]
+    whole: Mapping[LineKey, Sequence[Figures]]
     by_chunk: Sequence[Mapping[LineKey, Figures]]
     chunk_seconds: Sequence[float]
     """Of the lines of each chunk that the filters keep."""
@@ -398,37 +381,31 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
     wanted = frozenset(by) | ({"namespace", "kind"} if "workload" in by else set())
     known = {dimension: values for dimension, values in filters.wanted.items() if dimension in ledger.dimensions}
     kept = Filters(wanted=known)
+    # A line that is nobody's has no namespace; it is not what is asked for by asking for none.
+    of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in filters.wanted)
     groups: dict[LineKey, LineKey | None] = {}
-    whole: dict[LineKey, _Sum] = {}
+    whole: dict[LineKey, list[Figures]] = {}
     by_chunk: list[dict[LineKey, Figures]] = []
     seconds: list[float] = []
     for chunk in ledger.chunks:
-        here: dict[LineKey, _Sum] = {} if with_series else whole
+        here: dict[LineKey, list[Figures]] = {} if with_series else whole
         chunk_seconds = 0.0
         for key, figures in chunk.lines.items():
             if key in groups:
                 group = groups[key]
             else:
-                group = groups[key] = group_of(key, wanted) if _keeps(kept, filters, key) else None
+                is_kept = not (of_owners and is_apart(key)) and kept.keep(key)
+                group = groups[key] = group_of(key, wanted) if is_kept else None
             if group is None:
                 continue
-            total = here.get(group)
-            if total is None:
-                total = here[group] = _Sum()
-            total.add(figures)
+            here.setdefault(group, []).append(figures)
             chunk_seconds += figures.allocated_seconds
         seconds.append(chunk_seconds)
         if with_series:
-            by_chunk.append({group: total.figures() for group, total in here.items()})
+            by_chunk.append({group: total_of(some) for group, some in here.items()})
             for group, figures in by_chunk[-1].items():
-                whole.setdefault(group, _Sum()).add(figures)
+                whole.setdefault(group, []).append(figures)
     return _Gathered(whole=whole, by_chunk=by_chunk, chunk_seconds=seconds)
-
-
-def _keeps(kept: Filters, asked: Filters, key: LineKey) -> bool:
-    """A line that is nobody's has no namespace; it is not what is asked for by asking for none."""
-    of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in asked.wanted)
-    return not (is_apart(key) and of_owners) and kept.keep(key)
 
 
 def group_of(key: LineKey, dimensions: Collection[Dimension]) -> LineKey:
@@ -437,9 +414,9 @@ def group_of(key: LineKey, dimensions: Collection[Dimension]) -> LineKey:
 
 
 def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
-    for key, total in gathered.whole.items():
-        series = tuple(chunk.get(key, _NOTHING) for chunk in gathered.by_chunk)
-        yield ReportLine(key=key, figures=total.figures(), series=series)
+    for key, some in gathered.whole.items():
+        series = tuple([chunk.get(key, _NOTHING) for chunk in gathered.by_chunk])
+        yield ReportLine(key=key, figures=total_of(some), series=series)
 
 
 PARTS = ("Active", "Idle", "Unknown", UNATTRIBUTED, UNALLOCATED)
