@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES = 600
 FUNCTION_LINES = 50
-CEILINGS = {"exporter": (134, 29_994), "simulator": (25, 5_734), "benchmarks": (34, 6_524)}
+CEILINGS = {"exporter": (134, 29_993), "simulator": (25, 5_733), "benchmarks": (34, 6_524)}
 """Modules and lines of code of a tree, ``__init__`` not counted. They only go down."""
 LEAST_WORDS_RATIO = 0.17
 """Docstrings and comments per line of code in ``exporter``."""
@@ -99,6 +99,19 @@ def overgrown(files: list[Path]) -> Iterator[str]:
             yield f"{tree}/: {code} lines of code; at most {most_code}: remove as much as you add"
         if tree == "exporter" and words < LEAST_WORDS_RATIO * code:
             yield f"{tree}/: {words} lines of docstrings and comments; at least {LEAST_WORDS_RATIO:.0%} of the code"
+
+
+def namesakes(files: list[Path]) -> Iterator[str]:
+    """Report the public classes of ``exporter`` and ``simulator`` that share their name."""
+    homes: dict[str, list[str]] = {}
+    for path in files:
+        if path.parts[0] in CEILINGS and path.parts[0] != "benchmarks" and path.suffix == ".py":
+            for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(str(path))
+    for name, paths in sorted(homes.items()):
+        if len(paths) > 1:
+            yield f"{', '.join(paths)}: class {name} is there {len(paths)} times; give each a name of its own"
 
 
 def machine_words() -> list[str]:
@@ -185,6 +198,7 @@ def main() -> int:
         line for path in files if path.parts[0] == "exporter" and path.suffix == ".py" for line in oversized(path)
     ]
     findings += overgrown(files)
+    findings += namesakes(files)
     pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
     findings += [line for path in pages for line in language(path)]
     findings += wordy(pages)

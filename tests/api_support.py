@@ -16,7 +16,7 @@ from aiohttp import web
 from exporter.kube.api_client import ApiClient
 from exporter.kube.list_watch import ListWatch
 from gpu_simulator.api_objects import ApiObjects
-from gpu_simulator.api_server import ApiServer, Tls
+from gpu_simulator.api_server import ApiServer, ServerTls
 
 if TYPE_CHECKING:
     from gpu_simulator.truth import Fault
@@ -181,9 +181,9 @@ def pod_list(*pods: object, version: int = 100) -> web.Response:
     return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": str(version)}, "items": list(pods)})
 
 
-def self_signed(folder: Path, names: Sequence[str] = ("IP:127.0.0.1",)) -> Tls:
+def self_signed(folder: Path, names: Sequence[str] = ("IP:127.0.0.1",)) -> ServerTls:
     """Make a certificate that is its own authority."""
-    tls = Tls(certificate=folder / "ca.crt", key=folder / "tls.key")
+    tls = ServerTls(certificate=folder / "ca.crt", key=folder / "tls.key")
     folder.mkdir(parents=True, exist_ok=True)
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     files = ("-keyout", str(tls.key), "-out", str(tls.certificate), "-days", "2", "-subj", "/CN=simulated")

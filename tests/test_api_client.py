@@ -19,7 +19,7 @@ from exporter.kube import api_client
 from exporter.kube import api_client as api_errors
 from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
 from exporter.kube.credentials import of_service_account
-from gpu_simulator.api_server import Tls
+from gpu_simulator.api_server import ServerTls
 from gpu_simulator.truth import Fault
 
 LOOKS = """
@@ -315,11 +315,11 @@ async def test_a_kubeconfig_in_the_environment_is_found(world: World) -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
     return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: Path, tls: Tls) -> None:
+async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path / "one", tls=tls) as world:
         assert (await world.client.get(PODS))["kind"] == "PodList"
         other = self_signed(tmp_path / "other")
@@ -331,7 +331,7 @@ async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: 
         assert world.server.requests["list pods"] == 1
 
 
-async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: Tls) -> None:
+async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path / "one", tls=tls) as world:
         authority = tmp_path / "ca.crt"
         authority.write_bytes(self_signed(tmp_path / "other").certificate.read_bytes())
@@ -347,10 +347,10 @@ async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: 
 
 
 async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_the_old_one_is_refused(
-    tmp_path: Path, tls: Tls
+    tmp_path: Path, tls: ServerTls
 ) -> None:
     old, renewed = (self_signed(tmp_path / name) for name in ("old", "renewed"))
-    current = Tls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
+    current = ServerTls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
     shown: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -358,10 +358,10 @@ async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_t
         shown.append(request.transport.get_extra_info("peercert")["serialNumber"])
         return pod_list() if shown[-1] != shown[0] or current_is(old) else web.Response(status=401)
 
-    def current_is(one: Tls) -> bool:
+    def current_is(one: ServerTls) -> bool:
         return current.certificate.read_bytes() == one.certificate.read_bytes()
 
-    def show(one: Tls) -> None:
+    def show(one: ServerTls) -> None:
         current.certificate.write_bytes(one.certificate.read_bytes())
         current.key.write_bytes(one.key.read_bytes())
 
@@ -384,10 +384,10 @@ async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_t
 
 
 async def test_a_client_certificate_with_which_the_server_hangs_up_is_read_again_for_the_next_request(
-    tmp_path: Path, tls: Tls
+    tmp_path: Path, tls: ServerTls
 ) -> None:
     old, renewed = (self_signed(tmp_path / name) for name in ("old", "renewed"))
-    current = Tls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
+    current = ServerTls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tls.certificate, tls.key)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -422,7 +422,7 @@ async def test_an_authority_file_without_a_certificate_is_said(tmp_path: Path) -
     assert (await refusal(new_client(path))).reason == "certificate"
 
 
-async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Path, tls: Tls) -> None:
+async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path, tls=tls) as world:
         host, port = world.server.url.removeprefix("https://").split(":")
         (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())
@@ -436,7 +436,7 @@ async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Pa
         await client.close()
 
 
-async def test_an_agent_in_a_pod_never_loads_the_kubernetes_package(tmp_path: Path, tls: Tls) -> None:
+async def test_an_agent_in_a_pod_never_loads_the_kubernetes_package(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path, tls=tls) as world:
         host, port = world.server.url.removeprefix("https://").split(":")
         (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())

@@ -39,6 +39,17 @@ def test_language_of_a_page_names_the_page(tmp_path: Path, monkeypatch: pytest.M
     assert list(check_repository.language(Path("docs/new.md"))) == ['docs/new.md:1: "Mend": write fix']
 
 
+def test_classes_of_one_name_in_two_modules_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [Path("exporter/a.py"), Path("simulator/b.py")]
+    for path in paths:
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text("class Window:\n    pass\n\n\nclass _Own:\n    pass\n", encoding="utf-8")
+    monkeypatch.setattr(check_repository, "ROOT", tmp_path)
+    assert list(check_repository.namesakes(paths)) == [
+        "exporter/a.py, simulator/b.py: class Window is there 2 times; give each a name of its own"
+    ]
+
+
 def test_words_of_a_page_are_those_that_a_person_wrote() -> None:
     page = "| a | b-c |\n|---|---|\n\n<!-- generated: x -->\nmany words\n<!-- end -->\n\nTwo words, `code`.\n"
     assert check_repository.words_of(page) == 5

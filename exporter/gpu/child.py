@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger("exporter.gpu.child")
 
 
-class Source(Protocol):
+class ReadingSource(Protocol):
     """What can be run in a child process."""
 
     name: str
@@ -99,7 +99,7 @@ def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> 
     os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
 
 
-def _source(arguments: argparse.Namespace) -> Source:
+def _source(arguments: argparse.Namespace) -> ReadingSource:
     # The binding is loaded only now, so that nothing of it can write to the stream of readings; and only the one.
     fields = parse_fields(arguments.fields)
     if arguments.dcgm_address:
@@ -166,7 +166,7 @@ def prepare_process() -> BinaryIO:
 
 
 def run(
-    source: Source,
+    source: ReadingSource,
     out: BinaryIO,
     interval_seconds: float,
     *,
@@ -214,7 +214,7 @@ def run(
     return 0
 
 
-def _closed(source: Source, error: SourceError, say: Callable[..., None]) -> Callable[[], None]:
+def _closed(source: ReadingSource, error: SourceError, say: Callable[..., None]) -> Callable[[], None]:
     """Close a source that failed, say why, and return what says it again."""
     source.close()
     tell = partial(say, SourceState.FAILED, error.reason, str(error))
@@ -227,7 +227,7 @@ def _closed(source: Source, error: SourceError, say: Callable[..., None]) -> Cal
 
 
 def _samples(
-    source: Source,
+    source: ReadingSource,
     stop: _Stop,
     interval_seconds: float,
     clock: Callable[[], float],

@@ -29,7 +29,7 @@ class ApiObjects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ObjectChange:
     """One object before and after; ``None`` where there was or is none."""
 
     version: int
@@ -47,7 +47,7 @@ class Store:
         """The oldest version from which a watch can start."""
         self._seen: ApiObjects | None = None
         self._objects: dict[ObjectKey, tuple[Json, Json]] = {}
-        self._changes: deque[Change] = deque(maxlen=HISTORY_LENGTH)
+        self._changes: deque[ObjectChange] = deque(maxlen=HISTORY_LENGTH)
 
     def follow(self, objects: ApiObjects) -> bool:
         """Take what there is now; say whether anything changed."""
@@ -76,7 +76,7 @@ class Store:
         """Yield all objects of a resource."""
         return (shown for key, (_, shown) in self._objects.items() if key[0] == resource)
 
-    def changes(self, resource: str, after: int) -> Iterator[Change]:
+    def changes(self, resource: str, after: int) -> Iterator[ObjectChange]:
         """Yield what happened to a resource later than a version."""
         return (change for change in self._changes if change.version > after and change.resource == resource)
 
@@ -100,7 +100,7 @@ class Store:
     def _tell(self, resource: str, before: Json | None, after: Json | None) -> None:
         if len(self._changes) == HISTORY_LENGTH:
             self.oldest = self._changes[0].version
-        self._changes.append(Change(version=self.version, resource=resource, before=before, after=after))
+        self._changes.append(ObjectChange(version=self.version, resource=resource, before=before, after=after))
 
 
 def _all(objects: ApiObjects) -> Iterator[tuple[str, Json]]:

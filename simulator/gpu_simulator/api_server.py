@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpu_simulator.api_objects import ApiObjects, Change, Json, Store
+from gpu_simulator.api_objects import ApiObjects, Json, ObjectChange, Store
 from gpu_simulator.truth import Fault
 
 Selector = Callable[[Json], bool]
@@ -67,7 +67,7 @@ def listed(resource: str, items: Iterable[Json], version: int, *, metadata_only:
     }
 
 
-def event(change: Change, wanted: Selector, *, metadata_only: bool) -> bytes | None:
+def event(change: ObjectChange, wanted: Selector, *, metadata_only: bool) -> bytes | None:
     """Make the line by which a watch is told of a change; ``None`` where it does not concern the watch."""
     before = change.before if change.before is not None and wanted(change.before) else None
     after = change.after if change.after is not None and wanted(change.after) else None
@@ -175,7 +175,7 @@ class ClientWatch:
             return
         self.version = store.version
         for shown in store.list(self.resource):
-            first = Change(version=store.version, resource=self.resource, before=None, after=shown)
+            first = ObjectChange(version=store.version, resource=self.resource, before=None, after=shown)
             if line := event(first, self.wanted, metadata_only=self.metadata_only):
                 yield line
 
@@ -197,7 +197,7 @@ _GARBAGE = "<html>simulated proxy error</html>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
+class ServerTls:
     """A certificate that is its own authority, and its key, as PEM files."""
 
     certificate: Path
@@ -228,7 +228,7 @@ class ApiServer:
         port: int = 0,
         metadata_forms: bool = True,
         bookmark_seconds: float = BOOKMARK_SECONDS,
-        tls: Tls | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._objects = objects
         self._faults = faults

@@ -7,7 +7,7 @@ from typing import Any
 
 from exporter.model import PodMetadata
 from gpu_simulator import identities
-from gpu_simulator.holders import RESERVATION_NAMESPACE, Held, declared_ratio, is_kai_part, pod_identity
+from gpu_simulator.holders import RESERVATION_NAMESPACE, PresentUse, declared_ratio, is_kai_part, pod_identity
 from gpu_simulator.models import MIB, instances
 from gpu_simulator.plan import Claim, DraMig, DraVersion, GpuPlan, IdForm, NodePlan, PodPlan, Sharing
 from gpu_simulator.truth import HolderTruth, MigTruth, PodTruth
@@ -250,17 +250,17 @@ def _device(
     return {"name": name, "basic": parts} if plan.dra_version == DraVersion.V1BETA1 else {"name": name, **parts}
 
 
-def claims(plan: NodePlan, held: Iterable[Held]) -> tuple[JsonObject, ...]:
+def claims(plan: NodePlan, held: Iterable[PresentUse]) -> tuple[JsonObject, ...]:
     """Return the ResourceClaims by which devices are held or monitored now."""
     if plan.plugin.ids is not IdForm.DRA:
         return ()
-    found: dict[tuple[str, str], list[Held]] = {}
+    found: dict[tuple[str, str], list[PresentUse]] = {}
     for hold in held:
         found.setdefault((hold.use.pod.namespace, hold.claim_name), []).append(hold)
     return tuple(_claim(plan, namespace, name, users) for (namespace, name), users in found.items())
 
 
-def _claim(plan: NodePlan, namespace: str, name: str, users: list[Held]) -> JsonObject:
+def _claim(plan: NodePlan, namespace: str, name: str, users: list[PresentUse]) -> JsonObject:
     by_device = {identities.dra_device(user.use.gpu, user.use.instance): user for user in users}
     asked: JsonObject = {
         "deviceClassName": identities.DRA_DRIVER,
@@ -286,7 +286,7 @@ def _claim(plan: NodePlan, namespace: str, name: str, users: list[Held]) -> Json
     }
 
 
-def _result(plan: NodePlan, device: str, user: Held) -> JsonObject:
+def _result(plan: NodePlan, device: str, user: PresentUse) -> JsonObject:
     result: JsonObject = {"request": _REQUEST, "driver": identities.DRA_DRIVER, "pool": plan.node, "device": device}
     if user.use.claim.admin:
         result["adminAccess"] = True

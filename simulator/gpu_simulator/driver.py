@@ -15,12 +15,12 @@ from gpu_simulator.driver_devices import cuda_major, driver_major
 from gpu_simulator.driver_session import (
     CALLS,
     CArgument,
+    DriverSession,
     EventSet,
     Installed,
+    MeanUse,
     ProcessSamples,
-    ProcessUse,
     Refused,
-    Session,
     Target,
     Timing,
     check_version,
@@ -43,22 +43,22 @@ _ERRORS = {
 
 
 @system("nvmlInitWithFlags", needs_init=False)
-def _init_with_flags(session: Session, flags: int) -> None:
+def _init_with_flags(session: DriverSession, flags: int) -> None:
     session.open(tolerate_no_gpus=bool(flags & _NO_GPUS_IS_FINE))
 
 
 @system("nvmlSystemGetDriverVersion")
-def _driver_version(session: Session, buffer: CArgument, size: int) -> None:
+def _driver_version(session: DriverSession, buffer: CArgument, size: int) -> None:
     put_text(buffer, size, session.now().driver_version)
 
 
 @system("nvmlSystemGetNVMLVersion")
-def _nvml_version(session: Session, buffer: CArgument, size: int) -> None:
+def _nvml_version(session: DriverSession, buffer: CArgument, size: int) -> None:
     node = session.now()
     put_text(buffer, size, f"{cuda_major(node)}.{node.driver_version}")
 
 
-def _shutdown(session: Session) -> None:
+def _shutdown(session: DriverSession) -> None:
     """Closing works whatever is wrong with the driver, except while it hangs."""
     session.wait_while(Fault.HANG)
     session.close()
@@ -137,7 +137,7 @@ def _detail_list(target: Target, struct: CArgument) -> None:
     _fill(entries, room, struct.procArray)
 
 
-def _uses(target: Target, last_seen_us: int) -> tuple[ProcessUse, ...]:
+def _uses(target: Target, last_seen_us: int) -> tuple[MeanUse, ...]:
     if target.gpu.mig_enabled:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     session = target.session
@@ -149,7 +149,7 @@ def _uses(target: Target, last_seen_us: int) -> tuple[ProcessUse, ...]:
     return uses[:_SLOTS]
 
 
-def _fill_samples(target: Target, uses: Sequence[ProcessUse], room: int, records: CArgument, last_seen_us: int) -> None:
+def _fill_samples(target: Target, uses: Sequence[MeanUse], room: int, records: CArgument, last_seen_us: int) -> None:
     """Write the samples, and into the slots behind them what a real driver leaves there: garbage."""
     if not records or room < _SLOTS:
         raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
@@ -200,14 +200,14 @@ def _layout(gpu: GpuTruth) -> tuple[str, ...]:
 
 
 @system("nvmlEventSetCreate")
-def _create(session: Session, event_set: CArgument) -> None:
+def _create(session: DriverSession, event_set: CArgument) -> None:
     pointer = session.new_pointer()
     session.event_sets[pointer] = EventSet()
     put_pointer(event_set, pointer)
 
 
 @system("nvmlEventSetFree")
-def _free(session: Session, event_set: int) -> None:
+def _free(session: DriverSession, event_set: int) -> None:
     if session.event_sets.pop(event_set, None) is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
@@ -218,7 +218,7 @@ def _types(target: Target, mask: CArgument) -> None:
 
 
 @system("nvmlDeviceRegisterEvents")
-def _register(session: Session, handle: int, mask: int, event_set: int) -> None:
+def _register(session: DriverSession, handle: int, mask: int, event_set: int) -> None:
     registered = session.event_sets.get(event_set)
     if registered is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -255,7 +255,7 @@ def _next_event(registered: EventSet, node: NodeTruth) -> _Event | None:
 
 
 @system("nvmlEventSetWait_v2")
-def _wait(session: Session, event_set: int, struct: CArgument, timeout_ms: int) -> None:
+def _wait(session: DriverSession, event_set: int, struct: CArgument, timeout_ms: int) -> None:
     deadline = session.monotonic() + timeout_ms / 1000
     event: _Event | None = None
     while event is None:
@@ -275,7 +275,7 @@ def _wait(session: Session, event_set: int, struct: CArgument, timeout_ms: int) 
     struct.gpuInstanceId, struct.computeInstanceId = (*part, _NO_INSTANCE, _NO_INSTANCE)[:2]
 
 
-_installed: Installed[Session] = Installed("driver")
+_installed: Installed[DriverSession] = Installed("driver")
 set_epoch, fail, clear_failures = _installed.set_epoch, _installed.fail, _installed.clear_failures
 _before: list[object] = []
 """What pynvml had before the first ``install``."""
@@ -285,7 +285,7 @@ def install(truth: Callable[[], NodeTruth], **timing: Unpack[Timing]) -> None:
     """Put a fake driver that answers from ``truth`` under pynvml, as if the process had just loaded its library."""
     if _installed.double is None:
         _before.append(pynvml.nvmlLib)
-    session = _installed.double = Session(source=truth, calls=CALLS, **timing)
+    session = _installed.double = DriverSession(source=truth, calls=CALLS, **timing)
     _swap(session.library(nvmlErrorString=lambda code: _ERRORS.get(code, "Unknown Error").encode()))
 
 

@@ -11,8 +11,8 @@ import pynvml
 from exporter.model import Field
 from gpu_simulator.driver_session import (
     CArgument,
+    DriverSession,
     Refused,
-    Session,
     Target,
     check_version,
     device,
@@ -135,7 +135,7 @@ def whole(gpu: GpuTruth, field: Field, scale: float = 1.0) -> int:
     return round(supported(read(gpu, field)) * scale)
 
 
-def _lookup(session: Session, name: str, device: CArgument, uuid: str | None) -> None:
+def _lookup(session: DriverSession, name: str, device: CArgument, uuid: str | None) -> None:
     """Store the handle of an enumerated GPU; a lost one cannot even be found."""
     if uuid is None:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
@@ -144,19 +144,19 @@ def _lookup(session: Session, name: str, device: CArgument, uuid: str | None) ->
 
 
 @system("nvmlDeviceGetCount_v2")
-def _count(session: Session, count: CArgument) -> None:
+def _count(session: DriverSession, count: CArgument) -> None:
     count.value = len(session.enumerated)
 
 
 @system("nvmlDeviceGetHandleByIndex_v2")
-def _by_index(session: Session, index: int, device: CArgument) -> None:
+def _by_index(session: DriverSession, index: int, device: CArgument) -> None:
     if not 0 <= index < len(session.enumerated):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     _lookup(session, "nvmlDeviceGetHandleByIndex_v2", device, session.enumerated[index])
 
 
 @system("nvmlDeviceGetHandleByPciBusId_v2")
-def _by_pci_bus_id(session: Session, text: bytes, device: CArgument) -> None:
+def _by_pci_bus_id(session: DriverSession, text: bytes, device: CArgument) -> None:
     wanted = _bus_id(text.decode())
     gpus = (gpu for gpu in session.now().gpus if gpu.uuid in session.enumerated)
     uuid = next((gpu.uuid for gpu in gpus if _bus_id(gpu.pci_bus_id) == wanted), None)

@@ -10,9 +10,9 @@ import pynvml
 from exporter.model import Field
 from gpu_simulator.driver_session import (
     CArgument,
+    DriverSession,
     GpmSample,
     Refused,
-    Session,
     Target,
     address,
     check_version,
@@ -115,7 +115,7 @@ def _gpu_instance(target: Target, number: int, gpu_instance: CArgument) -> None:
 
 
 @system("nvmlGpuInstanceGetInfo")
-def _gpu_instance_info(session: Session, gpu_instance: int, struct: CArgument) -> None:
+def _gpu_instance_info(session: DriverSession, gpu_instance: int, struct: CArgument) -> None:
     key = session.handles.get(gpu_instance)
     if key is None or not key[1].startswith("gpu-instance "):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -142,14 +142,14 @@ def _support(target: Target, support: CArgument) -> None:
 
 
 @system("nvmlGpmSampleAlloc")
-def _alloc(session: Session, sample: CArgument) -> None:
+def _alloc(session: DriverSession, sample: CArgument) -> None:
     pointer = session.new_pointer()
     session.gpm_samples[pointer] = None
     put_pointer(sample, pointer)
 
 
 @system("nvmlGpmSampleFree")
-def _gpm_free(session: Session, sample: int) -> None:
+def _gpm_free(session: DriverSession, sample: int) -> None:
     if sample not in session.gpm_samples:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     del session.gpm_samples[sample]
@@ -192,7 +192,7 @@ def _store(target: Target, sample: int, uuid: str, integral: Load, *, whole: boo
 
 
 @system("nvmlGpmMetricsGet")
-def _metrics(session: Session, struct: CArgument) -> None:
+def _metrics(session: DriverSession, struct: CArgument) -> None:
     check_version(struct, _GPM_VERSION)
     old = session.gpm_samples.get(address(struct.sample1))
     new = session.gpm_samples.get(address(struct.sample2))

@@ -227,7 +227,7 @@ class Installed(Generic[_Double]):
 class Target:
     """What a device handle stands for now: a GPU, or one MIG instance of it."""
 
-    session: "Session"
+    session: "DriverSession"
     node: NodeTruth
     gpu: GpuTruth
     instance: MigTruth | None = None
@@ -272,7 +272,7 @@ _ENGINES = ("sm_ratio", "mem_ratio", "enc_ratio", "dec_ratio", "jpg_ratio", "ofa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessUse:
+class MeanUse:
     """Mean use of one process over the samples asked for, in whole percent as the driver answers it."""
 
     pid: int
@@ -324,7 +324,7 @@ class ProcessSamples:
         credit[chosen] -= 1.0
         return (chosen, min(total, 1.0))
 
-    def since(self, seconds: float) -> tuple[ProcessUse, ...]:
+    def since(self, seconds: float) -> tuple[MeanUse, ...]:
         """Return the mean use per process over the samples after ``seconds``; processes without a sample are absent."""
         # A thousandth of a sample: timestamps in whole microseconds must find their sample.
         newer = [sample for sample in self.samples if sample[0] > seconds * SAMPLES_PER_SECOND + 1e-3]
@@ -336,15 +336,13 @@ class ProcessSamples:
                     sums.setdefault(pid, [0.0] * len(_ENGINES))[engine] += ratio
                     newest[pid] = tick / SAMPLES_PER_SECOND
         return tuple(
-            ProcessUse(
-                pid=pid, newest_seconds=newest[pid], percents=tuple(round(100 * one / len(newer)) for one in total)
-            )
+            MeanUse(pid=pid, newest_seconds=newest[pid], percents=tuple(round(100 * one / len(newer)) for one in total))
             for pid, total in sorted(sums.items())
         )
 
 
 @dataclass(slots=True, kw_only=True)
-class Session(Double):
+class DriverSession(Double):
     """One loaded library: everything a process's driver state consists of."""
 
     references: int = 0
@@ -464,7 +462,7 @@ def system(name: str, *, needs_init: bool = True) -> Callable[[Call], Call]:
     """Declare a function that takes no device handle: ``handler(session, *arguments)``."""
 
     def declare(handler: Call) -> Call:
-        def call(session: Session, *arguments: CArgument) -> None:
+        def call(session: DriverSession, *arguments: CArgument) -> None:
             session.gate(name, needs_init=needs_init)
             handler(session, *arguments)
 
@@ -482,7 +480,7 @@ def device(name: str, *, static: bool = False, mig: bool = False) -> Callable[[C
     """
 
     def declare(handler: Call) -> Call:
-        def call(session: Session, handle: int, *arguments: CArgument) -> None:
+        def call(session: DriverSession, handle: int, *arguments: CArgument) -> None:
             session.gate(name)
             target = session.target(name, handle, static=static)
             if target.instance is not None and not mig:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
 from exporter.model import Totals
-from gpu_simulator.fleet_ledger import NO_TIME, Line, NodeLedger, node_ledger
+from gpu_simulator.fleet_ledger import NO_TIME, FleetFigures, NodeLedger, node_ledger
 from gpu_simulator.fleet_plan import (
     DAY_SECONDS,
     HOUR_SECONDS,
@@ -180,7 +180,7 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
 
 
 def quantities_text(
-    level: str, inside: Mapping[str, str], lines: Mapping[int, Line], ending: tuple[str, ...]
+    level: str, inside: Mapping[str, str], lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The recorded series of a level that are the same in all currencies: seconds and joules."""
     rows = lines.items()
@@ -195,7 +195,7 @@ def quantities_text(
 
 
 def money_text(
-    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Line], ending: tuple[str, ...]
+    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The recorded money of a level, in one currency."""
     for state, word in _STATES.items():
@@ -274,7 +274,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
 
 _AT_WORK_RATIO = 0.05
 
-Rows = dict[int, Line]
+Rows = dict[int, FleetFigures]
 """By hour."""
 
 
@@ -322,7 +322,7 @@ class FleetSums:
         end = self.plan.end_seconds if end_seconds is None else end_seconds
         stamps = {hour: self.plan.stamp(hour) for hour in range(self.plan.hours)}
         day_of = {hour: (at - 1) // DAY_SECONDS * DAY_SECONDS for hour, at in stamps.items() if start < at <= end}
-        sums: dict[tuple[int, TruthKey, str], Line] = {}
+        sums: dict[tuple[int, TruthKey, str], FleetFigures] = {}
         for (key, currency), rows in self.rows.items():
             for hour, row in rows.items():
                 if hour in day_of:
@@ -378,7 +378,7 @@ class FleetSums:
             yield series(f"cluster:gpu_{word}:sum", inside, counts, ending.live)
 
 
-def _add(rows: Rows, more: Mapping[int, Line]) -> None:
+def _add(rows: Rows, more: Mapping[int, FleetFigures]) -> None:
     for hour, row in more.items():
         rows[hour] = rows.get(hour, NO_TIME) + row
 

@@ -29,7 +29,7 @@ LoadShape = tuple[Shape, float]
 """Shape, and how busy it is at its busiest, 0-1."""
 
 
-class Holding(NamedTuple):
+class FleetHolding(NamedTuple):
     """A container on one slot; times are seconds since the fleet's start, and lie within the fleet's time."""
 
     slot: int
@@ -53,7 +53,7 @@ _TASK_LOADS: tuple[LoadShape, ...] = tuple((shape, level) for shape, level in FL
 _PART_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.25)
 
 
-def holdings(node: FleetNode) -> Iterator[Holding]:
+def holdings(node: FleetNode) -> Iterator[FleetHolding]:
     """All that is held on a node; on a slot one after the other."""
     if node.use == "train":
         return _trainings(node)
@@ -64,7 +64,7 @@ def holdings(node: FleetNode) -> Iterator[Holding]:
     return _tasks(node)
 
 
-def activity_ratio(holding: Holding, hour_of_day: int, weekday: int, random: Random) -> float:
+def activity_ratio(holding: FleetHolding, hour_of_day: int, weekday: int, random: Random) -> float:
     """How busy it is in an hour, 0-1, to 1/1000."""
     shape, level = holding.shape, holding.level_ratio
     if shape == "busy":
@@ -81,7 +81,7 @@ def activity_ratio(holding: Holding, hour_of_day: int, weekday: int, random: Ran
     return round(min(max(ratio, 0.0), 1.0), 3)
 
 
-def _trainings(node: FleetNode) -> Iterator[Holding]:
+def _trainings(node: FleetNode) -> Iterator[FleetHolding]:
     """Jobs over all nodes of a group, one after the other: drawn from the group's seed, so that all nodes agree."""
     plan = node.plan
     random = Random(f"{plan.seed}/{node.group}")  # noqa: S311 - a simulation, repeatable on purpose
@@ -103,7 +103,7 @@ def _trainings(node: FleetNode) -> Iterator[Holding]:
         serial += 1
 
 
-def _services(node: FleetNode) -> Iterator[Holding]:
+def _services(node: FleetNode) -> Iterator[FleetHolding]:
     """Deployments that hold their GPU for weeks; some are scaled down at night."""
     random = node.random("services")
     for slot in range(len(node.slots)):
@@ -123,7 +123,7 @@ def _services(node: FleetNode) -> Iterator[Holding]:
             clock += seconds + random.randrange(2 * HOUR_SECONDS)
 
 
-def _notebooks(node: FleetNode) -> Iterator[Holding]:
+def _notebooks(node: FleetNode) -> Iterator[FleetHolding]:
     """People's notebooks, and small services beside them."""
     random = node.random("notebooks")
     for slot in range(len(node.slots)):
@@ -139,7 +139,7 @@ def _notebooks(node: FleetNode) -> Iterator[Holding]:
             clock += seconds + int(random.expovariate(1 / (12 * HOUR_SECONDS)))
 
 
-def _tasks(node: FleetNode) -> Iterator[Holding]:
+def _tasks(node: FleetNode) -> Iterator[FleetHolding]:
     """Short tasks, of one GPU, of a part of one, or of several."""
     plan, random = node.plan, node.random("tasks")
     free = [(random.randrange(HOUR_SECONDS), slot) for slot in range(len(node.slots))]
@@ -168,12 +168,12 @@ def _within(
     span: tuple[int, int],
     what: LoadShape,
     share_ratio: float | None = None,
-) -> Iterator[Holding]:
+) -> Iterator[FleetHolding]:
     """The holding, cut to the fleet's time; nothing where nothing of it is left."""
     begin, end = max(span[0], 0), min(span[1], node.plan.days * DAY_SECONDS)
     if begin < end:
         share = node.slots[slot].share_ratio if share_ratio is None else share_ratio
-        yield Holding(slot, owner, begin, end, share, *what)
+        yield FleetHolding(slot, owner, begin, end, share, *what)
 
 
 def away_hours(node: FleetNode) -> frozenset[int]:
@@ -208,7 +208,7 @@ _EPOCH_WEEKDAY = 3
 """1970-01-01 was a Thursday."""
 
 
-class Line(NamedTuple):
+class FleetFigures(NamedTuple):
     """What adds up for one owner: of an hour, a day or a model; integers add up without rounding."""
 
     active_ms: int = 0
@@ -231,9 +231,9 @@ class Line(NamedTuple):
         """Money by state."""
         return Money(active=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
 
-    def __add__(self, other: tuple[Any, ...]) -> "Line":
+    def __add__(self, other: tuple[Any, ...]) -> "FleetFigures":
         """Return the sum of two lines."""
-        return Line(*map(add, self, other))
+        return FleetFigures(*map(add, self, other))
 
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
@@ -247,7 +247,7 @@ class Line(NamedTuple):
         )
 
 
-NO_TIME = Line()
+NO_TIME = FleetFigures()
 
 
 class LineOwner(NamedTuple):
@@ -274,7 +274,7 @@ class NodeLedger:
     """One node's: lines by owner and hour of their sample, and what its devices were used for."""
 
     node: FleetNode
-    lines: Mapping[LineOwner, Mapping[int, Line]]
+    lines: Mapping[LineOwner, Mapping[int, FleetFigures]]
     uses: Mapping[tuple[int, FleetOwner], Mapping[int, HourUse]]
     """Only of hours that were recorded."""
     there: tuple[int, ...]
@@ -368,17 +368,17 @@ def _nobodys(
     return rest
 
 
-def _allocated_ms(holding: Holding, hour: int) -> int:
+def _allocated_ms(holding: FleetHolding, hour: int) -> int:
     begin = hour * HOUR_SECONDS
     seconds = min(holding.end_seconds, begin + HOUR_SECONDS) - max(holding.start_seconds, begin)
     return int(seconds * holding.share_ratio * _MS)
 
 
-def _line(node: FleetNode, hour: int, active: int, idle: int, unknown: int) -> Line:
+def _line(node: FleetNode, hour: int, active: int, idle: int, unknown: int) -> FleetFigures:
     price = node.price(hour)
     spec = node.spec
     joules = int((spec.idle_watts * idle + spec.power_limit_watts * active) / _MS)
     if price is None:
-        return Line(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0, 0.0)
+        return FleetFigures(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0, 0.0)
     money = (round(one * price / _HOUR_MS, 9) for one in (active, idle, unknown))
-    return Line(active, idle, unknown, 0, joules, *money)
+    return FleetFigures(active, idle, unknown, 0, joules, *money)

@@ -90,7 +90,7 @@ class FleetPlan:
         return self.start_seconds + (hour + 1) * HOUR_SECONDS
 
 
-class Slot(NamedTuple):
+class FleetSlot(NamedTuple):
     """What one container can hold: a GPU, an instance, or a replica of a shared GPU."""
 
     gpu: int
@@ -114,7 +114,7 @@ class FleetNode:
     use: NodeUse
     spec: ModelSpec
     facts: NodeFacts
-    slots: tuple[Slot, ...]
+    slots: tuple[FleetSlot, ...]
     measured: bool
     """Whether the activity of its GPUs can be measured at all."""
     currency: str
@@ -206,14 +206,15 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
     )
 
 
-def _slots(pool: _Pool, gpu: int) -> tuple[Slot, ...]:
+def _slots(pool: _Pool, gpu: int) -> tuple[FleetSlot, ...]:
     if pool.profile:
         return tuple(
-            Slot(gpu, pool.instance_ratio, "mig", str(instance + 1), pool.profile) for instance in range(pool.parts)
+            FleetSlot(gpu, pool.instance_ratio, "mig", str(instance + 1), pool.profile)
+            for instance in range(pool.parts)
         )
     if pool.parts > 1:
-        return tuple(Slot(gpu, 1 / pool.parts, "shared") for _ in range(pool.parts))
-    return (Slot(gpu, 1.0, "exclusive"),)
+        return tuple(FleetSlot(gpu, 1 / pool.parts, "shared") for _ in range(pool.parts))
+    return (FleetSlot(gpu, 1.0, "exclusive"),)
 
 
 class FleetOwner(NamedTuple):

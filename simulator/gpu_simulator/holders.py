@@ -31,7 +31,7 @@ DeviceKey = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
+class UsePlan:
     """One container's use of one device."""
 
     pod: PodPlan
@@ -68,10 +68,10 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class PresentUse:
     """A use whose pod exists now."""
 
-    use: DeviceUse
+    use: UsePlan
     pod: str
     """Name of this occurrence of the pod."""
     pod_uid: str
@@ -97,14 +97,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceState:
+class DeviceTruth:
     """One device at an instant."""
 
     vector: activity.Vector = activity.NOTHING
     integral: activity.Vector = activity.NOTHING
     memory_bytes: int = 0
     processes: tuple[ProcessTruth, ...] = ()
-    held: tuple[Held, ...] = ()
+    held: tuple[PresentUse, ...] = ()
 
 
 def pod_identity(node: str, pod: PodPlan, number: int) -> tuple[str, str]:
@@ -115,11 +115,11 @@ def pod_identity(node: str, pod: PodPlan, number: int) -> tuple[str, str]:
     return name, identities.stable_uuid(node, pod.namespace, name)
 
 
-def device_state(uses: tuple[DeviceUse, ...], plan: NodePlan, t: float) -> DeviceState:
+def device_state(uses: tuple[UsePlan, ...], plan: NodePlan, t: float) -> DeviceTruth:
     """Return what all uses of a device together make of it at ``t``."""
     amounts: list[tuple[float, activity.Vector]] = []
     processes: list[ProcessTruth] = []
-    held: list[Held] = []
+    held: list[PresentUse] = []
     memory = 0
     for use in uses:
         found = use.pod.window.occurrence(t, use.pod.linger_seconds)
@@ -128,7 +128,7 @@ def device_state(uses: tuple[DeviceUse, ...], plan: NodePlan, t: float) -> Devic
         number, elapsed = found
         name, uid = pod_identity(plan.node, use.pod, number)
         started = round(t - elapsed, 6)
-        one = Held(
+        one = PresentUse(
             use=use,
             pod=name,
             pod_uid=uid,
@@ -140,7 +140,7 @@ def device_state(uses: tuple[DeviceUse, ...], plan: NodePlan, t: float) -> Devic
         processes += _processes(one, plan, number)
         if uid and use.pod.window.occurrence(t):
             held.append(one)
-    return DeviceState(
+    return DeviceTruth(
         vector=activity.add(amounts),
         integral=activity.add((use.integral(t), use.container.mix) for use in uses),
         memory_bytes=memory,
@@ -149,7 +149,7 @@ def device_state(uses: tuple[DeviceUse, ...], plan: NodePlan, t: float) -> Devic
     )
 
 
-def _processes(held: Held, plan: NodePlan, number: int) -> Iterator[ProcessTruth]:
+def _processes(held: PresentUse, plan: NodePlan, number: int) -> Iterator[ProcessTruth]:
     use, uid, mix = held.use, held.pod_uid, held.use.container.mix
     pod, container = use.pod, use.container
     ratios = {name: min(1.0, held.amount * mix[activity.NAMES.index(engine)]) for name, engine in _ENGINES.items()}
@@ -174,7 +174,7 @@ def _processes(held: Held, plan: NodePlan, number: int) -> Iterator[ProcessTruth
         )
 
 
-def board_uses(plan: NodePlan) -> Mapping[DeviceKey, tuple[DeviceUse, ...]]:
+def board_uses(plan: NodePlan) -> Mapping[DeviceKey, tuple[UsePlan, ...]]:
     """Return every use of every device, with pids given out and activity kept to what a device can do.
 
     Where the users of a device could together pass 1, all of them are scaled by the same constant: then the
@@ -184,11 +184,11 @@ def board_uses(plan: NodePlan) -> Mapping[DeviceKey, tuple[DeviceUse, ...]]:
         (pod, container, claim) for pod in plan.pods for container in pod.containers for claim in container.claims
     ]
     total = sum(len(container.processes) for _, container, _ in claims)
-    by_device: dict[DeviceKey, list[DeviceUse]] = defaultdict(list)
+    by_device: dict[DeviceKey, list[UsePlan]] = defaultdict(list)
     first = 0
     for pod, container, claim in claims:
         gpu = plan.gpus[claim.gpu]
-        use = DeviceUse(
+        use = UsePlan(
             pod=pod,
             container=container,
             claim=claim,
@@ -203,12 +203,12 @@ def board_uses(plan: NodePlan) -> Mapping[DeviceKey, tuple[DeviceUse, ...]]:
     return {key: _fitted(uses) for key, uses in by_device.items()}
 
 
-def _fitted(uses: list[DeviceUse]) -> tuple[DeviceUse, ...]:
+def _fitted(uses: list[UsePlan]) -> tuple[UsePlan, ...]:
     factor = 1.0 / max(1.0, _peak_together(uses))
     return tuple(replace(use, scale=use.scale * factor, position=position) for position, use in enumerate(uses))
 
 
-def _peak_together(uses: list[DeviceUse]) -> float:
+def _peak_together(uses: list[UsePlan]) -> float:
     """Return the greatest sum of peaks of concurrent uses; recurring pods count as always there."""
     edges: list[tuple[float, int, float]] = []
     for use in uses:
@@ -239,7 +239,7 @@ def is_kai_part(plan: NodePlan, claim: Claim) -> bool:
     return plan.plugin.ids is IdForm.KAI and plan.gpus[claim.gpu].sharing is Sharing.FRACTION
 
 
-def holdings(plan: NodePlan, states: Iterable[DeviceState]) -> Iterator[Held]:
+def holdings(plan: NodePlan, states: Iterable[DeviceTruth]) -> Iterator[PresentUse]:
     """Yield every hold on a device with its share; on one device the shares never sum to more than it is."""
     for state in states:
         users = Counter(_shared_claim(plan, one) for one in state.held)
@@ -258,7 +258,7 @@ def holdings(plan: NodePlan, states: Iterable[DeviceState]) -> Iterator[Held]:
             )
 
 
-def _shared_claim(plan: NodePlan, held: Held) -> tuple[str, ...]:
+def _shared_claim(plan: NodePlan, held: PresentUse) -> tuple[str, ...]:
     use = held.use
     if plan.plugin.ids is IdForm.DRA and use.claim.claim_name:
         return (use.pod.namespace, use.claim.claim_name)
@@ -276,7 +276,7 @@ def physical_share(gpu: GpuPlan, instance: MigTruth | None) -> float:
     return parts(instance) / max(1.0, sum(map(parts, gpu.instances)))
 
 
-def holder_truth(plan: NodePlan, held: Held) -> HolderTruth:
+def holder_truth(plan: NodePlan, held: PresentUse) -> HolderTruth:
     """Return the truth of a hold, and how the kubelet lists it."""
     use, gpu, instance = held.use, held.use.gpu, held.use.instance
     is_part = is_kai_part(plan, use.claim)
@@ -308,7 +308,7 @@ def holder_truth(plan: NodePlan, held: Held) -> HolderTruth:
     )
 
 
-def also_listed(plan: NodePlan, held: list[Held], uses: Iterable[DeviceUse], t: float) -> Iterator[HolderTruth]:
+def also_listed(plan: NodePlan, held: list[PresentUse], uses: Iterable[UsePlan], t: float) -> Iterator[HolderTruth]:
     """Yield what the kubelet lists in addition to the holders; none of these holds anything by it."""
     for hold in held:
         use = hold.use
@@ -327,17 +327,17 @@ def also_listed(plan: NodePlan, held: list[Held], uses: Iterable[DeviceUse], t: 
     yield from _reservation_holders(plan, held)
 
 
-def _finished(plan: NodePlan, uses: Iterable[DeviceUse], t: float) -> Iterator[HolderTruth]:
+def _finished(plan: NodePlan, uses: Iterable[UsePlan], t: float) -> Iterator[HolderTruth]:
     """Yield pods that have ended, and whose devices a kubelet up to 1.33 may list a while longer."""
     for use in uses:
         found = use.pod.window.occurrence(t, use.pod.finished_seconds)
         if found and not (use.pod.window.occurrence(t) or use.claim.admin or is_kai_part(plan, use.claim)):
             name, uid = pod_identity(plan.node, use.pod, found[0])
             started = round(t - found[1], 6)
-            yield holder_truth(plan, Held(use=use, pod=name, pod_uid=uid, started_seconds=started))
+            yield holder_truth(plan, PresentUse(use=use, pod=name, pod_uid=uid, started_seconds=started))
 
 
-def _reservation_holders(plan: NodePlan, held: list[Held]) -> Iterator[HolderTruth]:
+def _reservation_holders(plan: NodePlan, held: list[PresentUse]) -> Iterator[HolderTruth]:
     """Yield KAI's pods, each with the GPU of a group as long as somebody is in it."""
     started: dict[int, float] = {}
     for hold in held:

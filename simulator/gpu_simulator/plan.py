@@ -76,7 +76,7 @@ class Sharing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class ScenarioWindow:
     """When something is there: from ``start`` to ``end``, once or again every so often."""
 
     start_seconds: float = 0.0
@@ -101,7 +101,7 @@ class Window:
 class Override:
     """Values that replace what would follow from the load, while the window lasts."""
 
-    window: Window
+    window: ScenarioWindow
     values: Mapping[Field, int | float | None]
 
 
@@ -173,7 +173,7 @@ class PodPlan(PodMetadata):
 
     uid: str = ""
     """Of each occurrence; always empty here."""
-    window: Window
+    window: ScenarioWindow
     containers: tuple[ContainerPlan, ...]
     linger_seconds: float = 0.0
     """How long its processes outlive it."""
@@ -189,7 +189,7 @@ class FaultPlan:
 
     kind: Fault
     gpu: int | None
-    window: Window
+    window: ScenarioWindow
     parameter: float = 0.0
 
 
@@ -343,7 +343,7 @@ def _excess(pods: Sequence[PodPlan], gpu: GpuPlan) -> str:
     return f"{cores} of {WHOLE_PERCENT} % of its cores" if cores > WHOLE_PERCENT else ""
 
 
-def _overlap(one: Window, other: Window) -> bool:
+def _overlap(one: ScenarioWindow, other: ScenarioWindow) -> bool:
     """Return whether two lifetimes can meet; of recurring ones only the plain case of never-ending is sure."""
     if one.every_seconds is not None or other.every_seconds is not None:
         return False

@@ -10,7 +10,7 @@ from pathlib import Path
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import activity, cluster, holders, identities, scenario_file
-from gpu_simulator.holders import DeviceKey, DeviceState, DeviceUse, board_uses, device_state
+from gpu_simulator.holders import DeviceKey, DeviceTruth, UsePlan, board_uses, device_state
 from gpu_simulator.models import NOT_SUPPORTED_IN_MIG_MODE, instance_base_bytes
 from gpu_simulator.plan import GpuPlan, IdForm, MigStrategy, NodePlan, XidPlan
 from gpu_simulator.truth import GPU_FAULTS, Board, ClusterTruth, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
@@ -31,7 +31,7 @@ class Scenario:
     plan: NodePlan
     source: str = ""
     """The argument of ``load``, with which another process can load the same; empty for one made in memory."""
-    uses: Mapping[DeviceKey, tuple[DeviceUse, ...]]
+    uses: Mapping[DeviceKey, tuple[UsePlan, ...]]
     others: tuple[PodTruth, ...] = ()
     """Pods without devices."""
     slices: tuple[Mapping[str, object], ...] = ()
@@ -82,12 +82,12 @@ class Scenario:
             faults={f.kind: f.parameter for f in plan.faults if f.gpu is None and f.window.occurrence(t)},
         )
 
-    def _gpu(self, gpu: GpuPlan, states: Mapping[DeviceKey, DeviceState], t: float) -> GpuTruth:
+    def _gpu(self, gpu: GpuPlan, states: Mapping[DeviceKey, DeviceTruth], t: float) -> GpuTruth:
         instances = tuple(
-            _with_load(plan, states.get((gpu.index, position), DeviceState()))
+            _with_load(plan, states.get((gpu.index, position), DeviceTruth()))
             for position, plan in enumerate(gpu.instances)
         )
-        state = _board_state(gpu, states) if gpu.mig_enabled else states.get((gpu.index, None), DeviceState())
+        state = _board_state(gpu, states) if gpu.mig_enabled else states.get((gpu.index, None), DeviceTruth())
         memory = state.memory_bytes
         if gpu.mig_enabled:
             memory = sum(instance.load.memory_used_bytes for instance in instances)
@@ -171,7 +171,7 @@ def build(plan: NodePlan, source: str = "") -> Scenario:
     )
 
 
-def _with_load(instance: MigTruth, state: DeviceState) -> MigTruth:
+def _with_load(instance: MigTruth, state: DeviceTruth) -> MigTruth:
     return replace(
         instance,
         load=activity.load(state.vector, instance_base_bytes(instance.memory_slices) + state.memory_bytes),
@@ -180,13 +180,13 @@ def _with_load(instance: MigTruth, state: DeviceState) -> MigTruth:
     )
 
 
-def _board_state(gpu: GpuPlan, states: Mapping[DeviceKey, DeviceState]) -> DeviceState:
+def _board_state(gpu: GpuPlan, states: Mapping[DeviceKey, DeviceTruth]) -> DeviceTruth:
     """A partitioned board as its instances make it, each weighted with its compute slices."""
     parts = [
-        (plan.compute_slices / gpu.model.compute_slices, states.get((gpu.index, position), DeviceState()))
+        (plan.compute_slices / gpu.model.compute_slices, states.get((gpu.index, position), DeviceTruth()))
         for position, plan in enumerate(gpu.instances)
     ]
-    return DeviceState(
+    return DeviceTruth(
         vector=activity.combine([(weight, state.vector) for weight, state in parts]),
         integral=activity.combine([(weight, state.integral) for weight, state in parts]),
     )

@@ -38,8 +38,8 @@ from gpu_simulator.plan import (
     PodPlan,
     ProcessPlan,
     Runtime,
+    ScenarioWindow,
     Sharing,
-    Window,
     XidPlan,
     conflicts,
 )
@@ -242,7 +242,7 @@ def _instances(section: Section, model: ModelSpec, uuid: str) -> tuple[MigTruth,
 
 def _override(section: Section) -> Override:
     start = section.number("from", 0.0)
-    window = Window(start_seconds=start, end_seconds=section.optional_number("to", low=start))
+    window = ScenarioWindow(start_seconds=start, end_seconds=section.optional_number("to", low=start))
     if not section.has("values"):
         section.problem("values", "is missing; allowed: field names with a number, or none for not supported")
     part, values = section.section("values"), dict[Field, int | float | None]()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import yaml
 
-from gpu_simulator.plan import Window
+from gpu_simulator.plan import ScenarioWindow
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Scalar = str | int | float | bool
@@ -191,7 +191,7 @@ class Section:
         self.problem("gpu", f"is {index}, which is not there; allowed: {allowed}")
         return None
 
-    def window(self, first: str, last: str, linger_seconds: float = 0.0) -> Window:
+    def window(self, first: str, last: str, linger_seconds: float = 0.0) -> ScenarioWindow:
         """Return when something is there: ``first``, then ``last`` or ``for``, and ``every``.
 
         Args:
@@ -211,7 +211,7 @@ class Section:
         if every is not None and (end is None or end - start + linger_seconds > every):
             self.problem("every", f"is {every:g}; allowed: at least what it lasts, with {ends} given")
             every = None
-        return Window(start_seconds=start, end_seconds=end, every_seconds=every)
+        return ScenarioWindow(start_seconds=start, end_seconds=end, every_seconds=every)
 
     def finish(self) -> None:
         """Report the keys that mean nothing here."""
