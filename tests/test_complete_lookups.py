@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from agent_support import matching, running_agent
+from agent_support import matching, running_agent, until
 from pipeline_support import AgentSettings, pipeline
 
 from exporter.cli import main
@@ -56,12 +56,25 @@ def seconds_of(snapshot: Snapshot, owner: Owner) -> float:
     return sum(totals.allocated_seconds for line, totals in snapshot.ledger.accounts.items() if line.owner == owner)
 
 
+def socket_of(directory: Path) -> tuple[int, int] | None:
+    """Which socket file the kubelet has; ``None`` where there is none."""
+    try:
+        found = (directory / "kubelet.sock").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_starting_kubelet_frees_no_gpu_and_resets_no_clock(tmp_path: Path, *, inside: bool) -> None:
     node = scenario.build(scenario_file.parse(STARTING, "starting.yaml"))
     own = (node.others[0].namespace, node.others[0].name) if inside else None
     async with pipeline(node, tmp_path, agent=AgentSettings(own_pod=own)) as made:
         await made.until(29, steps=30)
+        before = socket_of(tmp_path)
+        await made.step(30)
+        # Virtual seconds pass faster than the kubelet restarts.
+        await until(lambda: socket_of(tmp_path) not in {None, before})
         problems = set()
         while made.clock.seconds < 59:
             snapshot = await made.step(made.clock.seconds + 1)
