@@ -550,3 +550,8 @@ def test_a_lost_gpu_has_failed_and_of_an_instance_the_xid_counts_for_its_gpu() -
     }
     assert told["2", "MEM"] == (10, "DCGM_FR_XID_ERROR")
     assert ("2", "DRIVER") not in told, "no recovery action was read"
+
+
+def test_a_gpu_that_answers_after_xid_79_has_failed() -> None:
+    back = dataclasses.replace(lost(), state=DeviceState.UP, reason="", values={Field.GPU_RECOVERY_ACTION: 0})
+    assert health(back)["3", "ALL"] == (20, "DCGM_FR_FALLEN_OFF_BUS")
