@@ -218,8 +218,8 @@ def _is_left_alone(use: PodUse, now: float) -> bool:
 
 def policy_of(use: PodUse) -> str:
     """Return the class by which alerts judge a pod; the default for an unknown one."""
-    said = use.facts.workload_class if use.facts else ""
-    return said if said in _PATIENCE else "default"
+    name = use.facts.workload_class if use.facts else ""
+    return name if name in _PATIENCE else "default"
 
 
 def opt_out_of(use: PodUse) -> float:

@@ -122,7 +122,7 @@ class StateFile:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path cannot carry the flags above
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no file")
+                raise OSError(errno.EINVAL, "it is not a file")
             return file.read(MAX_BYTES + 1)
 
     def _replace(self, temporary: Path, content: bytes) -> None:
@@ -200,7 +200,7 @@ def _not_saved(path: Path, error: OSError) -> StateError:
         return StateError(
             "read_only", f"state: cannot write {path}: {words}; make --state-dir writable for uid {os.geteuid()}"
         )
-    return StateError("state_unwritable", f"state: cannot write {path}: {words}; see that --state-dir is there")
+    return StateError("state_unwritable", f"state: cannot write {path}: {words}; check that --state-dir exists")
 
 
 _LONGEST_NAME = 200

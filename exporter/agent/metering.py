@@ -384,7 +384,7 @@ class Metering:
     def keep_prices(self, error: ConfigError) -> None:
         """Keep the last good book, because the new one has mistakes; count and log them."""
         self.errors["prices", "invalid"] += 1
-        for line in (*error.problems, "price book not reloaded, the last good one stays: fix it, send SIGHUP again"):
+        for line in (*error.problems, "price book not reloaded, the last good one stays: fix it and send SIGHUP again"):
             LOG.error("%s", line)
 
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:

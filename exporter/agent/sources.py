@@ -20,7 +20,7 @@ FIRST_WAIT_SECONDS = 5.0
 """Time for which DCGM waits for NVML to start, so that GPUs have one identity from the beginning."""
 _KEPT = 600
 _OTHER_MACHINE = (
-    "its host engine has none of the GPUs that NVML has, so it is another machine's and nothing of it is used; give the"
+    "its host engine has none of the GPUs that NVML has, so it is on another machine and is not used; give the"
     " --dcgm-address of this node's engine"
 )
 

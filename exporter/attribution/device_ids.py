@@ -254,12 +254,12 @@ def counts_of(kept: object) -> dict[ReplicaKey, int]:
         TypeError, ValueError: The value has another form.
     """
     if not isinstance(kept, list):
-        raise TypeError(f"no list of replicas: {kept!r:.100}")
+        raise TypeError(f"not a list of replicas: {kept!r:.100}")
     counts: dict[ReplicaKey, int] = {}
     for uuid, resource, count in kept:
         if not isinstance(uuid, str) or not isinstance(resource, str) or type(count) is not int:
-            raise TypeError(f"no replicas of a device: {uuid!r:.100}, {resource!r:.100}, {count!r:.100}")
+            raise TypeError(f"not replicas of a device: {uuid!r:.100}, {resource!r:.100}, {count!r:.100}")
         if not 1 <= count <= LARGEST:
-            raise ValueError(f"no number of replicas: {count!r:.100}")
+            raise ValueError(f"not a number of replicas: {count!r:.100}")
         counts[uuid, resource] = count
     return counts

@@ -260,7 +260,7 @@ class TenantSource(ABC):
             self.errors["processes_not_told"] += 1
             where = ", ".join(dict.fromkeys(unlisted))
             self.problem = (
-                f"the processes on {where} cannot be seen, so who holds devices is not known; "
+                f"the processes on {where} cannot be seen, so the holders are unknown; "
                 "run as root in the host's PID namespace, with its /proc as --proc-root"
             )
             return

@@ -165,7 +165,7 @@ def facts_of(
     own, namespaces = (pod.labels, pod.annotations), (namespace_labels, namespace_annotations)
     team = _first((*own, *namespaces), rules.team_keys, MAX_TEAM)
     queue = _first((pod.labels,), _QUEUE_LABELS, MAX_NAME) or _first((pod.annotations,), _QUEUE_ANNOTATIONS, MAX_NAME)
-    said = policy.policy_of(kind, own, namespaces)
+    parsed = policy.policy_of(kind, own, namespaces)
     return PodFacts(
         owner=Owner(
             namespace=label_text(pod.namespace, MAX_NAME),
@@ -175,11 +175,11 @@ def facts_of(
             cost_labels=_cost_labels(pod.labels, namespace_labels, rules.cost_labels),
         ),
         queue=queue,
-        workload_class=said.workload_class,
-        opt_out_until_seconds=said.opt_out_until_seconds,
+        workload_class=parsed.workload_class,
+        opt_out_until_seconds=parsed.opt_out_until_seconds,
         exported=exported_of(pod.labels, pod.annotations, rules.exported_labels, rules.exported_annotations),
         pod_uid=pod.uid,
-        problems=(*said.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
+        problems=(*parsed.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
     )
 
 

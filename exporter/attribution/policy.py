@@ -104,10 +104,10 @@ def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float |
     """Prefer the pod's values to the namespace's; within one level, use the later time."""
     problems: list[str] = []
     for sources in levels:
-        said: list[float] = []
+        ends: list[float] = []
         for word in _words(sources, ALERTS_KEY):
             if word in {"disabled", "enabled"}:
-                said.append(inf if word == "disabled" else -inf)
+                ends.append(inf if word == "disabled" else -inf)
             else:
                 problems.append("bad_opt_out")
         for word in _words(sources, ALERTS_UNTIL_KEY):
@@ -115,9 +115,9 @@ def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float |
             if until is None:
                 problems.append("bad_opt_out")
             else:
-                said.append(until)
-        if said:
-            latest = max(said)
+                ends.append(until)
+        if ends:
+            latest = max(ends)
             return (None if latest == -inf else latest), problems
     return None, problems
 

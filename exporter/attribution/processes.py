@@ -363,7 +363,7 @@ def unlisted_uses(
 ) -> tuple[Unresolved, ...]:
     """Find the pods that use a device without a holder in the kubelet's list.
 
-    The kubelet does not list ordinary init containers, whose devices stay taken for the life of their pod.
+    The kubelet does not list ordinary init containers, but their devices stay allocated until their pod ends.
 
     Args:
         reading: The processes of every device.

@@ -45,7 +45,7 @@ def read(directory: Path) -> Mapped:
         try:
             found = _jobs(path)
         except FileNotFoundError:
-            continue  # the job has ended meanwhile
+            continue  # the job has ended in the meantime
         except OSError as error:
             doubtful[place] = f"{path}: {error.strerror}; let the agent read it"
             continue

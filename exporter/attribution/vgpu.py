@@ -171,7 +171,7 @@ def _aligned(elements: list[list[_Device]], listed: Sequence[_Listed]) -> list[l
 def _device(text: str) -> _Device:
     match = _DEVICE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:80]!r} is no device")
+        raise ValueError(f"{text[:80]!r} is not a device")
     parsed = _named(match["uuid"])
     # A container holds an instance whole: the figures are those of the instance.
     whole = parsed.kind is not IdKind.GPU
@@ -205,7 +205,7 @@ def _place(elements: list[list[_Device]], text: str) -> None:
 
 def _index(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no index")
+        raise ValueError(f"{value!r} is not an index")
     return value
 
 
@@ -228,7 +228,7 @@ def _read_indexes(text: str, _annotations: Mapping[str, str], listed: Sequence[_
         ValueError: The text has another form, or another number of GPUs than the kubelet lists.
     """
     if not _INDEXES.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} are no indexes")
+        raise ValueError(f"{text[:80]!r} are not indexes")
     indexes = [int(number) for number in text.split(",")]
     if len(listed) > 1 and len(indexes) != sum(one.count for one in listed):
         raise ValueError("another number of GPUs than the kubelet lists")

@@ -135,8 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
     )
-    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML is not asked for: they hang")
-    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
+    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML must not read: they hang")
+    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it exists")
     parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
 
 

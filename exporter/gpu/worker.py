@@ -36,7 +36,7 @@ _HUNG_WORDS = {
     "nvml": ("the driver", "see dmesg for NVRM and Xid lines"),
     "dcgm": (
         "the DCGM host engine",
-        "if that stays so, start nv-hostengine again, or correct --dcgm-address; a driver that hangs stops it, too",
+        "if this lasts, restart nv-hostengine or correct --dcgm-address; a driver that hangs also blocks it",
     ),
 }
 

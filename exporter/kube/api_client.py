@@ -115,7 +115,7 @@ FORBIDDEN_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 _REASONS = {401: "unauthorised", 403: "forbidden", 404: "not_found", 410: "gone", 413: "too_large", 429: "too_many"}
 _FIXES = {
-    "unauthorised": "the token is not accepted though it was read again; see that the service account exists and"
+    "unauthorised": "the token is not accepted though it was read again; check that the service account exists and"
     " the token is for this cluster",
     "not_found": "the API server has no such object, or does not serve this version of its API; compare with"
     " `kubectl api-resources`",
@@ -290,7 +290,7 @@ class ApiClient:
             finally:
                 response.release()
         if not isinstance(decoded, dict):
-            raise self._error("garbage", request, "the answer is no JSON object")
+            raise self._error("garbage", request, "the answer is not a JSON object")
         return decoded
 
     async def watch(
@@ -415,24 +415,24 @@ class ApiClient:
         match error:
             case ssl.SSLError() | aiohttp.ClientSSLError():
                 self._stale = True  # the CA may have been replaced: the next request reads its file again
-                problem = f"TLS failed: {error}; see that the CA of the service account or kubeconfig is this cluster's"
+                problem = f"TLS failed: {error}; check that the CA of service account or kubeconfig is this cluster's"
                 return self._error("certificate", request, problem)
             case TimeoutError():
-                problem = "see that the API server is well and no network policy forbids it"
-                return self._error("timeout", request, f"nothing came for {seconds:g} s; {problem}")
+                problem = "check that the API server works and no network policy blocks it"
+                return self._error("timeout", request, f"no data for {seconds:g} s; {problem}")
             case aiohttp.InvalidURL():
                 return self._error("no_config", request, f"no such URL: {error}; fix `server` of the cluster")
             case aiohttp.ClientError() | OSError():
-                problem = "see that the address is right and no network policy forbids it"
+                problem = "check that the address is right and no network policy blocks it"
                 if self._api is not None and self._api.settings.certificate_file:
                     self._stale = True  # a server may reject a client certificate by closing the connection
-                    problem += ", and that the client certificate is one that it takes"
+                    problem += ", and that it accepts the client certificate"
                 return self._error("unreachable", request, f"{str(error) or type(error).__name__}; {problem}")
             case ValueError() | RecursionError():
-                return self._error("garbage", request, f"the answer is no JSON: {str(error)[:200]}")
+                return self._error("garbage", request, f"the answer is not JSON: {str(error)[:200]}")
             case _:
                 # aiohttp raises this in one task when another has just replaced or closed the connections.
-                return self._error("unreachable", request, "the connections were replaced meanwhile")
+                return self._error("unreachable", request, "the connections were replaced during the request")
 
 
 def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON

@@ -139,7 +139,7 @@ class Credentials:
         if not any(_is_file(name) for name in files.split(os.pathsep)):
             raise ApiError(
                 "no_config",
-                f"no Kubernetes API to ask: not in a pod with a service account, and no file {files};"
+                f"no Kubernetes API is configured: not in a pod with a service account, and no file {files};"
                 " give --kubeconfig, or let the pod mount its service account's token",
             )
         kube_config = importlib.import_module("kubernetes.aio.config.kube_config")

@@ -81,7 +81,7 @@ def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str
 
     Args:
         slices: All existing slices, of any generation.
-        before: The last result: a driver replaces slices one by one, and meanwhile no generation is complete.
+        before: The last result: a driver replaces slices one by one, and in the meantime no generation is complete.
 
     Returns:
         Devices by pool, from its newest complete generation; pools that were never complete are left out.
@@ -275,7 +275,7 @@ class DraReader:
     def problems(self) -> tuple[tuple[str, str], ...]:
         """(reason, message) of each part that cannot be read."""
         found = [
-            (error.reason, f"{error}; claimed devices go by the kubelet's word")
+            (error.reason, f"{error}; for claimed devices only the kubelet's answer counts")
             for error in (self._discovery_problem, self._claims.problem)
             if error
         ]

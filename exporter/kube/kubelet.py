@@ -107,7 +107,7 @@ def _unreachable(path: str, error: Exception) -> AttributionError:
             cause = "its socket file was mounted instead of the directory and is left over from before a restart"
             reason, text = "refused", f"no process listens on {path}: the kubelet is stopped, or {cause}"
         case ConnectionError() | EOFError() | ProtocolError():
-            broken = "accepts and breaks off: the kubelet is restarting, or this is not its socket"
+            broken = "accepts connections and closes them: the kubelet is restarting, or this is not its socket"
             reason, text = "unavailable", f"{path} {broken}; {FIX_PATH}"
     return AttributionError(reason, text)
 
@@ -356,7 +356,7 @@ class KubeletClient:
         except TimeoutError as error:
             raise AttributionError(
                 "deadline",
-                f"kubelet accepts on {self._path} and did not answer within {self._deadline_seconds:g} s; see its log",
+                f"kubelet accepts on {self._path} but did not answer within {self._deadline_seconds:g} s; see its log",
             ) from error
         except (OSError, EOFError, ProtocolError, ValueError) as error:
             raise _unreachable(self._path, error) from error
@@ -365,7 +365,7 @@ class KubeletClient:
         except DecodeError as error:
             raise AttributionError(
                 "garbage",
-                f"kubelet answered {len(raw)} bytes on {self._path} that are no pod-resources v1 message;"
+                f"kubelet answered {len(raw)} bytes on {self._path} that are not a pod-resources v1 message;"
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
         return message
@@ -498,6 +498,6 @@ def _refusal(status: str, details: str, path: str) -> AttributionError:
             missing = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
             return AttributionError("unimplemented", missing)
         case "UNKNOWN" if "disabled" in details.lower():
-            return AttributionError("unimplemented", f"kubelet has this method switched off: {details}")
+            return AttributionError("unimplemented", f"kubelet has disabled this method: {details}")
         case _:
             return AttributionError("kubelet_error", f"kubelet answered {status} on {path}: {details}")

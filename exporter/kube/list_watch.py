@@ -184,7 +184,7 @@ class ListWatch(Generic[Item]):
             timeout_seconds=LIST_SECONDS,
         )
         if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
-            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is no list of objects")
+            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is not an object list")
         return listed
 
     async def _watch(self) -> None:
@@ -213,7 +213,7 @@ class ListWatch(Generic[Item]):
             raise ApiError(
                 "short_watch",
                 f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
-                " see whether a proxy before the server cuts long answers",
+                " check whether a proxy before the server cuts long answers",
             )
         self._succeeded()
 

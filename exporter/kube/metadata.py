@@ -299,7 +299,7 @@ class Metadata:
             return ""
         way = "ahead of" if skew_seconds > 0 else "behind"
         remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
-        return f"{remark}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
+        return f"{remark}: opt-outs and tokens end at the wrong time; check it with chronyc tracking"
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -339,7 +339,7 @@ class Metadata:
             try:
                 await run()
             except Exception as error:
-                LOG.exception("Kubernetes API: reading %s failed unexpectedly; it is begun again", name)
+                LOG.exception("Kubernetes API: reading %s failed unexpectedly; it starts again", name)
                 self._unexpected_count += 1
                 self._unexpected[name] = f"{name}: unexpected {type(error).__name__}; the agent's log has the cause"
             await asyncio.sleep(_UNEXPECTED_SECONDS * (0.5 + self._client.random()))

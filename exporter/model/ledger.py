@@ -19,7 +19,7 @@ class Owner:
     cost_labels: str = ""
     """``key=value`` pairs sorted by key and joined with commas; only the ledger has them, windows do not."""
     provisional: bool = False
-    """Whether it stands for a pod without a known owner yet; never shown, and replaced by the actual owner later."""
+    """Whether it replaces a pod's owner that is not known yet; never shown, and replaced by the actual owner later."""
     pod_uid: str = ""
     """UID of that pod if known; empty for every other owner."""
 
