@@ -252,8 +252,8 @@ class _Memory:
     def contradicts(self, sample: Observation) -> bool:
         """Add a sample to the means, and return whether its readings contradict each other.
 
-        Two cases are known: an engine counter that stays at 0 while kernels run, and a device that reports utilisation
-        without a process or memory in use (on Blackwell, after a process was killed while a kernel ran).
+        Two cases are known: an engine counter stays at 0 while kernels run, or a device reports utilisation without a
+        process or memory in use. The latter occurs on Blackwell after a process was killed while a kernel ran.
         """
         engine, percent = sample.values.get(Field.PROF_GR_ENGINE_ACTIVE), sample.values.get(Field.GPU_UTIL)
         if percent is None:

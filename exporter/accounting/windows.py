@@ -1,7 +1,7 @@
 """Activity windows: active and measured GPU-seconds of holders, owners and shared devices over the last hours.
 
 Sums only grow; their values are recorded at marks on a time axis. A window is the current sum less the sum at its
-start, interpolated between two marks, so reading one costs the same for a minute and for a day.
+start, interpolated between two marks. Reading one costs the same for a minute and for a day.
 """
 
 import base64

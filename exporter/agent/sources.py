@@ -247,7 +247,7 @@ class MissingGpus:
     """Measures for how long GPUs have not been up while the driver as a whole works.
 
     The driver fixes its list of GPUs when a process opens it. A GPU that was absent at that moment is not in the list
-    when it returns, and a process that was started in the meantime does not know that a GPU is missing.
+    when it returns. A process that was started in the meantime does not know that a GPU is missing.
 
     Args:
         first_seconds: Time for which a GPU is absent before the driver is reopened. Doubles, up to

@@ -75,9 +75,9 @@ PodName = tuple[str, str]
 class Endings:
     """Compares the kubelet's pods with the API's.
 
-    A pod has left when the API had it, lost it (a DELETED event, or a complete list without it), and the kubelet has
-    listed its name without a gap since before that. A name that the API never had proves nothing: a static pod without
-    a mirror has no object, and a new pod can reach the kubelet before it reaches the watch.
+    A pod has left when the API lost it: by a DELETED event, or a complete list without it. In addition, the kubelet
+    must have listed its name without a gap since before that. A name that the API never had proves nothing: a static
+    pod without a mirror has no object, and a new pod can reach the kubelet before it reaches the watch.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
 def pod_of(text: str) -> tuple[str, str | None] | None:
     r"""Find the pod of a process, and its container if the cgroup path names it.
 
-    The last pod of a path counts (a kubelet within a container has an outer one before it), and the first container
-    after it (a container may create its own cgroups). On cgroup v1, any matching line is enough.
+    The last pod of a path counts: a kubelet within a container has an outer one before it. Of the containers after
+    it, the first one counts: a container may create its own cgroups. On cgroup v1, any matching line is enough.
 
     Args:
         text: Full text of the cgroup file; systemd's escape ``\x2d`` is understood.

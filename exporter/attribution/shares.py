@@ -103,7 +103,7 @@ def replica_counts(
     """Count the replicas of each device.
 
     A device that is unhealthy, or with a restarting plugin, is not advertised: its last count is remembered. If that is
-    unknown too, the count is that of the resource's other devices if those agree, as device plugins divide all devices
+    unknown too, the count is that of the resource's other devices if those agree: device plugins divide all devices
     of a resource alike. An old kubelet advertises none: there the held replica numbers give a lower bound.
 
     Args:

@@ -388,7 +388,7 @@ class ApiClient:
         """Read settings and credentials again; open streams stay if only the token is new."""
         async with self._opening:
             new, old = await self._credentials.read(), self._api
-            # Connections use the client certificate, whose file may have been renewed.
+            # Connections use the client certificate, and its file may have been renewed.
             if old is not None and new == old.settings and not new.certificate_file:
                 old.settings = new
                 return old

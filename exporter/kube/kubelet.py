@@ -157,8 +157,8 @@ class Completeness:
     Inside a pod, the agent's own pod must be listed. Outside a pod, an empty answer is valid only if no earlier answer
     had pods, or if the kubelet that listed them has not restarted since. An answer with only static pods counts as
     empty, because the kubelet reads those from files before the API server answers it. After a restart of the kubelet,
-    a missing holder has ended only if two consecutive answers of that kubelet lack it, because a kubelet may list some
-    of its pods before it knows all of them.
+    a missing holder has ended only if two consecutive answers of that kubelet lack it. A kubelet may list some of its
+    pods before it knows all of them.
 
     Args:
         canary: Namespace and name of the agent's own pod, ``None`` outside a pod.
@@ -237,7 +237,7 @@ async def _unary_call(path: str, method: str) -> bytes:
     """Make one unary gRPC call with an empty request, on its own connection.
 
     A connection per call keeps no state of an outage. It also needs no threads: the gRPC library keeps up to 16, which
-    wake up 30 times a second, and terminates the process if the node has no free process id.
+    wake up 30 times a second. It also terminates the process if the node has no free process id.
 
     Returns:
         The answer, still encoded.

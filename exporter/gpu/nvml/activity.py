@@ -351,7 +351,7 @@ class Poller:
         self._no_utilisation_before = -math.inf if utilisation else math.inf
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
         self._failed_lists: set[str] = set()
-        """Existing lists whose last request failed."""
+        """Existing lists with a failed last request."""
         self._mps_clients: frozenset[int] = frozenset()
         self._polled_at = -math.inf
         self._hides: bool | None = None

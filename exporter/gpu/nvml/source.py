@@ -210,7 +210,7 @@ class NvmlSource:
         interval_seconds: Planned time between samples.
         retry_seconds: Time after which a GPU that is down is tried again.
         left_out: Indexes of GPUs that hang: no call is made for them.
-        note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
+        note_asked: Called with the index of a GPU before its calls, and with ``None`` after them.
         monotonic: Clock that times the samples, in seconds.
         steady: Seconds of the monotonic clock, for waits; ``None``: the time passed to ``sample``.
     """
@@ -499,7 +499,7 @@ class NvmlSource:
             return False
 
     def _drain_events(self, now: float) -> frozenset[str]:
-        """Keep the Xids for the reading, and return the UUIDs of the GPUs whose MIG layout has changed."""
+        """Keep the Xids for the reading, and return the UUIDs of the GPUs with a changed MIG layout."""
         if self._events is None:
             return frozenset()
         xids, changed, errors = self._events.drain()
