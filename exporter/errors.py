@@ -1,63 +1,63 @@
-"""Errors that the program raises on purpose; each message says what is wrong, where, and how to fix it."""
+"""Errors that the program raises on purpose; each message states the fault, its place and the fix."""
 
 
 class ExporterError(Exception):
-    """Root of the errors that a user can meet. Exit code 1: it may pass by itself."""
+    """Root of the errors that a user can meet. Exit code 1: a retry can succeed."""
 
 
 class ConfigError(ExporterError):
-    """One or more mistakes in what the user wrote: flags, environment, files. Exit code 2: it does not pass by itself.
+    """One or more mistakes in the user's input: flags, environment, files. Exit code 2: a retry cannot succeed.
 
-    ``problems`` has one line per mistake, each naming the file and line or key, the value, and what is allowed.
+    ``problems`` has one line per mistake: the file and line or key, the value, and the allowed values.
     """
 
     def __init__(self, *problems: str) -> None:
-        """Keep the single mistakes, so that all of them can be told at once."""
+        """Store the individual mistakes, so that one report can list all of them."""
         super().__init__("\n".join(problems))
         self.problems = problems
 
 
 class SourceError(ExporterError):
-    """A source of readings cannot work now. ``reason`` is snake case and becomes a label value."""
+    """A source of readings cannot work now. ``reason`` is in snake case and becomes a label value."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """Keep the reason apart from the words."""
+        """Store the reason separately from the message."""
         super().__init__(message)
         self.reason = reason
 
 
 class NoValuesError(SourceError):
-    """A source answers and has no values now: nothing is wrong with its devices. It stays open and is asked again."""
+    """A source answers but has no values yet; its devices are healthy. The source stays open and is read again."""
 
 
 class AttributionError(ExporterError):
-    """The kubelet could not be asked, or its answer not be read. ``reason`` becomes a label value."""
+    """The kubelet did not answer, or its answer is unreadable. ``reason`` becomes a label value."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """Keep the reason apart from the words."""
+        """Store the reason separately from the message."""
         super().__init__(message)
         self.reason = reason
 
 
 class StateError(ExporterError):
-    """The state file could not be read or written. ``reason`` becomes a label value."""
+    """The state file cannot be read or written. ``reason`` becomes a label value."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """Keep the reason apart from the words."""
+        """Store the reason separately from the message."""
         super().__init__(message)
         self.reason = reason
 
 
 class ApiError(ExporterError):
-    """The Kubernetes API could not be asked, or its answer not be read. ``reason`` becomes a label value.
+    """The Kubernetes API did not answer, or its answer is unreadable. ``reason`` becomes a label value.
 
-    ``status`` is the HTTP status where there was an answer, ``retry_after_seconds`` what it asked us to wait.
+    ``status`` is the HTTP status of the answer, if any; ``retry_after_seconds`` is the delay that it requests.
     """
 
     def __init__(
         self, reason: str, message: str, *, status: int | None = None, retry_after_seconds: float | None = None
     ) -> None:
-        """Keep apart what is acted on."""
+        """Store the values that callers act on separately from the message."""
         super().__init__(message)
         self.reason = reason
         self.status = status
@@ -65,22 +65,22 @@ class ApiError(ExporterError):
 
 
 class PrometheusError(ExporterError):
-    """Prometheus, or what speaks its API, could not be asked, or its answer not be read. ``reason`` is snake case.
+    """Prometheus, or a server with its API, did not answer, or its answer is unreadable. ``reason`` is in snake case.
 
-    ``retriable`` tells whether the same question may be answered later: a timeout, a 503, a broken connection.
+    ``retriable`` is true if the same query can succeed later, for example after a timeout, a 503 or a lost connection.
     """
 
     def __init__(self, reason: str, message: str, *, retriable: bool = False) -> None:
-        """Keep apart what is acted on."""
+        """Store the values that callers act on separately from the message."""
         super().__init__(message)
         self.reason = reason
         self.retriable = retriable
 
 
 class StoreError(ExporterError):
-    """The store of closed days could not be opened, read or written. ``reason`` is snake case."""
+    """The store of closed days cannot be opened, read or written. ``reason`` is in snake case."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """Keep the reason apart from the words."""
+        """Store the reason separately from the message."""
         super().__init__(message)
         self.reason = reason

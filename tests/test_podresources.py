@@ -329,7 +329,7 @@ async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_ne
     node.faults[Fault.KUBELET_GARBAGE] = 0
     await poller.poll()
     assert poller.latest is good
-    assert "no pod-resources v1 message" in poller.problem
+    assert "not a pod-resources v1 message" in poller.problem
     assert poller.errors == {"garbage": 1}
     node.faults.clear()
     await poller.poll()

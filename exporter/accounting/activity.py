@@ -1,4 +1,4 @@
-"""Judges how busy a device is: its engines, what measures them, and when its activity is unknown."""
+"""Determines how busy a device is: its engines, the fields that measure them, and when its activity is unknown."""
 
 import math
 import re
@@ -25,42 +25,42 @@ from exporter.model import (
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
 
 MEAN_SECONDS = 60.0
-"""Time constant of the means that are compared: at one sample a second, a reading this old counts e times less."""
+"""Time constant of the compared means: at one sample a second, a reading this old has 1/e of its weight."""
 
 LEAST_EXPLAINED = 0.25
 """Process samples that sum to less than this part of a device's activity do not attribute it.
 
-They are of another time than the activity: of before work began, or of the end of a time without samples.
+They are from another time than the activity: from before work began, or from the end of a time without samples.
 """
 
 CONTRADICTING_UTILISATION = 0.1
-"""A mean utilisation from here on says that work ran."""
+"""Mean utilisation from which on work ran."""
 
 CONTRADICTING_FRACTION = 0.1
-"""A mean engine activity below this part of the mean utilisation says that hardly any work ran.
+"""Mean engine activity below this part of the mean utilisation means that hardly any work ran.
 
 NVML's utilisation lags behind the engine counter by a sample, and DCGM's figures by up to three. Means over many
-samples do not notice that; a counter that stays at 0 for weeks at 99 % (NVIDIA/dcgm-exporter#662) they do.
+samples hide that lag, but show a counter that stays at 0 for weeks at 99 % (NVIDIA/dcgm-exporter#662).
 """
 
 _HEAVIEST_READING_SECONDS = 2.0
-"""A reading counts for at most this time: with rare samples, three that lag are still no contradiction."""
+"""Maximum weight of a reading: with rare samples, three readings that lag are no contradiction."""
 
 _LONGEST_STEP_SECONDS = 600.0
-"""After a longer time without a reading the means start again. The longest sample interval is half of it."""
+"""Time without a reading after which the means restart; twice the longest sample interval."""
 
 RECENT_SECONDS = 60.0
-"""An engine that was measured within this time is one that a source can measure."""
+"""A source can measure an engine if it measured it within this time."""
 
 SETTLING_SECONDS = 5.0
-"""In the first seconds of a device that DCGM measures, an engine may not have been reported yet, by it or by NVML."""
+"""Time after start in which DCGM or NVML may not have reported an engine of a device that DCGM measures."""
 
 _CODEC_NOISE = 0.005
 """Activity of a codec below this is no evidence of use."""
 
 
 class EngineClass(StrEnum):
-    """A part of a device that works by itself."""
+    """A part of a device that works independently."""
 
     COMPUTE = auto()
     ENCODE = auto()
@@ -70,7 +70,7 @@ class EngineClass(StrEnum):
 
 
 class DeviceLevel(StrEnum):
-    """What activity is judged of."""
+    """The kind of device for which activity is determined."""
 
     GPU = auto()
     """A whole GPU."""
@@ -81,24 +81,24 @@ class DeviceLevel(StrEnum):
 
 
 _Found = dict[EngineClass, tuple[float, Field]]
-"""Activity (0..1) of each engine that was measured, and the field that says so."""
+"""Activity (0..1) of each measured engine, and the field that measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """One engine: which devices have it, and what measures it."""
+    """One engine: the devices that have it, and the fields that measure it."""
 
     engine: EngineClass
     fields: tuple[tuple[Field, ...], ...]
-    """Alternatives, best first; the first one with a value counts. Of several units the busiest one counts."""
+    """Alternatives, best first; the first one with a value counts. Of several units, the busiest one counts."""
     of_process: Callable[[ProcessUse], float | None]
-    """Its use by a process; ``None`` where the driver's samples do not cover it."""
+    """Use of the engine by a process; ``None`` if the driver's samples do not cover it."""
     lacking_models: re.Pattern[str] | None = None
-    """GPU models without it, from NVIDIA's video codec support matrix."""
+    """GPU models without the engine, from NVIDIA's video codec support matrix."""
     levels: frozenset[DeviceLevel] = frozenset({DeviceLevel.GPU, DeviceLevel.INSTANCE})
 
     def measured(self, values: Mapping[Field, int | float]) -> tuple[float, Field] | None:
-        """Return its activity (0..1) and the field that says so; ``None`` where it was not measured."""
+        """Return the engine's activity (0..1) and the field that measured it; ``None`` if it was not measured."""
         for units in self.fields:
             known = [unit for unit in units if unit in values]
             if known:
@@ -112,14 +112,14 @@ _WITHOUT_ENCODER = re.compile(r"\b(A100|A800|A30|H100|H800|H20|H200|GH200|B200|G
 _BEFORE_AMPERE = r"\b(K80|M40|M60|P4|P40|P100|V100|V100S|T4|T40|RTX [4568]000)\b(?!.*\bAda\b)"
 _WITHOUT_JPEG = re.compile(_BEFORE_AMPERE + r"|\b(A2|A10|A10G|A16|A40|RTX A\d{3,4}|RTX 30\d0)\b")
 _INSTANCE_WITHOUT_CODECS = re.compile(r"\b(A100|A800|A30)\b")
-"""Ampere has no GPM, which alone measures codecs of instances."""
+"""Ampere has no GPM, which is the only source for codecs of instances."""
 _WITHOUT_FLOW = re.compile(_BEFORE_AMPERE)
 
 ENGINES = (
     EngineRow(
         engine=EngineClass.COMPUTE,
-        # The engine counter: GPM (NVML on Hopper and later, MIG instances included), or DCGM. Else NVML's utilisation,
-        # which MIG instances do not have.
+        # The engine counter: GPM (NVML on Hopper and later, MIG instances included), or DCGM. Otherwise NVML's
+        # utilisation, which MIG instances do not have.
         fields=((Field.PROF_GR_ENGINE_ACTIVE,), (Field.GPU_UTIL,)),
         of_process=lambda use: use.sm_ratio,
         levels=frozenset(DeviceLevel),
@@ -139,7 +139,7 @@ ENGINES = (
     ),
     EngineRow(
         engine=EngineClass.JPEG,
-        # The utilisation: NVML, whole GPUs only. The units as of decoders.
+        # The utilisation: NVML, whole GPUs only. The units: as for decoders.
         fields=((Field.JPG_UTIL,), JPEG_DECODERS),
         of_process=lambda use: use.jpg_ratio,
         lacking_models=_WITHOUT_JPEG,
@@ -151,16 +151,16 @@ ENGINES = (
         lacking_models=_WITHOUT_FLOW,
     ),
 )
-"""Every engine, and the fields that measure it: the one place that says what has to be measured before time is idle."""
+"""Every engine and the fields that measure it: the only place that defines what must be measured for idle time."""
 
 
 @lru_cache(maxsize=64)
 def engines_of(level: DeviceLevel, model: str) -> tuple[EngineRow, ...]:
-    """Return the engines that a device has.
+    """Return the engines of a device.
 
     Args:
-        level: What the device is.
-        model: Name of the GPU as the driver gives it.
+        level: Kind of the device.
+        model: Name of the GPU as the driver reports it.
     """
     return tuple(
         row
@@ -170,14 +170,14 @@ def engines_of(level: DeviceLevel, model: str) -> tuple[EngineRow, ...]:
 
 
 def samples_cover(values: Mapping[Field, int | float], processes: Sequence[ProcessUse]) -> bool:
-    """Return whether the driver's samples of processes show what works on a device.
+    """Return whether the driver's process samples cover the engines in use on a device.
 
-    They do not while an engine is in use that the samples lack: drivers before R550 sample no JPEG and optical-flow
-    engines, and the first poll of processes has no samples at all.
+    They do not while an uncovered engine is in use: drivers before R550 sample no JPEG and optical-flow engines, and
+    the first poll of processes has no samples at all.
 
     Args:
         values: The device's values.
-        processes: The processes on it.
+        processes: The processes on the device.
     """
     lacking = [row for row in ENGINES if any(row.of_process(use) is None for use in processes)]
     return not any((found := row.measured(values)) and found[0] > _CODEC_NOISE for row in lacking)
@@ -196,34 +196,34 @@ class Observation:
     """One new sample of one device."""
 
     uuid: str
-    """Of the GPU or MIG instance."""
+    """UUID of the GPU or MIG instance."""
     at_seconds: float
-    """Instant of the sample; only differences count."""
+    """Instant of the sample; only differences matter."""
     values: Mapping[Field, int | float]
     level: DeviceLevel = DeviceLevel.GPU
     model: str = ""
     from_dcgm: frozenset[Field] = frozenset()
-    """The fields in ``values`` that DCGM measured."""
+    """Fields in ``values`` that DCGM measured."""
     process_count: int | None = None
-    """Processes that the driver lists; ``None`` where it lists none or the list is not reliable."""
+    """Number of processes that the driver lists; ``None`` if it reports no list or an unreliable one."""
     parent_values: Mapping[Field, int | float] = field(default_factory=dict)
-    """Of a MIG instance: the values of its GPU."""
+    """Values of a MIG instance's GPU."""
 
     @property
     def runs_nothing(self) -> bool:
-        """Whether no process is there; an empty list is not credible while memory is in use."""
+        """Whether there is no process; an empty list is not credible while memory is in use."""
         return self.process_count == 0 and self.values.get(Field.FB_USED, 0) < NO_PROCESS_MEMORY_MIB
 
 
 @dataclass(slots=True)
 class _Means:
-    """Decaying means of several quantities; they start from 0."""
+    """Decaying means of several quantities, starting from 0."""
 
     values: tuple[float, ...]
     at_seconds: float | None = None
 
     def add(self, at_seconds: float, *readings: float) -> None:
-        """Add readings, which hold since the previous ones, or for less where those are long ago."""
+        """Add readings, which hold since the previous ones, or for a shorter time if those are old."""
         step = math.inf if self.at_seconds is None else at_seconds - self.at_seconds
         self.at_seconds = at_seconds
         if not 0 <= step <= _LONGEST_STEP_SECONDS:
@@ -237,23 +237,23 @@ class _Means:
 
 @dataclass(slots=True)
 class _Memory:
-    """What is kept of one device between samples."""
+    """Data of one device that is kept between samples."""
 
     first_seen_seconds: float
     means: _Means = field(default_factory=lambda: _Means((0.0, 0.0)))
-    """Of engine activity and utilisation."""
+    """Means of engine activity and utilisation."""
     unexplained: _Means = field(default_factory=lambda: _Means((0.0,)))
-    """Of utilisation without a process or memory in use."""
+    """Mean of utilisation without a process or memory in use."""
     measured: dict[EngineClass, tuple[float, float]] = field(default_factory=dict)
-    """When each engine was last measured, and its activity then."""
+    """Instant of each engine's last measurement, and the activity at that time."""
     counted: set[str] = field(default_factory=set)
-    """Reasons that were counted and still hold."""
+    """Reasons that have been counted and still apply."""
 
     def contradicts(self, sample: Observation) -> bool:
-        """Add a sample to the means, and return whether its readings cannot all be true.
+        """Add a sample to the means, and return whether its readings contradict each other.
 
-        Two cases are known: an engine counter that is dead while kernels run, and a device that reports utilisation
-        with no process and no memory in use (a process that was killed in mid-kernel on Blackwell).
+        Two cases are known: an engine counter stays at 0 while kernels run, or a device reports utilisation without a
+        process or memory in use. The latter occurs on Blackwell after a process was killed while a kernel ran.
         """
         engine, percent = sample.values.get(Field.PROF_GR_ENGINE_ACTIVE), sample.values.get(Field.GPU_UTIL)
         if percent is None:
@@ -269,22 +269,22 @@ class _Memory:
         return mean_utilisation >= CONTRADICTING_UTILISATION and mean_engine < CONTRADICTING_FRACTION * mean_utilisation
 
     def unmeasured(self, sample: Observation, found: _Found) -> list[EngineRow]:
-        """Note which engines a sample measured, and return the engines of the device that it did not."""
+        """Record the engines that a sample measured, and return the device's other engines."""
         for engine, (ratio, _) in found.items():
             self.measured[engine] = sample.at_seconds, ratio
         return [row for row in engines_of(sample.level, sample.model) if row.engine not in found]
 
     def age_seconds(self, row: EngineRow, at_seconds: float) -> float:
-        """Return for how long an engine has not been measured."""
+        """Return the time since an engine was last measured."""
         last = self.measured.get(row.engine)
         return at_seconds - (self.first_seen_seconds if last is None else last[0])
 
     def may_be_in_use(self, row: EngineRow, sample: Observation, *, nvml_reads: bool) -> bool:
         """Return whether an engine that a sample did not measure may be busy.
 
-        It may be where a source measured it a moment ago, so that only this reading is missing; where it was busy when
-        it was last measured; where the device is new and DCGM or NVML may not have reported it yet; and where the GPU's
-        engine is in use. Without a process nothing is in use.
+        It may be busy in four cases: it was measured a short time ago, so only this reading is missing; it was busy
+        when last measured; the device is new and DCGM or NVML may not have reported the engine yet; or the GPU's
+        engine is in use. Without a process, no engine is in use.
         """
         if sample.runs_nothing:
             return False
@@ -303,24 +303,24 @@ class _Memory:
 
 @dataclass(slots=True)
 class ActivityJudge:
-    """Judges samples of many devices, and remembers what it needs of each."""
+    """Determines the activity of many devices, and keeps the necessary data of each."""
 
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Counts since start by (part, reason), one when each begins: ``contradiction`` and ``incomplete``."""
     nvml_reads: bool = True
-    """Whether NVML is a source: it alone measures the codecs of MIG instances."""
+    """Whether NVML is a source: no other source measures the codecs of MIG instances."""
     _memory: dict[str, _Memory] = field(default_factory=dict)
 
     def judge(self, sample: Observation, *, idle_below: float) -> Judgement:
-        """Judge one new sample of one device.
+        """Determine the activity of one device from a new sample.
 
         Args:
-            sample: What was measured.
-            idle_below: The idle threshold, 0..1. Below it a device is idle only if no engine may be in use unseen.
+            sample: The new sample.
+            idle_below: The idle threshold, 0..1. Below it, a device is idle only if no unmeasured engine may be in use.
 
         Returns:
-            The activity of the busiest engine. Unknown without a compute reading, where readings contradict each
-            other, and where the device would be idle but for an engine that may be in use and was not measured.
+            The activity of the busiest engine. Unknown without a compute reading, for contradicting readings, and for
+            a device that is idle except for an unmeasured engine that may be in use.
         """
         memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
         contradiction = memory.contradicts(sample)
@@ -347,7 +347,7 @@ class ActivityJudge:
             del self._memory[uuid]
 
     def _count(self, memory: _Memory, reason: str, *, holds: bool) -> None:
-        """Count a reason when it begins to hold."""
+        """Count a reason when it starts to apply."""
         if not holds:
             memory.counted.discard(reason)
         elif reason not in memory.counted:
@@ -384,15 +384,15 @@ def partitioned_activity(
 
     Args:
         gpu: The GPU.
-        own: The judgement of the GPU's own values, which do not show the codecs of its instances.
-        instances: Compute slices and judgement of each instance; slices of no instance are idle.
+        own: The judgement of the GPU's own values, which do not include the codecs of its instances.
+        instances: Compute slices and judgement of each instance; slices without an instance are idle.
         idle_below: The idle threshold, 0..1.
-        lacks_some: Whether there are other instances, of which nothing is known.
+        lacks_some: Whether there are other instances without any data.
 
     Returns:
-        ``own`` where it is known and no instance is busiest in a codec. Else the slice-weighted mean of the instances:
-        unknown if one instance is unknown, measured by DCGM if one instance is. ``own`` below the idle threshold is
-        unknown, too, if one instance is: its codecs may be in use.
+        ``own`` where it is known and no instance is busiest in a codec. Otherwise the slice-weighted mean of the
+        instances: unknown if one instance is unknown, measured by DCGM if one instance is. ``own`` below the idle
+        threshold is also unknown if one instance is: its codecs may be in use.
     """
     judged = [judgement.activity for _, judgement in instances]
     if own.activity is not None and own.activity.ratio < idle_below and (lacks_some or None in judged):
@@ -414,14 +414,14 @@ def partitioned_activity(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledUse:
-    """What processes of the same holders were sampled to use of a device."""
+    """Sampled use of a device by the processes of the same holders."""
 
     holders: tuple[Holder, ...]
-    """Holders that they may be of; empty: of none."""
+    """Possible holders of the processes; empty if they have none."""
     ratio: float
-    """Sum of what each of them used, 0..1 of the device."""
+    """Sum of the processes' use, 0..1 of the device."""
     known: bool = True
-    """Whether they are of one of the holders for sure; if not, they may also be of none."""
+    """Whether the processes surely belong to one of the holders; if not, they may also have no holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,25 +429,25 @@ class Split:
     """A device's activity divided among its holders; parts and remainder sum to it."""
 
     parts: tuple[Activity | None, ...]
-    """One per holder, in their order; ``None`` where the device's activity is unknown."""
+    """One part per holder, in their order; ``None`` if the device's activity is unknown."""
     bounds: tuple[tuple[float, float] | None, ...]
-    """Least and most that each part can be, 0..1 of the device; the same where all of it was measured."""
+    """Minimum and maximum of each part, 0..1 of the device; equal if all of it was measured."""
     remainder_ratio: float | None
-    """Activity that belongs to no holder; ``None`` while unknown."""
+    """Activity without a holder; ``None`` if unknown."""
 
 
 def split_activity(device: Activity | None, holders: Sequence[Holder], samples: Sequence[SampledUse] | None) -> Split:
     """Divide a device's activity among its holders.
 
     It is divided in proportion to the process samples: these show the *holder*, the device shows *how much*. Samples
-    that may be of several holders are divided among those by share. So is all of it without samples, or when they
-    explain less than ``LEAST_EXPLAINED`` of it. A part that is mostly divided by share is estimated. A single holder
-    gets all but what is of none.
+    with several possible holders are divided among those by share. Without samples, or with samples that explain less
+    than ``LEAST_EXPLAINED`` of it, all activity is divided by share. A part that is mostly divided by share is
+    estimated. A single holder gets all activity except that of processes without a holder.
 
     Args:
         device: Activity of the device, ``None`` if unknown.
         holders: Its holders.
-        samples: Process samples, ``None`` where the driver has none or they cannot divide this activity.
+        samples: Process samples, ``None`` if the driver has none or they cannot divide this activity.
 
     Returns:
         Parts that, with the remainder, sum to the device's activity.
@@ -489,8 +489,8 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
 def _explaining(
     device: Activity, holders: Sequence[Holder], samples: Sequence[SampledUse] | None
 ) -> Sequence[SampledUse]:
-    """Return the samples, or one that may be of any holder where they do not explain the device's activity."""
-    # The smallest normal number, too: a denormal divisor overflows.
+    """Return the samples, or one sample of all holders if they do not explain the device's activity."""
+    # At least the smallest normal number: a denormal divisor overflows.
     least = max(LEAST_EXPLAINED * device.ratio, sys.float_info.min)
     if samples is None or sum(one.ratio for one in samples) < least:
         return (SampledUse(holders=tuple(holders), ratio=1.0, known=False),)

@@ -23,22 +23,22 @@ from exporter.model import (
 )
 
 DUST = 1e-12
-"""Shares below this are rounding."""
+"""Shares below this are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A part of a physical GPU with its owner; kept from one sample to know the holder before a gap.
+    """A part of a physical GPU with its owner; kept between samples to know the holder before a gap.
 
-    ``dataclasses.asdict`` makes it ready for JSON, ``slot_of`` reads that back.
+    ``dataclasses.asdict`` converts it for JSON, ``slot_of`` parses that.
     """
 
     device_uuid: str
-    """Of the held device; the GPU's own for a part without a holder."""
+    """UUID of the held device; the GPU's own for a part without a holder."""
     gpu_uuid: str
     account: Account
     namespace: str = ""
-    """Empty, like pod and container, for a part without a holder."""
+    """Namespace; empty, like pod and container, for a part without a holder."""
     pod: str = ""
     container: str = ""
     pod_uid: str | None = None
@@ -56,10 +56,10 @@ class Slot:
 
 
 def slot_of(data: Mapping[str, Any]) -> Slot:
-    """Read a slot that ``dataclasses.asdict`` wrote.
+    """Parse a slot that ``dataclasses.asdict`` converted.
 
     Raises:
-        KeyError, TypeError, ValueError: It is not one.
+        KeyError, TypeError, ValueError: The data is not a slot.
     """
     account = data["account"]
     owner, model = Owner(**account["owner"]), account["model"]
@@ -76,19 +76,19 @@ def slot_of(data: Mapping[str, Any]) -> Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPart:
-    """A slot and how it is used; the three shares sum to the slot's."""
+    """A slot and its use; the three shares sum to the slot's."""
 
     slot: Slot
     pod: PodAccount | None = None
-    """``None`` for a part without a holder, or with an unknown one."""
+    """Account of the pod; ``None`` for a part without a holder, or with an unknown one."""
     active_ratio: float = 0.0
     idle_ratio: float = 0.0
     unknown_ratio: float = 0.0
     estimated: bool = False
-    """Whether the activity is divided by share, for want of process data."""
+    """Whether the activity is divided by share because process data is missing."""
 
     def scaled(self, factor: float) -> "GpuPart":
-        """Return the same part made larger or smaller."""
+        """Return the same part with its shares multiplied by a factor."""
         return replace(
             self,
             slot=replace(self.slot, share_ratio=self.slot.share_ratio * factor),
@@ -100,19 +100,19 @@ class GpuPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """All of one GPU: its parts sum to 1."""
+    """All parts of one GPU; they sum to 1."""
 
     gpu_uuid: str
     model: str
     mode: ShareMode
-    """Of parts without a holder."""
+    """Share mode of the parts without a holder."""
     parts: tuple[GpuPart, ...]
     foreign_ratio: float = 0.0
     """Activity on held devices that belongs to no holder, as part of the GPU."""
 
 
 def across_gap(before: Iterable[Slot], after: Division) -> Division:
-    """Return the holders of the parts of a GPU through a time without samples.
+    """Return the holders of a GPU's parts during a time without samples.
 
     A holder before and after had the smaller of its two parts throughout; a part without a holder before and after was
     free. All other parts have an unknown holder, and the use of every part is unknown.
@@ -146,7 +146,7 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
 
 @dataclass(slots=True)
 class _Remainder:
-    """Parts without a known holder, of one kind."""
+    """Parts of one kind without a known holder."""
 
     active: float = 0.0
     idle: float = 0.0
@@ -170,7 +170,7 @@ class _Remainder:
 
 @dataclass(slots=True)
 class Divider:
-    """Divides GPUs among their holders; remembers the holders so that the same ones are not described again."""
+    """Divides GPUs among their holders; caches the descriptions of holders."""
 
     owner_of: Callable[[Holder], Owner]
     _known: dict[HolderKey, tuple[Holder, Slot, PodAccount]] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class Divider:
         gpu = views[0].gpu
         up = views[0].state is DeviceState.UP
         devices = held_units(views)
-        # Somebody holds the GPU, others instances of it: their shares were made to fit and leave nothing free.
+        # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
         overlapping = len(devices) > 1 and devices[0].instance is None
         free, lost = _Remainder(), _Remainder()
         parts: list[GpuPart] = []
@@ -209,7 +209,7 @@ class Divider:
             covered += of_held + max(left, 0.0)
             if held:
                 foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
-                if left > DUST and device.rest_is_free:  # free replicas have no user
+                if left > DUST and device.rest_is_free:  # free replicas are not in use
                     free.add(left, None if ratio is None else 0.0)
                 elif left > DUST:
                     lost.add(left, None)
@@ -217,7 +217,7 @@ class Divider:
                 free.add(left, ratio)
             else:
                 lost.add(left, ratio)
-        if covered < 1 - DUST:  # slices of no instance, or of one that the driver does not describe
+        if covered < 1 - DUST:  # slices without an instance, or of one that the driver does not describe
             rest = free if views[0].rest_is_free else lost
             rest.add(1 - covered, 0.0 if up and rest is free and not views[0].lacks_instances else None)
         mode = mode_of_rest(views)
@@ -236,7 +236,7 @@ class Divider:
         share = slot.share_ratio
         if use.activity is None or view.state is not DeviceState.UP:
             return GpuPart(slot=slot, pod=pod, unknown_ratio=share)
-        # All of a quarter is all that a sharer can use: it is wholly active, not idle for three quarters.
+        # A sharer of a quarter can use at most that quarter: then it is fully active, not idle for three quarters.
         of_its_share = use.activity.ratio / holder.device_share_ratio if holder.device_share_ratio > 0 else 0.0
         active = share * min(1.0, max(0.0, of_its_share))
         estimated = use.activity.source is ActivitySource.ESTIMATED
@@ -276,10 +276,10 @@ class Divider:
 
 
 def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:
-    """Choose what of one GPU can be held: its instances, else itself.
+    """Return the allocatable devices of one GPU: its instances, otherwise the GPU itself.
 
-    Where somebody holds a partitioned GPU itself (no MIG strategy), he has all of it, and an instance counts only if
-    it is held besides.
+    If a holder has a partitioned GPU itself (no MIG strategy), it holds all of it; an instance then counts only if it
+    is held too.
     """
     instances = [view for view in views if view.instance]
     whole = [view for view in views if not view.instance]

@@ -1,4 +1,4 @@
-"""Tracks how long a holder has held its device and how long it has left it idle."""
+"""Tracks for how long a holder has held its device and for how long it has left it idle."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from exporter.model import HolderKey, is_other_pod
 
 UNMEASURED_SECONDS = 300.0
-"""More unmeasured time than this restarts the idle clock. An upgrade of the agent takes less."""
+"""Unmeasured time after which the idle clock restarts. An upgrade of the agent takes less."""
 UNMEASURED_RATIO = 0.01
-"""Measured idle time makes up for this part of it in unmeasured time."""
+"""Unmeasured time that measured idle time compensates, as a part of the latter."""
 
 _FIGURES = ("first_seen", "last_seen", "idle_seconds", "unmeasured_seconds")
 
 
 @dataclass(slots=True, kw_only=True)
 class IdleMemory:
-    """What the clock remembers of one holder; instants are seconds of the monotonic clock."""
+    """State of the idle clock for one holder; instants are seconds of the monotonic clock."""
 
     pod_uid: str | None
     first_seen: float
@@ -25,18 +25,18 @@ class IdleMemory:
     idle_seconds: float = 0.0
     """Measured idle time since the holder was last busy."""
     unmeasured_seconds: float = 0.0
-    """Time since then that was not measured, less what measured idle time makes up for."""
+    """Unmeasured time since then, less the part that measured idle time compensates."""
     was_busy: bool = False
     """Whether the holder was busy in this process."""
 
     def restart(self) -> None:
-        """Start to measure idle time from 0."""
+        """Restart the idle time at 0."""
         self.idle_seconds = self.unmeasured_seconds = 0.0
 
     def resume(self, earlier: "IdleMemory") -> None:
-        """Continue from what an earlier process remembered of the same pod.
+        """Continue from an earlier process's memory of the same pod.
 
-        An agent that waited for the ledger has seen some of that process's time itself: that part counts once.
+        An agent that waited for the ledger has measured part of that process's time itself: that part counts once.
         """
         if not self.was_busy:
             both_saw = max(0.0, earlier.last_seen - self.first_seen)
@@ -47,17 +47,17 @@ class IdleMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleState:
-    """What is known of a holder now, in seconds; ``None`` is unknown."""
+    """Current state of a holder, in seconds; ``None`` is unknown."""
 
     age_seconds: float
     idle_for_seconds: float | None
 
 
 def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, IdleMemory]:
-    """Read what ``IdleClock.dump`` returned.
+    """Parse the output of ``IdleClock.dump``.
 
     Raises:
-        KeyError, TypeError, ValueError: It is something else.
+        KeyError, TypeError, ValueError: The data has another form.
     """
     memories: dict[HolderKey, IdleMemory] = {}
     for row in rows:
@@ -76,20 +76,20 @@ def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, IdleMemory
 class IdleClock:
     """Measures, per holder, for how long it has had its device and for how long it has been idle.
 
-    Only time that was measured to be idle counts. Time that was not measured (a gap, an unknown activity, an estimate
-    that leaves it open) neither counts nor restarts the clock, up to ``UNMEASURED_SECONDS`` and ``UNMEASURED_RATIO``
-    of the idle time; after that the holder may have worked unseen for too long, and the clock restarts.
+    Only time that was measured to be idle counts. Unmeasured time (a gap, an unknown activity, an ambiguous estimate)
+    neither counts nor restarts the clock, up to ``UNMEASURED_SECONDS`` and ``UNMEASURED_RATIO`` of the idle time. After
+    that the clock restarts, because the holder may have worked for too long.
 
     Attributes:
-        threshold_ratio: Activity (0..1) from which on a holder counts as busy.
-        tolerated_gap_seconds: A longer time between two samples was not measured.
+        threshold_ratio: Activity (0..1) from which on a holder is busy.
+        tolerated_gap_seconds: Longest measured time between two samples; a longer one is unmeasured.
     """
 
     threshold_ratio: float
     tolerated_gap_seconds: float
     _memory: dict[HolderKey, IdleMemory] = field(default_factory=dict)
     _earlier: dict[HolderKey, IdleMemory] = field(default_factory=dict)
-    """Of the process before, until the pod's UID shows whether it is the same pod."""
+    """Memories of the previous process, kept until the pod's UID shows whether it is the same pod."""
 
     def observe(self, key: HolderKey, now: float, bounds: tuple[float, float] | None, pod_uid: str | None) -> IdleState:
         """Count the time since the holder's last sample.
@@ -97,9 +97,9 @@ class IdleClock:
         Args:
             key: Holder and device.
             now: Monotonic clock, in seconds; a step backwards makes no duration negative.
-            bounds: The least and the most that the holder's activity can be, *as a part of what it holds*; ``None`` if
+            bounds: Minimum and maximum of the holder's activity, *as a part of the held share*; ``None`` if
                 unknown.
-            pod_uid: UID of the pod where known; another UID under the same name is another pod.
+            pod_uid: UID of the pod if known; another UID under the same name is another pod.
         """
         memory = self._memory_of(key, now, pod_uid)
         elapsed = now - memory.last_seen
@@ -135,14 +135,14 @@ class IdleClock:
         return memory
 
     def forget(self, keep: Iterable[HolderKey]) -> None:
-        """Forget holders that are not in ``keep``; call it only when the holders are known."""
+        """Drop holders that are not in ``keep``; call it only when the holders are known."""
         kept = set(keep)
         for memories in (self._memory, self._earlier):
             for key in memories.keys() - kept:
                 del memories[key]
 
     def dump(self) -> list[dict[str, Any]]:
-        """Return what outlives the process, for JSON: holders with a known pod UID."""
+        """Return the state to save, for JSON: holders with a known pod UID."""
         known = {key: memory for key, memory in self._memory.items() if memory.pod_uid}
         return [
             {"holder": list(key), "pod_uid": memory.pod_uid, **{name: getattr(memory, name) for name in _FIGURES}}
@@ -150,7 +150,7 @@ class IdleClock:
         ]
 
     def restore(self, memories: Mapping[HolderKey, IdleMemory], now: float) -> None:
-        """Continue from an earlier process of the same boot; the clock of another boot means nothing.
+        """Continue from an earlier process of the same boot; the clock of another boot is not comparable.
 
         Args:
             memories: As ``memories_of`` returned them.

@@ -29,12 +29,12 @@ PLAIN = (
 )
 STATES = ("active", "idle", "unknown")
 _MOST = 1e300
-"""Two figures below this can be added."""
+"""Upper limit of a figure: the sum of two figures below it is finite."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Sums for an account or a pod; they only grow."""
+    """Sums for an account or a pod; they never decrease."""
 
     active_seconds: float = 0.0
     idle_seconds: float = 0.0
@@ -43,7 +43,7 @@ class Tally:
     energy_unknown_seconds: float = 0.0
     unpriced_seconds: float = 0.0
     money: dict[str, Money] = field(default_factory=dict)
-    """By currency."""
+    """Money by currency."""
     _totals: Totals | None = None
 
     @property
@@ -56,8 +56,8 @@ class Tally:
 
         Args:
             portion: The seconds and joules.
-            currency: Currency of the price of this moment; ``None`` where there is no price.
-            paid: What the portion costs at that price.
+            currency: Currency of the current price; ``None`` without a price.
+            paid: Cost of the portion at that price.
         """
         seconds = portion.allocated_seconds
         self.active_seconds += portion.active_seconds
@@ -74,18 +74,18 @@ class Tally:
         self._totals = None
 
     def plus(self, other: "Tally") -> "Tally":
-        """Return the sum of both as a tally of its own."""
+        """Return the sum of both as a new tally."""
         total = self.totals() + other.totals()
         return Tally(**{name: getattr(total, name) for name in PLAIN}, money=dict(total.money))
 
     def totals(self) -> Totals:
-        """Return the sums of this moment; the same object until something is added."""
+        """Return the current sums; the same object until a portion is added."""
         if self._totals is None:
             self._totals = Totals(**{name: getattr(self, name) for name in PLAIN}, money=dict(self.money))
         return self._totals
 
     def dump(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
+        """Return all sums, for JSON."""
         data: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
         data["money"] = {
             currency: {state: getattr(paid, state) for state in STATES} for currency, paid in self.money.items()
@@ -94,10 +94,10 @@ class Tally:
 
 
 def tally_of(data: Mapping[str, Any]) -> Tally:
-    """Read what ``Tally.dump`` wrote.
+    """Parse the output of ``Tally.dump``.
 
     Raises:
-        KeyError, TypeError, ValueError: It is not that, or a figure in it cannot be.
+        KeyError, TypeError, ValueError: The data has another form, or a figure in it is impossible.
     """
     paid = {
         currency: Money(**{state: amount(by_state, state) for state in STATES})
@@ -108,10 +108,10 @@ def tally_of(data: Mapping[str, Any]) -> Tally:
 
 
 def amount(data: Mapping[str, Any], name: str) -> float:
-    """Read a figure that only ever grows.
+    """Return a figure that never decreases.
 
     Raises:
-        KeyError, TypeError, ValueError: It is missing, no number, negative or not finite.
+        KeyError, TypeError, ValueError: It is missing, not a number, negative or not finite.
     """
     try:
         value = float(data[name])
@@ -123,10 +123,10 @@ def amount(data: Mapping[str, Any], name: str) -> float:
 
 
 def text(data: Mapping[str, Any], name: str) -> str:
-    """Read a text.
+    """Return a text.
 
     Raises:
-        KeyError, TypeError: It is missing or no text.
+        KeyError, TypeError: It is missing or not a text.
     """
     value = data[name]
     if not isinstance(value, str):
@@ -143,12 +143,12 @@ class PodTable:
     _changed: dict[PodAccount, float] = field(default_factory=dict)
     """Monotonic time of the last charge in this process; a pod from before a restart has none at first."""
     _now: dict[HolderKey, PodAccount] = field(default_factory=dict)
-    """The pod that has a name now."""
+    """The current pod by name."""
 
     def tally(self, pod: PodAccount, steady: float) -> Tally:
         """Return the tally of a pod, to be charged at a monotonic time.
 
-        A UID that becomes known, or is unknown for a while, makes no other pod; one that differs does.
+        A pod stays the same when its UID becomes known or unknown; a different UID is another pod.
         """
         known = self._known(pod)
         self._changed[known] = steady
@@ -169,7 +169,7 @@ class PodTable:
         return pod
 
     def drop_ended(self, steady: float) -> None:
-        """Drop pods that ended long enough ago; to be called only where time is metered: only then an end is known."""
+        """Drop pods that ended long ago; call it only while time is metered, because only then an end is known."""
         for pod in [*self._tallies]:
             if steady <= self._changed.setdefault(pod, steady) + self.linger_seconds:
                 continue
@@ -178,28 +178,28 @@ class PodTable:
                 del self._now[pod.key]
 
     def shown(self) -> dict[PodAccount, Totals]:
-        """Return the totals of this moment."""
+        """Return the current totals."""
         return {pod: tally.totals() for pod, tally in self._tallies.items()}
 
     def dump(self) -> list[dict[str, Any]]:
-        """Return all of it, ready for JSON."""
+        """Return all tallies, for JSON."""
         return [
             {name: getattr(pod, name) for name in PodAccount.__slots__} | {"totals": tally.dump()}
             for pod, tally in self._tallies.items()
         ]
 
     def restore(self, tallies: Mapping[PodAccount, Tally]) -> None:
-        """Continue from what ``pods_of`` has read."""
+        """Continue from the result of ``pods_of``."""
         self._tallies = dict(tallies)
         self._changed = {}
         self._now = {pod.key: pod for pod in tallies}
 
 
 def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Tally]:
-    """Read what ``PodTable.dump`` wrote.
+    """Parse the output of ``PodTable.dump``.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: It is something else.
+        KeyError, TypeError, AttributeError, ValueError: The data has another form.
     """
     return {_pod_of(entry): tally_of(entry["totals"]) for entry in entries}
 
@@ -215,15 +215,15 @@ JOULES_PER_KWH = 3.6e6
 
 
 def money(portion: Portion, price: Price) -> Money:
-    """What a portion costs, in the price's currency.
+    """Return the cost of a portion, in the price's currency.
 
     Args:
-        portion: Share-weighted seconds, and joules where they were measured.
-        price: Of a whole physical GPU, of the portion's time.
+        portion: Share-weighted seconds, and joules if they were measured.
+        price: Price of a whole physical GPU at the portion's time.
 
     Returns:
-        Hours at the hourly price, plus measured energy where the price asks for it. Energy is divided among the states
-        as the seconds are; energy without any second is active money.
+        Hours at the hourly price, plus measured energy if the price includes it. Energy is divided among the states
+        like the seconds; energy without any second is active money.
     """
     per_second = price.per_hour / SECONDS_PER_HOUR
     seconds = portion.allocated_seconds
@@ -240,9 +240,9 @@ def money(portion: Portion, price: Price) -> Money:
 
 
 COST_LABELS_LIMIT = 200
-"""Combinations of cost labels in a ledger; a label with a value per pod would make a series for each."""
+"""Combinations of cost labels in a ledger; a label with one value per pod would create one series for each."""
 _OTHER = "=__other__"
-"""Ends each pair of a combination beyond the limit; no label of Kubernetes can have that value."""
+"""Suffix of each pair of a combination beyond the limit; no Kubernetes label can have that value."""
 _NOTHING = Money()
 
 
@@ -252,23 +252,23 @@ class Sheet:
 
     accounts: dict[Account, Tally] = field(default_factory=dict)
     capacity_seconds: float = 0.0
-    """Sum of all intervals of all GPUs, without the seconds of owners that are not known yet; never decreases."""
+    """Sum of all intervals of all GPUs, without the seconds of provisional owners; never decreases."""
     conservation_error_seconds: float = 0.0
     """Sum over GPUs and intervals of |sum of the portions - the interval|."""
 
     @property
     def provisional_seconds(self) -> float:
-        """Allocated seconds of owners that are not known yet."""
+        """Allocated seconds of provisional owners."""
         waiting = (tally for account, tally in self.accounts.items() if account.owner.provisional)
         return sum((tally.allocated_seconds for tally in waiting), 0.0)
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], pods: PodTable, steady: float) -> None:
-        """Enter the portions of one sample.
+        """Add the portions of one sample.
 
         Args:
-            portions: As one call of ``Meter.add`` returned them.
-            prices: Price of this moment by UUID of the physical GPU; without one the seconds count as unpriced.
-            pods: The counters of pods, which are charged, too.
+            portions: Result of one call of ``Meter.add``.
+            prices: Current price by UUID of the physical GPU; without one the seconds count as unpriced.
+            pods: The counters of pods, which are charged too.
             steady: Monotonic time in seconds.
         """
         sums: dict[str, float] = {}
@@ -295,10 +295,10 @@ class Sheet:
             self.conservation_error_seconds += 0.0 if interval is None else abs(total - interval)
 
     def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
-        """Move what stands on provisional owners to those who turned out to pay.
+        """Move the sums of provisional owners to their actual owners.
 
         Args:
-            owner_of: Returns the owner for a provisional one at a time; the same one while it is not known yet.
+            owner_of: Maps a provisional owner and a time to its owner; to itself while the owner is not known.
             steady: Monotonic time in seconds.
         """
         for account in [account for account in self.accounts if account.owner.provisional]:
@@ -309,10 +309,10 @@ class Sheet:
                 self._add(replace(account, owner=owner), tally)
 
     def fold(self) -> set[str]:
-        """Enter what is beyond ``COST_LABELS_LIMIT`` combinations of cost labels under ``__other__``.
+        """Move combinations of cost labels beyond ``COST_LABELS_LIMIT`` to ``__other__``.
 
         Returns:
-            Those combinations. The first ones stay, so what has been shown is never folded.
+            Those combinations. The first ones stay, so shown combinations are never folded.
         """
         if len(self.accounts) <= COST_LABELS_LIMIT:
             return set()
@@ -343,7 +343,7 @@ class Sheet:
         return total
 
     def divided(self) -> tuple["Sheet", "Sheet"]:
-        """Return what stands on known owners, and what stands on provisional ones."""
+        """Return the sums of known owners, and the sums of provisional ones."""
         waiting = {account: tally for account, tally in self.accounts.items() if account.owner.provisional}
         known = Sheet(
             accounts={account: tally for account, tally in self.accounts.items() if account not in waiting},
@@ -359,17 +359,17 @@ class Sheet:
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Sums under an identity. What was shown under it begins at 0, never goes back and has one writer."""
+    """Sums under an identity. The shown sums start at 0, never decrease and have one writer."""
 
     identity: str
     created_at_seconds: float
-    """Unix time at which it began."""
+    """Unix time of its start."""
     ended_at_seconds: float | None = None
-    """Unix time since which nothing is charged to it; ``None`` while it is open."""
+    """Unix time of its end, after which it takes no charges; ``None`` while it is open."""
     sheet: Sheet = field(default_factory=Sheet)
 
     def shown(self) -> ShownLedger:
-        """Return what is to be shown of it."""
+        """Return the public view of the ledger."""
         return ShownLedger(
             identity=self.identity,
             created_at_seconds=self.created_at_seconds,
@@ -382,7 +382,7 @@ class Ledger:
         )
 
     def dump(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON and shared with nothing here."""
+        """Return all sums, for JSON, as copies."""
         return {
             "id": self.identity,
             "created_at_seconds": self.created_at_seconds,
@@ -398,10 +398,10 @@ class Ledger:
 
 
 def ledger_of(data: Mapping[str, Any]) -> Ledger:
-    """Read what ``Ledger.dump`` wrote.
+    """Parse the output of ``Ledger.dump``.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: It is something else.
+        KeyError, TypeError, AttributeError, ValueError: The data has another form.
     """
     return Ledger(
         identity=text(data, "id"),

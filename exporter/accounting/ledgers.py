@@ -1,4 +1,4 @@
-"""Manages the ledgers of a node: which one takes charges, which are shown, and what is written to disk."""
+"""Manages the ledgers of a node: which one takes charges, which ones are shown, and which data is saved."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ from exporter.accounting.ledger import Ledger, PodTable, Sheet, Tally, ledger_of
 from exporter.model import LedgerView, Owner, PodAccount, Portion, Price, Totals
 
 ACCOUNT_LIMIT = 2000
-"""Owners in a ledger; beyond it a new ledger begins. A node's pods are a small part of it."""
+"""Owners in a ledger; above it, a new ledger begins. The pods of a node are far fewer."""
 FORMER_SECONDS = 25 * 3600.0
-"""How long a ledger that has ended stays on the page: as long as the rules look back."""
+"""Time for which an ended ledger is shown: the longest range of the recording rules."""
 FORMER_LIMIT = 8
-"""Ledgers that have ended and are kept."""
+"""Maximum number of ended ledgers that are kept."""
 PATIENCE_SECONDS = 3600.0
-"""With so many of them, a memory-only ledger begins so long after the one before, at the earliest."""
+"""Minimum time between the starts of two memory-only ledgers when the limit of ended ledgers is reached."""
 
 
 def random_identity() -> str:
@@ -25,28 +25,28 @@ def random_identity() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saving:
-    """A save under way: what becomes true when it succeeds, and what it was made of."""
+    """A save in progress: the state after its success, and the data it was made from."""
 
     at_seconds: float
     ledger: Ledger
     former: tuple[Ledger, ...]
     before: frozenset[str]
-    """Identities of those that had ended when it began."""
+    """Identities of the ledgers that had ended when it began."""
     charged: Sheet
-    """What the saved ledger lacks until then."""
+    """Charges that the saved ledger lacks until the save succeeds."""
     memory: Ledger | None
-    """The memory-only ledger until then, which ends with a success; nothing is charged to it meanwhile."""
+    """The memory-only ledger, which ends with a successful save; it takes no charges in the meantime."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledgers:
     """The ledgers of a node.
 
-    Without a state file one ledger is charged and shown. With one (``saves``), charges wait in a sheet that is not
-    shown; a save writes ledger and sheet, and the ledger shows the sum once that is on disk. From a save that fails on,
-    charges go to a memory-only ledger with an identity of its own, and the saved one is shown as it is on disk. After
-    the next save that works the memory-only one has ended, and the saved one continues. So the next process never shows
-    less under an identity than this one did, whenever this one ends.
+    Without a state file, one ledger is charged and shown. With one (``saves``), charges wait in a sheet that is not
+    shown; a save writes ledger and sheet, and the ledger shows the sum once that is on disk. After a failed save,
+    charges go to a memory-only ledger with its own identity, and the saved one is shown as it is on disk. The next
+    successful save ends the memory-only ledger, and the saved one continues. So the next process never shows less under
+    an identity than this process did, whenever this one ends.
     """
 
     saves: bool = False
@@ -55,41 +55,41 @@ class Ledgers:
     new_identity: Callable[[], str] = random_identity
     pods: PodTable = field(init=False)
     folded_count: int = 0
-    """Combinations of cost labels that were beyond a ledger's limit and are entered under ``__other__``."""
+    """Number of cost-label combinations beyond a ledger's limit, which are entered under ``__other__``."""
     _folded: set[str] = field(default_factory=set)
-    """Those that have been counted of late."""
+    """Combinations that have been counted recently."""
     _ledger: Ledger = field(init=False)
-    """The one that is on disk, or will be; without a state file the one that is charged. Begins with a sample."""
+    """The ledger on disk, or to be saved; without a state file, the charged one. Begins with a sample."""
     _is_begun: bool = False
     _is_saved: bool = False
     _waiting: Sheet = field(default_factory=Sheet)
     """Charges since the last save; not shown."""
     _doubtful: Sheet = field(default_factory=Sheet)
-    """Charges of saves that may be on disk or not (``state_unsynced``); part of the ledger with the next save."""
+    """Charges of saves that may or may not be on disk (``state_unsynced``); the next save includes them."""
     _memory: Ledger | None = None
     _memory_since: float | None = None
-    """Unix time at which a memory-only ledger was last begun."""
+    """Unix time at which the last memory-only ledger began."""
     _former: tuple[Ledger, ...] = ()
-    """Those that have ended, the newest first."""
+    """Ended ledgers, the newest first."""
     _saving: _Saving | None = None
 
     def __post_init__(self) -> None:
-        """Make the first ledger."""
+        """Create the first ledger."""
         self.pods = PodTable(linger_seconds=self.linger_seconds)
         self._ledger = self._new(0.0)
 
     def restore(self, state: "KeptLedgers") -> None:
-        """Continue from what ``kept_of`` has read."""
+        """Continue from the result of ``kept_of``."""
         self._ledger, self._former = state.ledger, state.former
         self._is_begun = self._is_saved = True
         self.pods.restore(state.pods)
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], *, now: float, steady: float) -> None:
-        """Enter the portions of one sample.
+        """Add the portions of one sample.
 
         Args:
-            portions: As one call of ``Meter.add`` returned them.
-            prices: Price of this moment by UUID of the physical GPU; without one the seconds count as unpriced.
+            portions: Result of one call of ``Meter.add``.
+            prices: Current price by UUID of the physical GPU; without one the seconds count as unpriced.
             now: Unix time.
             steady: Monotonic time in seconds.
         """
@@ -98,21 +98,21 @@ class Ledgers:
         self._open.charge(portions, prices, self.pods, steady)
         self.pods.drop_ended(steady)
         self._former = self._kept(self._former, now)
-        # What waits for a save is divided when it is saved.
+        # A waiting sheet is divided when it is saved.
         if self._open is not self._waiting and self._is_full(self._open, (portion.account for portion in portions)):
             self._turn_over(now)
 
     def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
-        """Move what stands on provisional owners, and is not on disk yet, to the owners; see ``Sheet.settle``."""
+        """Move unsaved sums of provisional owners to their actual owners; see ``Sheet.settle``."""
         self._open.settle(owner_of, steady)
         if self._open is not self._waiting:
             self._fold(self._open)
 
     def view(self, pods: Mapping[PodAccount, Totals] | None = None) -> LedgerView:
-        """Return what is to be shown.
+        """Return the ledgers and pod counters to show.
 
         Args:
-            pods: Counters of pods, where those of this moment are not to be shown.
+            pods: Counters of pods to show instead of the current ones.
         """
         shown = [self._ledger] if self._is_saved or not self.saves else []
         shown += [one for one in (self._memory, self._saving and self._saving.memory) if one]
@@ -126,19 +126,19 @@ class Ledgers:
 
     @property
     def in_memory_only(self) -> bool:
-        """Whether something is shown that is not on disk."""
+        """Whether some shown data is not on disk."""
         return not self.saves or self._memory is not None or bool(self._saving and self._saving.memory)
 
     @property
     def shows_all(self) -> bool:
-        """Whether all that was charged since the last save is shown in a memory-only ledger."""
+        """Whether a memory-only ledger shows all charges since the last save."""
         return self._memory is not None and not self._waiting.accounts
 
     def begin_save(self, owner_of: Callable[[Owner, float], Owner], *, now: float, steady: float) -> dict[str, Any]:
-        """Return what is to be saved, ready for JSON; ``saved`` or ``not_saved`` must follow.
+        """Return the data to save, for JSON; ``saved`` or ``not_saved`` must follow.
 
         Args:
-            owner_of: As for ``settle``: of what is on disk already, owners become known with a save only.
+            owner_of: As for ``settle``; the owners of sums that are on disk change only with a save.
             now: Unix time.
             steady: Monotonic time in seconds.
         """
@@ -171,7 +171,7 @@ class Ledgers:
         }
 
     def saved(self) -> None:
-        """Show what has been saved."""
+        """Show the saved data."""
         saving, self._saving = self._saving, None
         if saving is not None:
             ended_since = [ledger for ledger in self._former if ledger.identity not in saving.before]
@@ -182,7 +182,7 @@ class Ledgers:
         """Continue in memory.
 
         Args:
-            in_doubt: The state may be on disk nevertheless; then no other ledger may show its charges.
+            in_doubt: Whether the state may still be on disk; then no other ledger may show its charges.
         """
         saving, self._saving = self._saving, None
         if saving is None:
@@ -200,10 +200,10 @@ class Ledgers:
         self.go_on_in_memory(saving.at_seconds)
 
     def go_on_in_memory(self, now: float) -> None:
-        """Show what waits in a memory-only ledger, also while a save is under way that may succeed yet.
+        """Show the waiting charges in a memory-only ledger, also while a save that may still succeed is in progress.
 
-        With too many ledgers that have ended, not at once: a disk that fails again and again must not make a ledger
-        each time.
+        If the limit of ended ledgers is reached, it waits: a disk that fails repeatedly must not create a ledger each
+        time.
         """
         since = self._memory_since
         is_early = since is not None and 0 <= now - since < PATIENCE_SECONDS
@@ -216,7 +216,7 @@ class Ledgers:
 
     @property
     def _open(self) -> Sheet:
-        """The sheet that is charged."""
+        """The sheet that takes charges."""
         if not self.saves:
             return self._ledger.sheet
         return self._waiting if self._memory is None else self._memory.sheet
@@ -227,19 +227,19 @@ class Ledgers:
         self._folded = new if len(self._folded) > self.account_limit else self._folded | new
 
     def _is_full(self, sheet: Sheet, charged: Iterable[object]) -> bool:
-        """Whether a new ledger is to begin: not where those that are charged now alone are too many."""
+        """Whether a new ledger must begin; false if the owners charged now are already too many by themselves."""
         count = len(sheet.accounts)
         return count > self.account_limit and count > 2 * len({*charged})
 
     def _turn_over(self, now: float) -> None:
-        """End the ledger that is charged and shown, and begin another one in its place."""
+        """End the ledger that is charged and shown, and begin a new one in its place."""
         if self._memory is None:
             self._ledger = self._new(now, self._end(self._ledger, now))
         else:
             self._memory, self._memory_since = self._new(now, self._end(self._memory, now)), now
 
     def _end(self, ledger: Ledger, now: float) -> Sheet:
-        """End a ledger; return what stands on provisional owners in it, which another one must take over."""
+        """End a ledger; return its sums of provisional owners, which another ledger must take over."""
         known, waiting = ledger.sheet.divided()
         self._former = self._kept((replace(ledger, sheet=known, ended_at_seconds=now), *self._former), now)
         return waiting
@@ -248,7 +248,7 @@ class Ledgers:
         return Ledger(identity=self.new_identity(), created_at_seconds=now, sheet=sheet or Sheet())
 
     def _kept(self, former: Sequence[Ledger], now: float) -> tuple[Ledger, ...]:
-        """Return those that stay: for ``FORMER_SECONDS``, and no more of them or of owners than there is room for."""
+        """Return the ended ledgers to keep: for ``FORMER_SECONDS``, within the limits of ledgers and owners."""
         kept: list[Ledger] = []
         owners = 0
         for ledger in former:
@@ -262,7 +262,7 @@ class Ledgers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLedgers:
-    """Ledgers and counters of pods as a state has them."""
+    """Ledgers and counters of pods from a saved state."""
 
     ledger: Ledger
     former: tuple[Ledger, ...]
@@ -270,10 +270,10 @@ class KeptLedgers:
 
 
 def kept_of(data: Mapping[str, Any]) -> KeptLedgers:
-    """Read what ``Ledgers.begin_save`` returned.
+    """Parse the output of ``Ledgers.begin_save``.
 
     Raises:
-        ValueError: It is something else; says what is wrong with it.
+        ValueError: The data has another form; the message says which part is wrong.
     """
     try:
         return KeptLedgers(

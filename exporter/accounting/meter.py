@@ -8,38 +8,38 @@ from exporter.accounting.gpu_split import Divider, Division, Slot, across_gap
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, DeviceView, Field, Holder, Owner, Portion
 
 MOST_WATTS = 10_000.0
-"""Several times what any GPU takes: what is beyond is no reading. One blank in a 64-bit counter would be a fortune."""
+"""Power above this is not a reading: several times any GPU's maximum. A blank 64-bit counter would be billed."""
 COUNTER_STEP_SECONDS = 1.0
-"""A counter may step for this much time at once, however short the interval."""
+"""A counter may step by the energy of this time at once, however short the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """One GPU's energy over one interval; ``idle_joules`` is what it would have used doing nothing."""
+    """One GPU's energy over one interval; ``idle_joules`` is what it would have used without work."""
 
     joules: float
     idle_joules: float
     earlier_joules: float = 0.0
-    """Part of ``joules`` that is of the time before the interval, in which the counter could not be read."""
+    """Part of ``joules`` from before the interval, when the counter could not be read."""
 
     def without_earlier(self) -> "Energy":
-        """Return what is of the interval itself."""
+        """Return the energy of the interval itself."""
         own = self.joules - self.earlier_joules
         return Energy(joules=own, idle_joules=self.idle_joules * (own / self.joules))
 
 
 @dataclass(slots=True, kw_only=True)
 class EnergyMeter:
-    """One physical GPU's energy: its counter's increase, else power times time."""
+    """One physical GPU's energy: its counter's increase, otherwise power times time."""
 
     counter_millijoules: float | None = None
-    """The driver's counter when it was read last; it begins again at 0 with the driver."""
+    """The driver's counter at its last reading; it restarts at 0 with the driver."""
     idle_watts: float | None = None
-    """Lowest mean power over an interval so far: what the GPU takes when it does nothing."""
+    """Lowest mean power over an interval so far: the power of the GPU without work."""
     uncounted_seconds: float = 0.0
-    """How long before the present interval the counter was read last."""
+    """Time between the last reading of the counter and the current interval, in seconds."""
     driver: int | None = None
-    """Identity of the loaded driver at the last interval's end; ``None`` where it is unknown."""
+    """Identity of the loaded driver at the end of the last interval; ``None`` if unknown."""
 
     def take(
         self,
@@ -53,16 +53,16 @@ class EnergyMeter:
         """Close an interval.
 
         Args:
-            values: What was measured of the GPU at its end.
-            interval_seconds: Its length, > 0.
-            seen: False for a gap: then only a counter measures, because power is of the instant.
-            telling: False where the interval is too short to measure idle power; counters step every 20-100 ms.
-            driver: Identity of the loaded driver. A counter of another one began at 0 at an unknown instant, so that
-                its increase is not measured, even where it is already higher.
+            values: Values of the GPU at the end of the interval.
+            interval_seconds: Length of the interval, > 0.
+            seen: False for a gap: then only a counter measures its energy, because power is a momentary value.
+            telling: False if the interval is too short to measure idle power; counters step every 20-100 ms.
+            driver: Identity of the loaded driver. Another driver's counter began at 0 at an unknown instant, so its
+                increase is not measured, even if the counter is already higher.
 
         Returns:
-            ``None`` where the energy was not measured, or cannot be what was measured. Where the counter is read again
-            after a while, all that it has counted since.
+            ``None`` if the energy was not measured or is impossible. If the counter is readable again after a while,
+            all energy that it has counted since.
         """
         if driver != self.driver:
             self.driver, self.counter_millijoules, self.uncounted_seconds = driver, None, 0.0
@@ -79,7 +79,7 @@ class EnergyMeter:
         return Energy(joules=joules, idle_joules=idle, earlier_joules=joules * (earlier / seconds))
 
     def begin(self, values: Mapping[Field, int | float], driver: int | None = None) -> None:
-        """Note where the counter of a driver stands at the start of the first interval."""
+        """Store a driver's counter at the start of the first interval."""
         self.driver = driver
         self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
 
@@ -87,22 +87,22 @@ class EnergyMeter:
         counter, before = values.get(Field.TOTAL_ENERGY_CONSUMPTION), self.counter_millijoules
         if counter is not None and before is not None:
             self.counter_millijoules = counter
-            # A fall: the driver was loaded again, and what it had counted until then is lost.
+            # A decrease: the driver was loaded again, and its earlier count is lost.
             return (counter - before) / 1000 if counter >= before else None
         power = values.get(Field.POWER_USAGE) if seen else None
         if counter is not None or power is not None:
-            self.counter_millijoules = counter  # the counter's return must not count again what power has measured
+            self.counter_millijoules = counter  # when readable again, it must not count energy that power has measured
             self.uncounted_seconds = 0.0
         return None if power is None else max(0.0, power) * interval_seconds
 
 
 def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Divide a GPU's energy: the idle part by share, what is above it by activity.
+    """Divide a GPU's energy: the idle part by share, the rest by activity.
 
     Args:
-        energy: The GPU's.
+        energy: Energy of the GPU.
         shares: Parts of the GPU; 0 for use without a holder.
-        weights: Active parts of the GPU; where all are 0 everything goes by share.
+        weights: Active parts of the GPU; if all are 0, everything is divided by share.
 
     Returns:
         One part per share, in joules, none negative; they sum to the GPU's energy.
@@ -115,40 +115,40 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
         for share, weight in zip(shares, weights, strict=True)
     ]
     largest = max(range(len(parts)), key=parts.__getitem__)
-    parts[largest] += energy.joules - sum(parts)  # rounding, where it can make nothing negative
+    parts[largest] += energy.joules - sum(parts)  # the rounding error, where no part becomes negative
     return parts
 
 
 GAP_INTERVALS = 3
 LEAST_GAP_SECONDS = 2.0
 LATE_SECONDS = 60.0
-"""A sample that is older than the last one by less than this has come late; by more, its clock has begun again."""
+"""A sample older than the last one by less than this is late; if by more, its clock has restarted."""
 TELLING_INTERVALS = 0.5
-"""A mean over less than this part of the sample interval says nothing of the power when idle."""
+"""A mean over less than this part of the sample interval does not measure the idle power."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _GpuMeter:
-    """Where one physical GPU was metered to."""
+    """The instant up to which one physical GPU is metered, and its state then."""
 
     steady: float
     slots: tuple[Slot, ...]
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     counted: tuple[Slot, ...] = ()
-    """Who held it when the energy counter was last read."""
+    """Slots at the last reading of the energy counter."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """Integrates samples: every GPU-second between two of them goes to somebody, once.
+    """Integrates samples: every GPU-second between two samples is charged to one account, once.
 
-    Whoever holds a part at the end of an interval is charged for it. An interval longer than three sample intervals
-    (at least 2 s) was not seen: it is unknown, at whoever held before and after.
+    The holder of a part at the end of an interval is charged for it. An interval longer than three sample intervals
+    (at least 2 s) is a gap: its use is unknown, and it is charged to the holders before and after.
     """
 
     sample_interval_seconds: float
     owner_of: Callable[[Holder], Owner]
-    """Who pays for a holder; asked for every sample, as metadata may come late."""
+    """Returns the owner of a holder; called for every sample, as metadata may arrive late."""
     _divider: Divider = field(init=False)
     _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
     _steady: float | None = None
@@ -158,26 +158,25 @@ class Meter:
 
     @property
     def steady(self) -> float | None:
-        """Instant of the last sample, to be kept with ``slots``; ``None`` before the first."""
+        """Instant of the last sample, to be saved with ``slots``; ``None`` before the first."""
         return self._steady
 
     @property
     def gap_seconds(self) -> float:
-        """An interval that is longer than this was not seen."""
+        """Length above which an interval is a gap."""
         return max(GAP_INTERVALS * self.sample_interval_seconds, LEAST_GAP_SECONDS)
 
     def add(self, views: Sequence[DeviceView], steady: float, driver: int | None = None) -> tuple[Portion, ...]:
         """Close the interval that ends with a sample.
 
         Args:
-            views: What was made of the sample: GPUs, and their MIG instances.
-            steady: Its instant, in seconds of the monotonic clock. One that is not later than the last sample's
-                closes no interval, and the next sample continues from the latest: nothing is charged twice, nor
-                backwards.
-            driver: Identity of the loaded driver, with which energy counters begin again; ``None``: unknown.
+            views: Result of the sample: GPUs, and their MIG instances.
+            steady: Its instant, in seconds of the monotonic clock. A sample that is not later than the last one closes
+                no interval, and the next sample continues from the latest: no time is charged twice or backwards.
+            driver: Identity of the loaded driver, with which energy counters restart; ``None``: unknown.
 
         Returns:
-            Portions that, per GPU, sum to the time since that GPU's last sample; none for one seen first.
+            Portions that, per GPU, sum to the time since that GPU's last sample; none for a new GPU.
         """
         portions: list[Portion] = []
         by_uuid = {view.gpu.uuid: view for view in views if view.instance is None}
@@ -200,7 +199,7 @@ class Meter:
                 energy = meter.energy.take(values, interval, seen=seen, telling=telling, driver=driver)
                 of_interval = division if seen else across_gap(meter.slots, division)
                 if energy and energy.earlier_joules and not _same(meter.counted, slots):
-                    portions.append(_of_nobody(division, energy.earlier_joules, interval))
+                    portions.append(_unattributed(division, energy.earlier_joules, interval))
                     energy = energy.without_earlier()
                 portions += _portions(of_interval, interval, energy)
                 if not meter.energy.uncounted_seconds:
@@ -211,7 +210,7 @@ class Meter:
         return tuple(portions)
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return what is held now, all of every GPU, for the state that outlives this process."""
+        """Return the current slots of every GPU, for the saved state."""
         return tuple(
             replace(
                 slot,
@@ -230,16 +229,16 @@ class Meter:
         }
 
     def instants(self) -> dict[str, float]:
-        """Return up to when each GPU is metered; one that is away may be far behind the last sample."""
+        """Return the instant up to which each GPU is metered; an absent GPU may be far behind the last sample."""
         return {uuid: meter.steady for uuid, meter in self._gpus.items()}
 
     def uncounted(self) -> dict[str, float]:
-        """Return for how many seconds the energy counter of a GPU has not been read, of GPUs without a value."""
+        """Return the seconds since the energy counter was last read, for GPUs without a value."""
         found = {uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()}
         return {uuid: seconds for uuid, seconds in found.items() if seconds > 0}
 
     def drivers(self) -> dict[str, int]:
-        """Return the identity of the driver that counted a GPU's energy last, of those of which it is known."""
+        """Return the identity of the driver that last counted a GPU's energy, for GPUs with a known one."""
         return {uuid: meter.energy.driver for uuid, meter in self._gpus.items() if meter.energy.driver is not None}
 
     def resume(
@@ -252,14 +251,14 @@ class Meter:
     ) -> None:
         """Continue as if the last sample had been at ``steady`` with these slots.
 
-        The next sample then closes an interval or a gap. Only for the same boot: another boot's clock means nothing.
+        The next sample then closes an interval or a gap. Only for the same boot: clocks of two boots do not compare.
 
         Args:
-            slots: As ``slots`` returned them.
-            steady: Of the last sample.
-            instants: As ``instants`` returned them; a GPU that is not in it was metered up to the last sample.
-            uncounted: As ``uncounted`` returned them. Who held when the counter was read is not known any more.
-            drivers: As ``drivers`` returned them.
+            slots: Result of ``slots``.
+            steady: Instant of the last sample.
+            instants: Result of ``instants``; a GPU that is not in it was metered up to the last sample.
+            uncounted: Result of ``uncounted``. The holders at the reading of the counter are no longer known.
+            drivers: Result of ``drivers``.
         """
         by_gpu: dict[str, list[Slot]] = {}
         for slot in slots:
@@ -278,7 +277,7 @@ class Meter:
 
 
 def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
-    """Turn parts of a GPU into seconds and joules."""
+    """Convert parts of a GPU into seconds and joules."""
     shares = [part.slot.share_ratio for part in division.parts]
     weights = [part.active_ratio for part in division.parts]
     foreign = energy is not None and division.foreign_ratio > 0
@@ -301,18 +300,18 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
         for part, own in zip(division.parts, joules, strict=False)
     ]
     if foreign:
-        portions.append(_of_nobody(division, joules[-1], interval))
+        portions.append(_unattributed(division, joules[-1], interval))
     return portions
 
 
-def _of_nobody(division: Division, joules: float | None, interval: float) -> Portion:
-    """Make a portion of energy alone, of which it is not known who used it."""
+def _unattributed(division: Division, joules: float | None, interval: float) -> Portion:
+    """Return a portion that contains only energy without a known user."""
     account = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
     return Portion(gpu_uuid=division.gpu_uuid, account=account, energy_joules=joules, interval_seconds=interval)
 
 
 def _same(before: Iterable[Slot], after: Iterable[Slot]) -> bool:
-    """Return whether the same holders held the same parts."""
+    """Return whether the same holders had the same parts."""
     return {(slot.key, slot.pod_uid, slot.share_ratio) for slot in before} == {
         (slot.key, slot.pod_uid, slot.share_ratio) for slot in after
     }

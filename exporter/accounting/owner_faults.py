@@ -1,4 +1,4 @@
-"""Owners of devices with faults: of broken GPUs, and of programs that caused errors."""
+"""Finds the owners of devices with faults: of broken GPUs, and of programs that caused errors."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,16 +9,16 @@ from exporter.accounting.owner_figures import shown_owner
 from exporter.model import DeviceState, DeviceView, Field, Owner, OwnersView, OwnerXid, XidTier, xid_tier
 
 XID_SECONDS = 600.0
-"""For so long an Xid of a program is shown with those who held the device within that time before it."""
+"""Time for which a program's Xid is shown, for the owners that held the device within that time before it."""
 CRITICAL_XID_SECONDS, ECC_SECONDS = 2400.0, 2700.0
-"""For so long a GPU is broken after the event: as long as GPUXidCritical and GPUEccUncorrectable last."""
+"""Time for which a GPU is broken after the event: the duration of GPUXidCritical and GPUEccUncorrectable."""
 HELD_SECONDS = 3600.0
-"""Who held a broken GPU within this time is its owner still: the longest usual window of activity has it."""
+"""A holder within this time before is still an owner of a broken GPU: the longest usual activity window includes it."""
 HOLDERS_LIMIT = 4096
-"""Holders that are remembered, ended ones among them; the oldest go first."""
+"""Maximum number of remembered holders, ended ones included; the oldest are dropped first."""
 
 _DRAIN_AND_RESET = 4
-"""The recovery action that lets what runs end first."""
+"""The recovery action that waits for running work to end."""
 
 
 class _Key(NamedTuple):
@@ -30,7 +30,7 @@ class _Key(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Owner of a pod on a device, and when it was last seen there, on the monotonic clock."""
+    """Owner of a pod on a device, and the monotonic time of its last sample there."""
 
     owner: Owner
     gpu_uuid: str
@@ -39,19 +39,19 @@ class _Held(NamedTuple):
 
 @dataclass(slots=True)
 class OwnerFaults:
-    """Remembers who held which device, and when a GPU's memory errors grew."""
+    """Remembers the holders of each device, and the time when a GPU's memory errors increased."""
 
     _held: dict[_Key, _Held] = field(default_factory=dict)
-    """The one that was seen last is the last one."""
+    """Holders in the order of their last sample."""
     _ecc_counts: dict[str, float] = field(default_factory=dict)
-    """Errors that ECC could not correct, by UUID of the GPU."""
+    """Number of errors that ECC could not correct, by UUID of the GPU."""
     _ecc_grew_at: dict[str, float] = field(default_factory=dict)
 
     def add_to(self, shown: OwnersView, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
-        """Return what is shown of owners with the faults of their devices.
+        """Return the view of owners with the faults of their devices.
 
         Args:
-            shown: What is known of owners otherwise.
+            shown: The view without faults.
             views: GPUs and MIG instances with their holders.
             now: Unix time.
             steady: Seconds of the monotonic clock.

@@ -1,4 +1,4 @@
-"""Computes what owners hold and use now, and which shared devices are idle as a whole."""
+"""Computes the current holdings and use of owners, and finds shared devices that are idle as a whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ from exporter.model import (
 LOW_15M_RATIO, LOW_1H_RATIO = 0.1, 0.05
 """A device of a holder is underused when its activity is below one of these over the window."""
 ACTIVE_RATIO = 0.05
-"""From this activity over 15 minutes on, a device is at work; a shared one below it is idle."""
+"""Activity over 15 minutes from which on a device is at work; a shared one below it is idle."""
 UNUSED_RATIO = 0.001
-"""Activity below this is none."""
+"""Activity below this counts as 0."""
 COVERAGE_RATIO = 0.9
 """Part of a window that must have been measured before a device is called unused, or a shared one idle."""
 
@@ -33,22 +33,22 @@ DUST_SECONDS = 0.01
 """Differences of seconds below this are rounding."""
 
 POLICIES = ("batch", "default", "interactive", "inference", "reserved")
-"""Classes of workloads, the most patient last."""
+"""Workload classes, the most patient last."""
 _PATIENCE = {policy: rank for rank, policy in enumerate(POLICIES)}
 _LEFT_ALONE = frozenset({"inference", "reserved"})
 
 _JUDGED_WINDOWS = ("30m", "1h", "2h")
-"""Windows over which a holder's own use is judged by its own seconds; 24 h goes by the idle clock."""
+"""Windows in which a holder is judged by its own seconds; for 24 h, the idle clock is used."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """One owner's figures in the making."""
+    """One owner's figures while they are being computed."""
 
     gpus: float = 0.0
     estimated_gpus: float = 0.0
     excluded: dict[str, Sums] = field(default_factory=dict)
-    """Seconds by window that were measured of holders with activity that is only estimated now."""
+    """Measured seconds by window of holders with currently estimated activity."""
     underused_gpus: float = 0.0
     unused_gpus: dict[str, float] = field(default_factory=dict)
     active_gpus: float | None = None
@@ -60,7 +60,7 @@ class _Draft:
     idle_cost_per_hour: dict[str, float] = field(default_factory=dict)
 
     def add(self, use: PodUse, price: Price | None) -> None:
-        """Add a holder by what does not depend on its activity."""
+        """Add the part of a holder that does not depend on its activity."""
         share = use.holder.share_ratio
         self.gpus += share
         self.age_seconds = max(self.age_seconds, use.age_seconds)
@@ -70,7 +70,7 @@ class _Draft:
             _plus(self.cost_per_hour, price.currency, share * price.per_hour)
 
     def judge(self, use: PodUse, windows: WindowSample, price: Price | None) -> None:
-        """Add a holder by its own activity; one with only estimated activity adds nothing."""
+        """Add a holder by its own activity; a holder with estimated activity is not added."""
         holder = use.holder
         share = holder.share_ratio
         seconds = windows.of_holder(holder.key, holder.pod_uid)
@@ -99,7 +99,7 @@ class _Draft:
             _plus(self.unused_gpus, name, share)
 
     def done(self, owner: Owner, seconds: Mapping[str, Sums]) -> OwnerUse:
-        """Return the figures; what is not known, or not there, is absent."""
+        """Return the figures; unknown or missing ones are absent."""
         until = self.opt_out_until_seconds
         judged = {name: self._judged(seconds.get(name, (0.0, 0.0)), name) for name in WINDOWS}
         is_judged = self.gpus - self.estimated_gpus > DUST
@@ -121,7 +121,7 @@ class _Draft:
         )
 
     def _judged(self, seconds: Sums, window: str) -> Sums:
-        """Return an owner's seconds without those of holders that say nothing now; of a day, of their last 2 h."""
+        """Return an owner's seconds without those of holders with estimated activity; of a day, of their last 2 h."""
         if not self.excluded:
             return seconds
         active, measured = self.excluded.get(window, self.excluded["2h"])
@@ -136,14 +136,14 @@ def owners_view(
     free_shares: Mapping[str, float],
     now: float,
 ) -> OwnersView:
-    """Return what every owner holds and uses, the node's pools, and the shared devices that are idle.
+    """Return each owner's holdings and use, the node's pools, and the idle shared devices.
 
     Args:
-        views: GPUs, and MIG instances behind their GPU, with their holders.
-        windows: As of now.
-        prices: Price now by UUID of the physical GPU.
-        free_shares: As ``Meter.free_shares`` returns them.
-        now: Unix time, by which opt-outs end.
+        views: GPUs, each followed by its MIG instances, with their holders.
+        windows: Windows that end now.
+        prices: Current price by UUID of the physical GPU.
+        free_shares: Result of ``Meter.free_shares``.
+        now: Unix time, to which the ends of opt-outs are compared.
     """
     drafts: dict[Owner, _Draft] = {}
     for view in views:
@@ -161,7 +161,7 @@ def owners_view(
 
 
 def _ended(windows: WindowSample, held: Iterable[Owner]) -> Iterable[OwnerUse]:
-    """Yield owners that hold nothing now: their next pods may run elsewhere and are judged with these seconds."""
+    """Yield owners without holders now: their next pods may run elsewhere and are judged with these seconds."""
     for owner in windows.owners() - set(held):
         seconds = {name: sums for name, sums in windows.of_owner(owner).items() if sums[1]}
         if seconds:
@@ -195,7 +195,7 @@ def _pools(
 
 
 def _shared_idle(view: DeviceView, windows: WindowSample, now: float) -> SharedIdle | None:
-    """Return a device with only estimated activity of its holders if it was idle for 2 h; else ``None``."""
+    """Return a device that was idle for 2 h and has only estimated activity of its holders; otherwise ``None``."""
     estimated = fsum(use.holder.share_ratio for use in view.pods if windows.is_estimated(use.holder.key))
     if not estimated or any(_is_left_alone(use, now) for use in view.pods):
         return None
@@ -217,13 +217,13 @@ def _is_left_alone(use: PodUse, now: float) -> bool:
 
 
 def policy_of(use: PodUse) -> str:
-    """Return the class by which alerts judge a pod; an unknown one counts as none."""
-    said = use.facts.workload_class if use.facts else ""
-    return said if said in _PATIENCE else "default"
+    """Return the class by which alerts judge a pod; the default for an unknown one."""
+    name = use.facts.workload_class if use.facts else ""
+    return name if name in _PATIENCE else "default"
 
 
 def opt_out_of(use: PodUse) -> float:
-    """Return the Unix time until which a pod wants no alerts; ``-inf`` where it said nothing."""
+    """Return the Unix time until which a pod opts out of alerts; ``-inf`` without an opt-out."""
     until = use.facts.opt_out_until_seconds if use.facts else None
     return -inf if until is None or isnan(until) else until
 

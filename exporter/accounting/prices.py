@@ -14,9 +14,9 @@ _PATTERN, _EXACT = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What a row asks for; empty asks for nothing.
+    """Conditions of a row; an empty one matches everything.
 
-    Patterns know ``*`` (any text) and ``?`` (one character), and do not distinguish capitals.
+    Patterns contain ``*`` (any text) and ``?`` (one character), and ignore case.
     """
 
     node: str = ""
@@ -24,11 +24,11 @@ class Match:
     capacity_type: str = ""
     region: str = ""
     model: str = ""
-    """On the name that NVML gives: ``NVIDIA H100 80GB HBM3``."""
+    """Condition on NVML's name of the GPU: ``NVIDIA H100 80GB HBM3``."""
 
     @property
     def specificity(self) -> tuple[int, int, int, int]:
-        """The larger wins.
+        """Precedence; the larger one wins.
 
         Node before instance type before capacity type and region before model; a name before a pattern.
         """
@@ -37,13 +37,13 @@ class Match:
 
     @property
     def description(self) -> str:
-        """What the row asks for, for people: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a key."""
+        """The conditions as text: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a condition."""
         names = ("node", "instance_type", "capacity_type", "region", "model")
         parts = [f"{name} {asked}" for name, asked in zip(names, self.keys, strict=True) if asked]
         return ", ".join(parts) or "every GPU"
 
     def matches(self, *, model: str, node: str, facts: NodeFacts, facts_complete: bool = True) -> bool:
-        """Return whether the row is for a GPU of this model on this node.
+        """Return whether the row matches a GPU of this model on this node.
 
         With ``facts_complete`` false, an empty fact may have any value, so every pattern can match it.
         """
@@ -61,10 +61,10 @@ class Match:
         )
 
     def meets(self, other: "Match", known_models: Collection[str] = ()) -> bool:
-        """Whether some GPU on some node can be what both rows ask for.
+        """Return whether one GPU on one node can match both rows.
 
-        Patterns of models that both match models among the known, and none in common, do not meet: ``*H100*`` and
-        ``*A100*`` are no contradiction, although there could be a name with both in it.
+        Two model patterns that match known models, but none in common, cannot both match: ``*H100*`` and ``*A100*``
+        do not conflict, although a name could contain both.
         """
         where = zip(self.keys[:-1], other.keys[:-1], strict=True)
         return all(_can_meet(mine, theirs) for mine, theirs in where) and _models_meet(
@@ -73,7 +73,7 @@ class Match:
 
     @property
     def keys(self) -> tuple[str, str, str, str, str]:
-        """All that can be asked for, in the order of the fields."""
+        """All conditions, in the order of the fields."""
         return (self.node, self.instance_type, self.capacity_type, self.region, self.model)
 
 
@@ -86,7 +86,7 @@ def _weight(pattern: str) -> int:
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
     first, *rest = ("".join("." if sign == "?" else re.escape(sign) for sign in part) for part in pattern.split("*"))
-    # Atomic: a * that has found what follows it looks no further, or twenty of them would look for ever.
+    # Atomic groups: a * does not backtrack after a match, so twenty of them do not take exponential time.
     rest = [f"(?>.*?{part})" for part in rest[:-1]] + [f".*{part}" for part in rest[-1:]]
     return re.compile("".join((first, *rest)), re.IGNORECASE | re.DOTALL)
 
@@ -104,17 +104,17 @@ def _models_meet(one: str, other: str, known: Collection[str]) -> bool:
 
 @lru_cache(maxsize=65_536)
 def _beginning(pattern: str) -> str:
-    """What stands before the first ``*`` or ``?``."""
+    """Return the text before the first ``*`` or ``?``."""
     return pattern.partition("*")[0].partition("?")[0]
 
 
 def patterns_meet(one: str, other: str) -> bool:
-    """Whether a text exists that two patterns of ``*`` and ``?`` both match."""
+    """Return whether two patterns of ``*`` and ``?`` can match the same text."""
     mine_begins, theirs_begins = _beginning(one), _beginning(other)
     common = min(len(mine_begins), len(theirs_begins))
     if mine_begins[:common] != theirs_begins[:common]:
-        return False  # most of thousands of rows differ here already
-    # met[j]: what was read of `one` and the first j characters of `other` can match the same text.
+        return False  # most pairs of thousands of rows already differ here
+    # met[j]: the prefix of `one` read so far and the first j characters of `other` can match the same text.
     met = [True]
     for theirs in other:
         met.append(met[-1] and theirs == "*")
@@ -130,82 +130,82 @@ def patterns_meet(one: str, other: str) -> bool:
 
 
 def settled_facts(given: NodeFacts, labelled: NodeFacts) -> NodeFacts:
-    """What prices of a node go by: what was given, and what its labels say of the rest."""
+    """Return the facts that determine a node's prices: the given ones, and those of its labels for the rest."""
     return NodeFacts(**{name: getattr(given, name) or getattr(labelled, name) for name in NodeFacts.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPrem:
-    """What a server of one's own costs; money in the book's currency."""
+    """Costs of an on-premises server; money in the book's currency."""
 
     capex: float
-    """Server with its part of network and storage."""
+    """Cost of the server with its part of network and storage."""
     years: float
-    """Over which it is written off."""
+    """Period of depreciation in years."""
     gpus: int
-    """Physical GPUs in it."""
+    """Number of physical GPUs in the server."""
     kw_per_gpu: float | None = None
-    """Mean power per GPU at the server's plug; ``None`` where the GPU's measured energy is charged instead."""
+    """Mean power per GPU at the server's plug; ``None`` if the GPU's measured energy is charged instead."""
     pue: float = 1.0
-    """Power of the whole site by power of its servers, at least 1."""
+    """Power of the whole site divided by the power of its servers, at least 1."""
     per_kwh: float = 0.0
     opex_per_year: float = 0.0
-    """Of the server: staff, space, maintenance."""
+    """Yearly operating cost of the server: staff, space, maintenance."""
     target_availability: float = 1.0
-    """Part of the hours that are meant to be sold; the unsold ones are spread over them."""
+    """Part of the hours that are planned to be sold; the cost of the others is spread over them."""
 
     def per_gpu_hour(self, gpu_part: float = 1.0) -> float:
-        """Price of one GPU's hour; ``gpu_part`` is the GPUs' part of what the server costs, energy aside."""
+        """Return the price of one GPU's hour; ``gpu_part`` is the GPUs' part of the server's cost, without energy."""
         fixed = (self.capex / self.years + self.opex_per_year) * gpu_part / (HOURS_PER_YEAR * self.gpus)
         energy = (self.kw_per_gpu or 0.0) * self.pue * self.per_kwh
         return (fixed + energy) / self.target_availability
 
     @property
     def per_measured_kwh(self) -> float:
-        """Price of a kilowatt-hour that the GPU was measured to take, 0 where ``kw_per_gpu`` covers it.
+        """Return the price of a kilowatt-hour that the GPU was measured to use, 0 if ``kw_per_gpu`` covers it.
 
-        Not divided by ``target_availability``: what a GPU takes unsold is measured, too, and Unallocated's.
+        Not divided by ``target_availability``: energy used in unsold hours is measured too and charged to Unallocated.
         """
         return 0.0 if self.kw_per_gpu is not None else self.pue * self.per_kwh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceRow:
-    """A row of a price book, with its price worked out."""
+    """A row of a price book, with its computed price."""
 
     number: int
-    """From 1, as it stands in the file."""
+    """Number of the row in the file, from 1."""
     match: Match
     price: Price
     from_seconds: float = -inf
-    """Unix time from which on it holds."""
+    """Unix time from which on the row applies."""
     to_seconds: float = inf
-    """Unix time at which it no longer holds."""
+    """Unix time at which the row no longer applies."""
     source: str
-    """Where the figure comes from, for people."""
+    """Origin of the price, as text for users."""
 
     def holds_at(self, at_seconds: float) -> bool:
-        """Whether the row is in effect."""
+        """Return whether the row applies at a time."""
         return self.from_seconds <= at_seconds < self.to_seconds
 
     def common_time(self, other: "PriceRow") -> tuple[float, float] | None:
-        """The time in which both rows hold, from and to; ``None`` where there is none."""
+        """Return the time in which both rows apply, from and to; ``None`` if there is none."""
         start, end = max(self.from_seconds, other.from_seconds), min(self.to_seconds, other.to_seconds)
         return (start, end) if start < end else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceBook:
-    """Prices of one currency, and another book for what none of its rows match."""
+    """Prices in one currency, and another book for GPUs that match no row."""
 
     name: str = ""
     currency: str = ""
     gpu_part: float = 1.0
-    """The GPUs' part of a node's price; the rest pays for what else is in the node."""
+    """The GPUs' part of a node's price; the rest pays for the other parts of the node."""
     rows: tuple[PriceRow, ...] = ()
     fallback: "PriceBook | None" = None
     warnings: tuple[str, ...] = ()
-    """One line each: what is no mistake and yet may not be meant."""
+    """Likely mistakes that are not errors, one line each."""
     _candidates: dict[tuple[str, str, NodeFacts, bool], tuple[PriceRow, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -216,9 +216,9 @@ class PriceBook:
         """Return the price of a physical GPU at a time; ``None`` if no row matches: unknown, which is not 0.
 
         Args:
-            model: As NVML names it.
+            model: Name of the GPU in NVML.
             node: The node's name.
-            facts: What else is known of the node.
+            facts: Other known facts of the node.
             at_seconds: Unix time.
             facts_complete: Whether an empty fact means that the node has none. If false, it is not known yet, and the
                 price is ``None`` while another value of that fact could select another row.
@@ -260,7 +260,7 @@ class PriceBook:
 
     @property
     def description(self) -> str:
-        """The book's name and what its money covers, for where money is shown; empty without prices."""
+        """The book's name and the parts of a node that it covers, as text; empty without prices."""
         books = [book for book in (self, self.fallback) if book is not None and book.rows]
         return "; else ".join(f"{book.name} (GPUs are {book.gpu_part:.0%} of a node's price)" for book in books)
 
@@ -268,7 +268,10 @@ class PriceBook:
 def overlaps(
     rows: tuple[PriceRow, ...], known_models: Collection[str] = ()
 ) -> Iterator[tuple[PriceRow, PriceRow, float, float]]:
-    """Pairs of rows of which neither wins, and the Unix times from and to which that is so (see ``Match.meets``)."""
+    """Yield pairs of rows without a precedence, and the start and end of that time as Unix times.
+
+    See ``Match.meets``.
+    """
     groups: dict[tuple[object, ...], list[PriceRow]] = {}
     for row in rows:
         groups.setdefault(_kin(row.match), []).append(row)
@@ -281,7 +284,7 @@ def overlaps(
 
 
 def _kin(match: Match) -> tuple[object, ...]:
-    """Rows that differ in this cannot be in each other's way: another specificity, or another exact name."""
+    """Return a key that only competing rows share: the same specificity and the same exact names."""
     node, instance_type, where, model = weights = match.specificity
     exact = (
         match.node if node == _EXACT else "",

@@ -19,11 +19,11 @@ from exporter.errors import StateError
 VERSION = 2
 """Version of the layout of the file's content; a file of another version is not read."""
 MAX_BYTES = 16 * 1024 * 1024
-"""A full ledger with 110 pods is under 2 MB: what is larger is not ours, or a leak that must not fill the disk."""
+"""A full ledger with 110 pods is under 2 MB: a larger file is foreign, or a leak that must not fill the disk."""
 UNSYNCED = "state_unsynced"
-"""Reason of a save that may not outlive a loss of power: the file is in place, its directory is not synced."""
+"""Reason of a save that a power failure can undo: the file is in place, its directory is not synced."""
 SET_ASIDE_LIMIT = 9
-"""Files set aside and kept; the next replaces the last."""
+"""Maximum number of files that are set aside and kept; the next one replaces the last."""
 
 _LAYOUT = re.compile(rb'\{"version":([0-9]{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -32,30 +32,30 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @dataclass(slots=True)
 class StateFile:
-    """A file in a directory of its own: one line of JSON with version and checksum, mode 0600.
+    """A file in its own directory: one line of JSON with version and checksum, mode 0600.
 
-    One process at a time may write it: the one that holds the ``WriterLock``.
+    Only one process at a time may write it: the holder of the ``WriterLock``.
     """
 
     directory: Path
     name: str = "ledger.json"
     content: str = "the ledger"
-    """What starts at 0 when the file is lost, as messages name it."""
+    """Data that starts at 0 when the file is lost, as messages name it."""
     _unread_in_the_way: bool = False
-    """A file that could not be read could not be set aside either: a save must not replace it unasked."""
+    """Whether an unreadable file could not be set aside either: then no save may replace it without a new attempt."""
 
     @property
     def path(self) -> Path:
-        """Where the state is."""
+        """Path of the state."""
         return self.directory / self.name
 
     def load(self) -> dict[str, Any] | None:
-        """Return what was saved last, ``None`` where nothing ever was.
+        """Return the last saved state, ``None`` if there was none.
 
         Raises:
             StateError: The file is damaged (``state_damaged``), of another version (``state_newer``, ``state_older``),
                 too large (``state_too_large``) or cannot be read (``state_unreadable``). It has been set aside, and
-                the message has its new path; saving then starts a new one.
+                the message contains its new path; the next save creates a new file.
         """
         try:
             content = self._read()
@@ -87,14 +87,14 @@ class StateFile:
         return state
 
     def save(self, data: Mapping[str, Any]) -> None:
-        """Replace what was saved by ``data``; on return it is on the disk, on an error but one the old state still is.
+        """Replace the saved state by ``data``; on return it is on disk, on any error but one the old state still is.
 
-        Takes as long as the disk: not to be called where other things wait.
+        Blocks for as long as the disk takes: do not call it where other work waits.
 
         Raises:
             StateError: The disk is full (``disk_full``) or read-only (``read_only``), the state larger than the
-                limit (``state_too_large``), or else could not be written (``state_unwritable``). Or it is written, and
-                may not outlive a loss of power (``state_unsynced``).
+                limit (``state_too_large``), or the file cannot be written otherwise (``state_unwritable``). Or it is
+                written, and a power failure can undo that (``state_unsynced``).
         """
         content = encode(data)
         if len(content) > MAX_BYTES:
@@ -109,7 +109,7 @@ class StateFile:
             self._replace(temporary, content)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink()  # half a file would keep a full disk full
+                temporary.unlink()  # a partial file would keep a full disk full
             raise _not_saved(self.path, error) from error
         try:
             self._sync_directory()
@@ -118,15 +118,15 @@ class StateFile:
             raise StateError(UNSYNCED, f"{words}; check the disk of --state-dir") from error
 
     def _read(self) -> bytes:
-        # Not waiting: the path may be a pipe without a writer.
+        # Non-blocking: the path may be a pipe without a writer.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path cannot carry the flags above
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no file")
+                raise OSError(errno.EINVAL, "it is not a file")
             return file.read(MAX_BYTES + 1)
 
     def _replace(self, temporary: Path, content: bytes) -> None:
-        # A new file: half a file of a former process has its mode, a pipe blocks, and a link leads elsewhere.
+        # A new file: a partial file of an earlier process keeps its mode, a pipe blocks, and a link leads elsewhere.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a path cannot carry the flags above
@@ -147,8 +147,8 @@ class StateFile:
         """Move the file out of the way and return the error that reports it, for callers that cannot use it.
 
         Args:
-            reason: Of the error.
-            what: What is wrong with the file, as the sentence after its name.
+            reason: Reason of the error.
+            what: The fault of the file, as the end of a sentence that starts with its name.
         """
         try:
             aside = self._move_away()
@@ -160,7 +160,7 @@ class StateFile:
         """Rename the file.
 
         Raises:
-            StateError: It cannot be renamed, and saving will try again before anything else.
+            StateError: It cannot be renamed; the next save tries again first.
         """
         names = [self.directory / f"{self.name}.damaged-{number}" for number in range(1, SET_ASIDE_LIMIT + 1)]
         self._unread_in_the_way = True
@@ -174,10 +174,10 @@ class StateFile:
 
 
 def encode(data: Mapping[str, Any]) -> bytes:
-    """The file's content for a state.
+    """Return the file's content for a state.
 
     Raises:
-        StateError: A number of it is not finite.
+        StateError: A number in it is not finite.
     """
     try:
         body = json.dumps(data, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -188,7 +188,7 @@ def encode(data: Mapping[str, Any]) -> bytes:
 
 
 def _checksum(version: bytes, body: bytes) -> bytes:
-    """Of version and body, so that a version with a flipped bit is damage and not the future."""
+    """Return the checksum of version and body: a flipped bit in the version means damage, not a newer version."""
     return hashlib.sha256(version + b"\n" + body).hexdigest().encode("ascii")
 
 
@@ -200,13 +200,13 @@ def _not_saved(path: Path, error: OSError) -> StateError:
         return StateError(
             "read_only", f"state: cannot write {path}: {words}; make --state-dir writable for uid {os.geteuid()}"
         )
-    return StateError("state_unwritable", f"state: cannot write {path}: {words}; see that --state-dir is there")
+    return StateError("state_unwritable", f"state: cannot write {path}: {words}; check that --state-dir exists")
 
 
 _LONGEST_NAME = 200
 """Characters of a file name; a file system allows 255."""
 _MOST_BYTES = 1024 * 1024
-"""Of a note: one of 110 holders is under 100 KB."""
+"""Maximum size of a note in bytes: a note of 110 holders is under 100 KB."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,18 +214,18 @@ class WriterLock:
     """Decides which agent of a node writes its ledger.
 
     The writer holds a lock on ``<directory>/<node>.lock``, a host path that every agent of the node uses, and on its
-    state directory. The kernel releases both locks when the process ends. Without paths the lock is free for everyone.
+    state directory. The kernel releases both locks when the process ends. Without paths, every agent gets the lock.
     """
 
     node: str = ""
     directory: Path | None = None
-    """Host path of the lock file; None: this agent takes no lock of the host."""
+    """Host path of the lock file; ``None``: this agent takes no host lock."""
     state_directory: Path | None = None
     """Directory of the state file; two agents that save there in turn would replace each other's totals."""
     waits_for: str = ""
-    """Path that another agent had locked at the last attempt; empty where there was none."""
+    """Path that another agent had locked at the last attempt; empty if there was none."""
     warning: str = ""
-    """Why the host lock cannot be used and how to fix it, in one line; empty where it is used or not asked for."""
+    """Fault of the host lock and its fix, in one line; empty if the lock works or is not configured."""
     held: bool = False
     """Whether this agent is the writer."""
     _host: int | None = None
@@ -234,12 +234,12 @@ class WriterLock:
 
     @property
     def host_held(self) -> bool | None:
-        """Whether the writer holds the lock of the host; None where it does not write or asks for no such lock."""
+        """Whether the writer holds the host lock; ``None`` if this agent does not write or has no host lock."""
         return self._host is not None if self.held and self.directory is not None else None
 
     @property
     def path(self) -> Path | None:
-        """Path of the lock file; None where there is none."""
+        """Path of the lock file; ``None`` without one."""
         if self.directory is None:
             return None
         name = quote(self.node, safe="") or "node"
@@ -250,8 +250,8 @@ class WriterLock:
     def take(self) -> bool:
         """Take the locks if no other agent holds one of them, and return whether this agent is the writer.
 
-        Never blocks. A host path that cannot be locked leaves the state directory's lock alone, with a ``warning``.
-        A state directory that cannot be locked is no reason to have no ledger: saving reports what is wrong with it.
+        Never blocks. If the host path cannot be locked, only the state directory's lock counts, with a ``warning``.
+        A state directory that cannot be locked does not prevent a ledger: saving reports the fault.
         """
         if self.held:
             return True
@@ -269,16 +269,16 @@ class WriterLock:
         return True
 
     def release(self) -> None:
-        """Let another agent become the writer."""
+        """Release the locks, so that another agent can become the writer."""
         descriptors = [*self._others, *([] if self._host is None else [self._host])]
         self._host, self._others, self.held = None, [], False
         for descriptor in descriptors:
             os.close(descriptor)
 
     def note(self, point: Mapping[str, Any]) -> None:
-        """Write a note into the lock file, in place of the former one; it outlives the process but not the boot.
+        """Write a note into the lock file, replacing the previous one; it outlives the process but not the boot.
 
-        Without a lock file nothing is written.
+        Does nothing without a lock file.
 
         Args:
             point: Values for JSON; an empty one removes the note.
@@ -294,7 +294,7 @@ class WriterLock:
         os.ftruncate(self._host, len(content))
 
     def noted(self) -> dict[str, Any]:
-        """Return the note in the lock file; empty where there is none, or a process ended while it wrote it."""
+        """Return the note in the lock file; empty if there is none, or a process ended while it wrote it."""
         if self._host is None:
             return {}
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -306,7 +306,7 @@ class WriterLock:
         return {}
 
     def _locked_file(self) -> int | None:
-        """Lock the host's file and return its descriptor; None where that is not possible.
+        """Lock the host's file and return its descriptor; ``None`` if that is not possible.
 
         Raises:
             _TakenError: Another agent holds it.
@@ -336,7 +336,7 @@ def _locked(path: Path, flags: int) -> int:
         _TakenError: Another process holds the lock, or has just replaced the file.
         OSError: It cannot be opened or locked.
     """
-    # Only the owner may open the file: whoever can open it can lock it.
+    # Mode 0600: every process that can open the file can lock it.
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
 """Activity windows: active and measured GPU-seconds of holders, owners and shared devices over the last hours.
 
-Sums grow for ever; their values are noted at marks on a time axis. A window is the sum now less the sum at its
-beginning, interpolated between two marks, so that reading one costs the same for a minute and for a day.
+Sums only grow; their values are recorded at marks on a time axis. A window is the current sum less the sum at its
+start, interpolated between two marks. Reading one costs the same for a minute and for a day.
 """
 
 import base64
@@ -16,16 +16,16 @@ from typing import Any
 from exporter.model import WINDOWS, HolderKey, Owner, PodAccount, Portion, is_other_pod
 
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
-"""Least time between two marks: of windows up to ``FINE_WINDOW_SECONDS``, and of longer ones."""
+"""Minimum time between two marks: for windows up to ``FINE_WINDOW_SECONDS``, and for longer ones."""
 FINE_WINDOW_SECONDS, COARSE_WINDOW_SECONDS = 7200.0, 86400.0
 FINE_WINDOWS = tuple(name for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS)
 COARSE_WINDOWS = tuple(name for name in WINDOWS if name not in FINE_WINDOWS)
 ESTIMATED_SECONDS = 900.0
-"""For so long after its last estimate a holder's activity counts as estimated."""
+"""Time after its last estimate for which a holder's activity counts as estimated."""
 HOLDER_SECONDS = 900.0
-"""A holder without a portion for so long is forgotten: none of its windows could be covered any more."""
+"""Time without a portion after which a holder is dropped: none of its windows could be covered any more."""
 OWNERS_LIMIT = 2000
-"""Most owners that are kept; beyond it those that ended first are forgotten."""
+"""Maximum number of owners; above it, those that ended first are dropped."""
 
 _WRAP = 0xFFFFFFFF
 """Points are milliseconds in 32 bits; differences up to 49 GPU-days survive the overflow."""
@@ -35,7 +35,7 @@ _MOST_SECONDS = 1e15
 Sums = tuple[float, float]
 """(active, measured) GPU-seconds."""
 _Place = tuple[int, float]
-"""A mark's number, and how far (0..1) behind it towards the next mark an instant is."""
+"""A mark's number, and the position (0..1) of an instant between it and the next mark."""
 
 
 def own_owner(namespace: str, pod: str) -> Owner:
@@ -50,7 +50,7 @@ def owner_shown(owner: Owner, namespace: str, pod: str) -> Owner:
 
 @dataclass(slots=True)
 class _Axis:
-    """Instants at which sums are noted."""
+    """Instants at which sums are recorded."""
 
     step_seconds: float
     kept_seconds: float
@@ -59,11 +59,11 @@ class _Axis:
     times: "array[float]" = field(default_factory=lambda: array("d"))
 
     def mark(self, steady: float) -> int | None:
-        """Add a mark if it is due and return its number; drop those that no window reaches."""
+        """Add a mark if it is due and return its number; drop marks that no window reaches."""
         if self.times and steady - self.times[-1] < self.step_seconds:
             return None
         self.times.append(steady)
-        outside = bisect_right(self.times, steady - self.kept_seconds) - 1  # the last one before the longest window
+        outside = bisect_right(self.times, steady - self.kept_seconds) - 1  # the last mark before the longest window
         if outside > 0:
             del self.times[:outside]
             self.first += outside
@@ -75,10 +75,10 @@ class _Axis:
         return self.first + len(self.times) - 1
 
     def load(self, first: object, times: Sequence[object], steady: float) -> None:
-        """Take over marks of the same boot.
+        """Set marks of the same boot.
 
         Raises:
-            ValueError: They are none, or later than now.
+            ValueError: The values are not marks, or later than now.
         """
         self.first = int(_figure(first))
         self.times.extend(_figure(time) for time in times)
@@ -86,7 +86,7 @@ class _Axis:
             raise ValueError("marks out of order")
 
     def place(self, at: float, now: float) -> _Place:
-        """Find an instant; one before the first mark is taken for that mark."""
+        """Return the place of an instant; an instant before the first mark counts as that mark."""
         number = bisect_right(self.times, at) - 1
         if number < 0:
             return self.first, 0.0
@@ -97,13 +97,13 @@ class _Axis:
 
 @dataclass(slots=True)
 class _Points:
-    """Values of two sums at consecutive marks, from the first mark after their birth to the last change."""
+    """Values of two sums at consecutive marks, from the first mark after their start to the last change."""
 
     first: int = 0
     values: "array[int]" = field(default_factory=lambda: array("I"))
 
     def note(self, axis: _Axis, number: int, active: int, measured: int) -> None:
-        """Note the sums at a mark. Sums that have not changed need no point: the last one holds on."""
+        """Record the sums at a mark. Unchanged sums need no point: the last point still applies."""
         values = self.values
         if not values:
             self.first = number
@@ -128,12 +128,12 @@ class _Points:
         return (self.values[place], self.values[place + 1]) if place >= 0 else (0, 0)
 
     def since(self, places: Sequence[_Place], axis: _Axis, now: tuple[int, int]) -> list[Sums]:
-        """Return what has been added since each of some instants.
+        """Return the increase since each of some instants.
 
         Args:
             places: The instants.
-            axis: Of the points.
-            now: The sums now.
+            axis: Axis of the points.
+            now: The current sums.
         """
         (active, measured), values = now, self.values
         newest, end = axis.last, len(values) - 2
@@ -177,7 +177,7 @@ class _Points:
 
 @dataclass(slots=True)
 class _Sums:
-    """Active and measured seconds since birth, and their points on the axes."""
+    """Active and measured seconds since the start, and their points on the axes."""
 
     active: float = 0.0
     measured: float = 0.0
@@ -192,7 +192,7 @@ class _Sums:
         self.changed = steady
 
     def now(self) -> tuple[int, int]:
-        """Return both sums as points have them."""
+        """Return both sums in the form of a point."""
         return round(self.active * _MILLISECONDS) & _WRAP, round(self.measured * _MILLISECONDS) & _WRAP
 
     def absorb(self, other: "_Sums") -> None:
@@ -218,9 +218,9 @@ class _Holder:
     pod_uid: str | None
     sums: _Sums = field(default_factory=_Sums)
     charged: Owner | None = None
-    """As the portions have it; the same object for as long as nothing changes."""
+    """Owner in the portions; the same object while it does not change."""
     owner: Owner | None = None
-    """Under which it is shown."""
+    """Owner under which the holder is shown."""
     of_owner: _Sums = field(default_factory=_Sums)
     estimated_until: float = -math.inf
     seen: float = 0.0
@@ -228,7 +228,7 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """Windows as of one instant."""
+    """Windows that end at one instant."""
 
     steady: float
     windows: "Windows"
@@ -236,11 +236,11 @@ class WindowSample:
     _coarse: tuple[_Place, ...]
 
     def owners(self) -> frozenset[Owner]:
-        """Return every owner that has held something within a day."""
+        """Return every owner that has held a device within a day."""
         return frozenset(self.windows.owners)
 
     def of_owner(self, owner: Owner) -> dict[str, Sums]:
-        """Return active and measured seconds of an owner by window; nothing of an unknown one."""
+        """Return active and measured seconds of an owner by window; empty for an unknown one."""
         sums = self.windows.owners.get(owner)
         if sums is None:
             return {}
@@ -255,7 +255,7 @@ class WindowSample:
         return self._fine_windows(holder.sums)
 
     def of_shared(self, device_uuid: str) -> dict[str, Sums]:
-        """Return the same of all estimated holders of a device."""
+        """Return the same for all estimated holders of a device."""
         sums = self.windows.shared.get(device_uuid)
         return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0)) if sums is None else self._fine_windows(sums)
 
@@ -271,10 +271,10 @@ class WindowSample:
 
 @dataclass(slots=True)
 class Windows:
-    """Adds up portions per holder, per owner and, where activity is only estimated, per shared device.
+    """Sums portions per holder, per owner and, for estimated activity, per shared device.
 
-    An owner's windows hold all that its holders had, ended ones too. What a pod had before its owner was known moves
-    to that owner. Estimated portions count for no holder and no owner: they mark the holder for 15 minutes.
+    An owner's windows include all of its holders, ended ones too. The sums of a pod from before its owner was known
+    move to that owner. Estimated portions count for no holder and no owner: they mark the holder for 15 minutes.
     """
 
     fine: _Axis = field(default_factory=lambda: _Axis(FINE_SECONDS, FINE_WINDOW_SECONDS))
@@ -282,7 +282,7 @@ class Windows:
     holders: dict[HolderKey, _Holder] = field(default_factory=dict)
     owners: dict[Owner, _Sums] = field(default_factory=dict)
     shared: dict[str, _Sums] = field(default_factory=dict)
-    """By UUID of the device."""
+    """Sums by UUID of the device."""
     _last: float | None = None
     """Instant of the last portions."""
 
@@ -290,13 +290,13 @@ class Windows:
         """Add the portions of one sample.
 
         Args:
-            portions: As one call of ``Meter.add`` returned them.
+            portions: Result of one call of ``Meter.add``.
             steady: Their end, in seconds of the monotonic clock.
         """
         if self._last is None:
             self._mark(steady - max((portion.interval_seconds or 0.0 for portion in portions), default=0.0))
         elif steady - self._last > FINE_SECONDS:
-            self._mark(self._last)  # so that what came before a gap is not spread over it
+            self._mark(self._last)  # so the sums before a gap are not spread over it
         for portion in portions:
             if portion.pod is not None:
                 self._add(portion, portion.pod, steady)
@@ -320,7 +320,7 @@ class Windows:
             holder.of_owner.add(portion, measured, steady)
 
     def _charge(self, holder: _Holder, charged: Owner, namespace: str, pod: str) -> None:
-        """Enter a holder under its owner; the pod's own windows move there when the owner becomes known."""
+        """Set a holder's owner; the pod's own windows move to it when the owner becomes known."""
         owner, own = owner_shown(charged, namespace, pod), own_owner(namespace, pod)
         if holder.owner == own:
             self.settle(own, owner)
@@ -330,11 +330,11 @@ class Windows:
         holder.charged, holder.owner, holder.of_owner = charged, owner, sums
 
     def settle(self, pod: Owner, owner: Owner) -> None:
-        """Move the windows of a pod to its owner, now that it is known; the pod may have ended meanwhile.
+        """Move the windows of a pod to its owner once that is known; the pod may have ended in the meantime.
 
         Args:
             pod: The pod as an owner, provisional or not.
-            owner: Who it turned out to be; the pod itself changes nothing.
+            owner: The actual owner; no effect if it is the pod itself.
         """
         own, owner = own_owner(pod.namespace, pod.name), owner_shown(owner, pod.namespace, pod.name)
         if owner != own and own in self.owners:
@@ -378,7 +378,7 @@ class Windows:
         return WindowSample(steady, self, fine, coarse)
 
     def dump(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
+        """Return all windows, for JSON."""
         return {
             "last": self._last,
             "fine": [self.fine.first, self.fine.times.tolist()],
@@ -400,14 +400,14 @@ class Windows:
 
     @classmethod
     def load(cls, data: Mapping[str, Any], steady: float) -> "Windows":
-        """Read what ``dump`` returned, in the same boot.
+        """Parse the output of ``dump``, in the same boot.
 
         Args:
-            data: What was dumped.
-            steady: Seconds of the monotonic clock, now.
+            data: Output of ``dump``.
+            steady: Current seconds of the monotonic clock.
 
         Raises:
-            ValueError: It is something else; says what is wrong with it.
+            ValueError: The data has another form; the message says which part is wrong.
         """
         try:
             windows = cls()

@@ -25,11 +25,11 @@ from exporter.model import (
 )
 
 HARMLESS_REASONS = frozenset({"unknown_uuid", "unknown_minor", "unknown_instance", "dra_passed_through"})
-"""Reasons why an id was not resolved that leave no doubt about the devices that *are* seen: it names another one."""
+"""Reasons of an unresolved id that leave no doubt about the devices that *are* seen: the id names another device."""
 
 
 class Kubelet(Protocol):
-    """What the kubelet said last: ``attribution.podresources.KubeletPoller``, or an answer asked for in a replay."""
+    """The newest answer of the kubelet: ``kube.kubelet.KubeletPoller``, or a recorded answer in a replay."""
 
     @property
     def latest(self) -> Allocations | None:
@@ -38,7 +38,7 @@ class Kubelet(Protocol):
 
     @property
     def problem(self) -> str:
-        """One line on why there is no newer one; empty when all is well."""
+        """Why there is no newer answer, in one line; empty if there is no problem."""
         ...
 
     @property
@@ -48,15 +48,15 @@ class Kubelet(Protocol):
 
 
 class Pids(Protocol):
-    """From a process to its pod: ``attribution.processes.PidResolver``, or to its job or user."""
+    """Lookup from a process to its pod (``attribution.processes.PidResolver``), job or user."""
 
     def pod_uid(self, pid: int) -> str | None:
-        """Return the UID of a process' pod."""
+        """Return the UID of a process's pod."""
         ...
 
 
 class Names(Protocol):
-    """Between UIDs and names of pods: ``attribution.processes.PodNames``, or of jobs or users."""
+    """Lookup between UIDs and names of pods (``attribution.processes.PodNames``), jobs or users."""
 
     def name_of(self, uid: str) -> tuple[str, str] | None:
         """Return namespace and name of a UID."""
@@ -68,7 +68,7 @@ class Names(Protocol):
 
 
 class MetadataSource(Protocol):
-    """What the Kubernetes API says: ``attribution.metadata.Metadata``."""
+    """Data of the Kubernetes API: ``kube.metadata.Metadata``."""
 
     @property
     def known(self) -> bool:
@@ -77,22 +77,22 @@ class MetadataSource(Protocol):
 
     @property
     def at_seconds(self) -> float | None:
-        """Unix time of the API's last sign of life."""
+        """Unix time of the API's last answer or event."""
         ...
 
     @property
     def problem(self) -> str:
-        """One line on what cannot be had; empty when all is well."""
+        """The missing data and its cause in one line; empty if there is no problem."""
         ...
 
     @property
     def names_other_node(self) -> bool:
-        """Whether ``problem`` is that --node-name is not this node's name in the cluster."""
+        """Whether the problem is that --node-name is not this node's name in the cluster."""
         ...
 
     @property
     def remark(self) -> str:
-        """One line on what is not well though all can be had."""
+        """A fault that does not affect the data, in one line; empty if there is none."""
         ...
 
     @property
@@ -102,15 +102,15 @@ class MetadataSource(Protocol):
 
     @property
     def node_facts(self) -> NodeFacts | None:
-        """What the node's labels say; ``None`` until they were read."""
+        """Facts from the node's labels; ``None`` until they are read."""
         ...
 
     def evidence(self, now: float) -> Evidence:
-        """Return what the join is to look at, the same object while nothing changes."""
+        """Return the evidence for the join, the same object while nothing changes."""
         ...
 
     def note(self, allocations: Allocations, now: float) -> None:
-        """Take note of a new answer of the kubelet."""
+        """Process a new answer of the kubelet."""
         ...
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
@@ -120,9 +120,9 @@ class MetadataSource(Protocol):
 
 @dataclass(slots=True)
 class Attributor:
-    """Keeps the last join and the ways from a process to its pod.
+    """Keeps the last join and the lookups from a process to its pod.
 
-    ``kubelet`` is ``None`` where attribution is switched off: then nothing is known of any holder.
+    ``kubelet`` is ``None`` if attribution is disabled: then no holder is known.
     """
 
     kubelet: Kubelet | None
@@ -130,28 +130,28 @@ class Attributor:
     names: Names
     expiry_seconds: float
     metadata: MetadataSource | None = None
-    """``None`` without the Kubernetes API."""
+    """Source of pod metadata; ``None`` without the Kubernetes API."""
     metadata_wait_seconds: float = 75.0
-    """For so long after the start the agent waits for the API, where it alone knows the holders."""
+    """Maximum wait for the API after the start, if only the API knows the holders."""
     observe: Callable[[Reading, float], None] | None = None
-    """Called first with each reading, where processes determine the holders."""
+    """Called first with each reading, if processes determine the holders."""
     source: str = "kubelet"
     """Source of holders: ``kubelet``, ``slurm``, ``host``."""
     replicas: Replicas = field(default_factory=Replicas)
-    """Of shared devices; whoever keeps them across restarts has the same object."""
+    """Replica counts of shared devices, shared with the code that saves them across restarts."""
     command_of: Callable[[int], str] = lambda _pid: ""
-    """A process' own name, where it can be seen."""
+    """Returns a process's own name, if it is visible."""
     _first_joined: tuple[Allocations, float] | None = None
     _cached_for: tuple[Allocations, Evidence, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))
 
     def join(self, reading: Reading | None, now: float, steady: float) -> Attribution:
-        """Return the holders of every device of ``reading``, or that they are not known.
+        """Return the holders of every device of ``reading``, or an unknown attribution.
 
         Args:
-            reading: The newest one.
+            reading: The newest reading.
             now: Unix time.
-            steady: Seconds of the monotonic clock, by which an answer's age is judged from when it is first seen.
+            steady: Seconds of the monotonic clock; the age of an answer counts from when it is first seen.
         """
         allocations = self.kubelet.latest if self.kubelet else None
         if allocations is None:
@@ -162,7 +162,7 @@ class Attributor:
         if self.metadata and new:
             self.metadata.note(allocations, now)
         evidence = self.metadata.evidence(now) if self.metadata else NO_EVIDENCE
-        # A minor number may have passed to another GPU since one went missing: those that are there come first.
+        # The minor number of a missing GPU may have passed to another one, so the present GPUs come first.
         there_first = sorted(reading.gpus, key=lambda gpu: gpu.state is DeviceState.MISSING) if reading else ()
         gpus = tuple(gpu.gpu for gpu in there_first)
         instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
@@ -205,9 +205,9 @@ class Attributor:
         )
 
     def _with_uids_of_node(self, attribution: Attribution, *, is_followed: bool) -> Attribution:
-        """Find the running pod of a name on the node, where the API has none or may report the one before.
+        """Use the UID of the running pod on the node where the API has none or may report the earlier pod's.
 
-        With the UID of another pod the running one would have no processes, and would look idle.
+        With the UID of another pod, the running pod would have no processes and would look idle.
         """
         doubtful = {
             device: tuple(
@@ -221,16 +221,16 @@ class Attributor:
     def _with_uid_of_node(self, holder: Holder) -> Holder:
         uid = self.names.uid_of(holder.namespace, holder.pod)
         if uid is None and holder.pod_uid and self.names.name_of(holder.pod_uid) is None:
-            return replace(holder, pod_uid=None)  # two pods of the name, or it cannot be looked up
+            return replace(holder, pod_uid=None)  # two pods have the name, or the lookup failed
         return holder if uid in {None, holder.pod_uid} else replace(holder, pod_uid=uid)
 
     def lacks_metadata(self, attribution: Attribution) -> bool:
-        """Return whether holders still depend on an API that has not answered yet: fractions, claims."""
+        """Return whether holders still depend on data that the API has not returned yet: fractions, claims."""
         if self.metadata is None or self.metadata.known or self._cached_for is None:
             return False
         reserved = self._cached_for[1].reservation_namespaces
-        not_told = HARMLESS_REASONS | {REPLICAS_UNKNOWN, MEMORY_UNKNOWN, UNLISTED_USE}  # by the API either
-        return any(entry.reason not in not_told for entry in attribution.unresolved) or any(
+        harmless = HARMLESS_REASONS | {REPLICAS_UNKNOWN, MEMORY_UNKNOWN, UNLISTED_USE}  # by the API either
+        return any(entry.reason not in harmless for entry in attribution.unresolved) or any(
             holder.source == DRA or holder.namespace in reserved
             for holders in attribution.holders.values()
             for holder in holders
@@ -238,11 +238,11 @@ class Attributor:
 
 
 def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> AllocationState:
-    """Return the state of a device; "unallocated" only where no unresolved id could stand for the device.
+    """Return the state of a device; "unallocated" only if no unresolved id can be the device.
 
     Args:
         attribution: Holders of all devices.
-        uuid: Of the device.
+        uuid: UUID of the device.
         gpu: The GPU that the device is or is part of.
     """
     if attribution.known and attribution.holders.get(uuid):
@@ -253,11 +253,11 @@ def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> Al
 def is_doubtful(attribution: Attribution, uuid: str, gpu: GpuReading) -> bool:
     """Return whether a GPU or a part of it may have an unknown holder.
 
-    No holder is known, an unresolved id could stand for it, or an unlisted pod uses the device.
+    This is so if no holder is known, an unresolved id may be the GPU, or an unlisted pod uses it.
 
     Args:
         attribution: Holders of all devices.
-        uuid: Of the device.
+        uuid: UUID of the device.
         gpu: The GPU that the device is or is part of.
     """
     return not attribution.known or any(_leaves_doubt(entry, uuid, gpu) for entry in attribution.unresolved)

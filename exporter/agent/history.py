@@ -1,4 +1,4 @@
-"""Keeps what the agent remembers between ticks: the newest readings, every GPU ever seen, and event counts."""
+"""Keeps the agent's memory between ticks: the newest readings, every GPU ever seen, and event counts."""
 
 import logging
 from collections import Counter, deque
@@ -22,18 +22,18 @@ LOG = logging.getLogger("exporter.agent")
 _NVIDIA = "nvidia"
 
 MOST_XIDS = 64
-"""Most Xid codes kept per device: more than a GPU meets in its life, fewer than a faulty source can invent."""
+"""Maximum number of Xid codes per device: more than a GPU has in its life; limits the memory for a faulty source."""
 
 
 MOST_DEVICES = 512
-"""Devices with Xids that are remembered, MIG instances that are gone among them."""
+"""Maximum number of remembered devices with Xids, including MIG instances that no longer exist."""
 
 
 class DeviceXid(NamedTuple):
     """An Xid event of a device."""
 
     uuid: str
-    """Of the device: a GPU or a MIG instance."""
+    """UUID of the device: a GPU or a MIG instance."""
     xid: int
 
 
@@ -48,22 +48,22 @@ class XidRecord:
 
 @dataclass(slots=True)
 class SourceRecord:
-    """Everything kept of the readings."""
+    """Everything that is kept of the readings."""
 
     newest: Reading | None = None
-    """With every GPU that was ever seen, but those that are known to have left: one that is gone is missing."""
+    """The newest reading, with every GPU ever seen except those known to have left; an absent GPU is missing."""
     bound_driver: Callable[[str], str | None] = lambda _bus_id: None
-    """Returns the kernel driver that a PCI bus id is bound to; ``None`` where that is not known."""
+    """Returns the kernel driver that a PCI bus id is bound to; ``None`` if that is not known."""
     known: dict[str, GpuReading] = field(default_factory=dict)
-    """The last reading of each GPU while it was up, by UUID."""
+    """Last reading of each GPU while it was up, by UUID."""
     xids: dict[str, XidRecord] = field(default_factory=dict)
-    """By UUID of the device, a GPU or a MIG instance."""
+    """Xid records by UUID of the device, a GPU or a MIG instance."""
 
     def add(self, reading: Reading) -> tuple[DeviceXid, ...]:
         """Add one reading: counts add up, values replace.
 
         Returns:
-            Its Xid events, each with its device, without those of codes beyond ``MOST_XIDS``: every code is a series.
+            Its Xid events with their devices, without codes beyond ``MOST_XIDS``, because every code is a series.
         """
         before = self.newest
         self.newest = newest = replace(reading, gpus=self._with_all_known(reading.gpus))
@@ -72,7 +72,7 @@ class SourceRecord:
         return tuple(DeviceXid(uuid, event.xid) for uuid, event in placed if self._count(uuid, event))
 
     def _forget_former(self, newest: Reading) -> None:
-        """Keep the records of MIG instances that are gone only while they are few: they may be listed again."""
+        """Keep the records of absent MIG instances only while they are few: the instances may be listed again."""
         if len(self.xids) > MOST_DEVICES:
             here = {uuid for gpu in newest.gpus for uuid in (gpu.gpu.uuid, *_instances(gpu))}
             self.xids = {uuid: record for uuid, record in self.xids.items() if uuid in here}
@@ -87,10 +87,10 @@ class SourceRecord:
         return True
 
     def _with_all_known(self, gpus: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
-        """Complete a reading by what it cannot say of GPUs that do not answer.
+        """Complete a reading with the remembered data of GPUs that do not answer.
 
         A new child does not know a GPU that was lost before it started, and a lost GPU does not list its MIG
-        instances; their holders keep them nevertheless.
+        instances; but their holders still hold them.
         """
         up = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP and gpu.gpu.pci_bus_id}
         self.known.update((gpu.gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
@@ -109,16 +109,16 @@ class SourceRecord:
         )
         there = [gpu for gpu in completed if gpu.state is not DeviceState.MISSING and not self._has_left(gpu, up)]
         missing = [gpu for gpu in completed if gpu.state is DeviceState.MISSING and not self._has_left(gpu, up)]
-        # The driver counts the GPUs that are there, so that one of them may have the index of a missing one.
+        # The driver numbers only the present GPUs, so one of them may have the index of a missing one.
         return by_index(there, missing)
 
     def _has_left(self, gpu: GpuReading, up: Mapping[str, str]) -> bool:
-        """Return whether a GPU is known to belong to this node's driver no more, and forget it then.
+        """Return whether a GPU is known to have left this node's driver, and forget it then.
 
-        Only what can be seen counts: without it a GPU that does not answer is missing, and its time is charged.
+        Only positive evidence counts; without it, an unresponsive GPU is missing, and its time is charged.
 
         Args:
-            gpu: As it is shown otherwise.
+            gpu: The GPU as it would be shown.
             up: UUIDs of the GPUs that are up, by PCI bus id.
         """
         if gpu.state is DeviceState.UP:
@@ -140,12 +140,11 @@ class SourceRecord:
 
 
 def _device_of(event: XidEvent, before: Reading | None, newest: Reading) -> str:
-    """Return the UUID of the device that shows an event: a MIG instance, or the GPU where no row of it is to be had.
+    """Return the UUID of the device that shows an event: a MIG instance, or the GPU if the instance is not listed.
 
-    The driver gives the id of a destroyed GPU instance to the next one. An event that arrives together with a new
-    layout belongs to the former one: the new instance has no holder before it is listed. A GPU instance that several
-    compute instances share has a row for each: without an id of one the event stands on the GPU's row, so that it
-    counts once.
+    The driver reuses the id of a destroyed GPU instance for the next one. An event in the same reading as a new layout
+    belongs to the former one: the new instance has no holder before it is listed. A GPU instance with several compute
+    instances has a row for each: an event without a compute instance id is counted once, for the GPU.
     """
     here = _instances_of(newest, event.uuid)
     for layout in (_instances_of(before, event.uuid) if before else {}, here):
@@ -167,24 +166,24 @@ def _instances(gpu: GpuReading) -> Mapping[str, MigInstance]:
 
 
 _MOST_KINDS = 4096
-"""More than all GPUs and instances of a node report; a source that makes codes up must not fill the memory."""
+"""More kinds than all GPUs and instances of a node report; limits the memory for a source that invents codes."""
 _Kind = tuple[str, int | None, int]
 _STEPS = 60
-"""Of a window, which moves on by one: so its size in memory does not depend on how often is read."""
+"""Number of steps in a window, which moves by one step: its memory does not depend on the sample interval."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EventWindow:
-    """How often each key was added in the last ``seconds``. Instants are of the monotonic clock."""
+    """Number of additions of each key in the last ``seconds``. Instants are of the monotonic clock."""
 
     seconds: float
     _steps: deque[tuple[int, dict[int, int]]] = field(default_factory=deque)
-    """Oldest first: number of the step and what was added in it."""
+    """Number and additions of each step, oldest first."""
     _counts: dict[int, int] = field(default_factory=dict)
-    """Over all steps."""
+    """Sums over all steps."""
 
     def add(self, key: int, at: float) -> None:
-        """Count one; an instant before the last one counts as that."""
+        """Count one addition; an instant before the last one counts as the last one."""
         step = self._step(at)
         if not self._steps or self._steps[-1][0] < step:
             self._steps.append((step, {}))
@@ -193,7 +192,7 @@ class EventWindow:
             counts[key] = counts.get(key, 0) + 1
 
     def counts(self, now: float) -> dict[int, int]:
-        """The counts of the window that ends ``now``; a key that is not in it is absent."""
+        """Return the counts of the window that ends ``now``; a key without additions is absent."""
         self._forget(self._step(now))
         return dict(self._counts)
 
@@ -210,12 +209,12 @@ class EventWindow:
 
 @dataclass(slots=True)
 class _Clocks:
-    """Of one GPU."""
+    """Clock events of one GPU."""
 
     mask: int
     began: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CLOCK_EVENTS, 0)))
     recent: EventWindow | None = None
-    """Of masks."""
+    """Window of event masks; ``None`` without windows."""
 
 
 _HEAT_SECONDS = 300.0
@@ -226,17 +225,17 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Heat:
-    """For how long heat held the clocks of one GPU down in the last five minutes."""
+    """Time for which heat reduced the clocks of one GPU in the last five minutes."""
 
     nanoseconds: float | None
-    """The driver's own clock of it; ``None`` where it keeps none."""
+    """The driver's total of that time; ``None`` if it has none."""
     at: float
     total_seconds: float = 0.0
     points: deque[tuple[float, float]] = field(default_factory=deque)
-    """Instants and the total then, oldest first; the last instant replaces one that is less than a step before it."""
+    """Instants and totals, oldest first; the last instant replaces one less than a step before it."""
 
     def add(self, nanoseconds: float | None, mask: int, at: float) -> None:
-        """Add a reading; without a clock the time since the last one is as the flags are now."""
+        """Add a reading; without the driver's total, the time since the last reading has the current flags."""
         if nanoseconds is not None and self.nanoseconds is not None:
             self.total_seconds += max(0.0, nanoseconds - self.nanoseconds) / _NANOSECONDS
         elif nanoseconds is None and _THERMAL.intersection(_events(mask)):
@@ -249,7 +248,7 @@ class _Heat:
             self.points.popleft()
 
     def ratio(self, now: float) -> float | None:
-        """Return the part of the window, 0..1; ``None`` before the second reading, and without one in the window."""
+        """Return that part of the window, 0..1; ``None`` before the second reading, and without one in the window."""
         (first_at, first), (last_at, last) = self.points[0], self.points[-1]
         if last_at <= first_at or now - last_at > _HEAT_SECONDS:
             return None
@@ -258,21 +257,21 @@ class _Heat:
 
 @dataclass(slots=True, kw_only=True)
 class EventLog:
-    """Xids, heat and clock events of a node's devices; the windows only ``with_windows``, as few pages show them."""
+    """Xids, heat and clock events of a node's devices; windows only ``with_windows``, as few pages show them."""
 
     with_windows: bool = False
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
     _xids: dict[str, EventWindow] = field(default_factory=dict)
-    """By UUID of the device."""
+    """Event windows by UUID of the device."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
     _heat: dict[str, _Heat] = field(default_factory=dict)
 
     def add(self, reading: Reading, xids: Iterable[DeviceXid], at: float) -> None:
-        """Count what a reading reports; each one once, in their order.
+        """Count the events of a reading, each once and in their order.
 
         Args:
-            reading: The newest.
+            reading: The newest reading.
             xids: Its Xid events.
             at: Now, in seconds of the monotonic clock.
         """
@@ -290,7 +289,7 @@ class EventLog:
     def _add_mask(self, uuid: str, mask: int, at: float) -> None:
         clocks = self._clocks.get(uuid)
         if clocks is None:
-            # What reduces clocks at the first reading began before it, at an unknown time.
+            # Events in the first reading began before it, at an unknown time.
             recent = EventWindow(seconds=self.clock_events_window_seconds) if self.with_windows else None
             clocks = self._clocks[uuid] = _Clocks(mask, recent=recent)
         clocks.began.update(_events(mask & ~clocks.mask))
@@ -299,7 +298,7 @@ class EventLog:
             clocks.recent.add(mask, at)
 
     def by_device(self, now: float) -> Mapping[str, DeviceEvents]:
-        """Return the events until now, of the same clock, by UUID of the device."""
+        """Return the events up to ``now`` on the monotonic clock, by UUID of the device."""
         xids = {device: counts for device, window in self._xids.items() if (counts := window.counts(now))}
         self._xids = {device: self._xids[device] for device in xids}
         events = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
@@ -318,22 +317,22 @@ class EventLog:
 class LargerCounts:
     """Passes on each Xid event of two sources once, as soon as one of them reports it.
 
-    Of each kind (GPU, GPU instance, code) as many events are passed on as the source has reported that reported more.
-    While a source is away it misses events, so its counts follow: what it reports later is new.
+    Per kind (GPU, GPU instance, code), the number of events passed on is the larger of the sources' counts. A source
+    that does not answer misses events, so its counts are raised to the other's: its later reports are new.
     """
 
     _reported: dict[str, Counter[_Kind]] = field(default_factory=dict)
-    """By name of the source."""
+    """Reported events by name of the source."""
     _passed: Counter[_Kind] = field(default_factory=Counter)
     _ready: list[XidEvent] = field(default_factory=list)
 
     def hear(self, source: str, events: Iterable[XidEvent]) -> None:
-        """Take the events of a source's reading; each reading once."""
+        """Add the events of a source's reading; each reading once."""
         reported = self._reported.setdefault(source, Counter())
         for event in events:
             kind = (event.uuid, event.gpu_instance_id, event.xid)
             if kind not in self._passed and len(self._passed) >= _MOST_KINDS:
-                self._ready.append(event)  # the record counts it as one too many
+                self._ready.append(event)  # the record drops it as one code too many
                 continue
             reported[kind] += 1
             if reported[kind] > self._passed[kind]:
@@ -341,7 +340,7 @@ class LargerCounts:
                 self._ready.append(event)
 
     def follow(self, source: str) -> None:
-        """Note that a source does not answer now."""
+        """Record that a source does not answer now."""
         self._reported[source] = Counter(self._passed)
 
     def ready(self) -> tuple[XidEvent, ...]:

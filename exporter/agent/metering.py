@@ -30,14 +30,14 @@ _FOLDED_NOTE = (
 )
 
 HUNG_SECONDS = 30.0
-"""A save that takes longer than this is reported, and the page no longer waits for it."""
+"""Duration above which a save is reported as hung, and the page no longer waits for it."""
 
 
 def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
-    """Read what ``dataclasses.asdict`` wrote of a node.
+    """Parse a node's facts that ``dataclasses.asdict`` converted.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The data has another form.
     """
     facts = NodeFacts(**data)
     if not all(isinstance(getattr(facts, name), str) for name in NodeFacts.__slots__):
@@ -46,10 +46,10 @@ def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
 
 
 def _amounts(state: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Read figures by GPU.
+    """Parse figures by GPU.
 
     Raises:
-        KeyError, TypeError, ValueError: They are something else.
+        KeyError, TypeError, ValueError: The data has another form.
     """
     figures = state[name]
     return {str(uuid): amount(figures, uuid) for uuid in figures}
@@ -58,7 +58,7 @@ def _amounts(state: Mapping[str, Any], name: str) -> dict[str, float]:
 def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
     """Return the part of a portion between two ages of its interval in seconds; ``None`` if there is none.
 
-    A portion without an interval belongs to age 0. Ages, not Unix times: differences of those lose microseconds.
+    A portion without an interval has age 0. Ages, not Unix times: differences of those lose microseconds.
     """
     interval = portion.interval_seconds
     if not interval:
@@ -69,23 +69,23 @@ def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """The instant up to which time was metered, and who held what then."""
+    """The instant up to which time was metered, and the holders then."""
 
     boot_id: str
     metered_steady: float
     until: dict[str, float]
-    """By GPU, where it differs from ``metered_steady``."""
+    """That instant by GPU, if it differs from ``metered_steady``."""
     uncounted: dict[str, float]
     drivers: dict[str, int]
-    """By GPU; empty in a state of a release that did not know them."""
+    """Driver identities by GPU; empty in a state of a release that did not save them."""
     slots: tuple[Slot, ...]
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "_Point":
-        """Read what ``Metering`` has written to the state file or the lock file.
+        """Parse what ``Metering`` wrote to the state file or the lock file.
 
         Raises:
-            KeyError, TypeError, AttributeError, ValueError: It is something else.
+            KeyError, TypeError, AttributeError, ValueError: The data has another form.
         """
         return cls(
             boot_id=str(data["boot_id"]),
@@ -99,19 +99,19 @@ class _Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A state to be written, and the counters of pods that are in it."""
+    """A state to be written, and the counters of pods in it."""
 
     file: StateFile
     data: Mapping[str, Any]
     pods: Mapping[PodAccount, Totals]
     now: float
-    """Unix time of its begin."""
+    """Unix time of its start."""
     steady: float
     windows: WindowsSave | None = None
-    """Written behind it, when due; whether that succeeds changes nothing for the ledger."""
+    """Activity windows to write afterwards, if due; their success does not affect the ledger."""
 
     def write(self) -> StateError | None:
-        """Write it; takes as long as the disk. Touches nothing that the agent changes meanwhile."""
+        """Write the state; blocks as long as the disk does. Uses no data that the agent changes in the meantime."""
         try:
             self.file.save(self.data)
         except StateError as error:
@@ -125,8 +125,8 @@ class Save:
 class Metering:
     """Meter, ledgers, prices and state file of one node.
 
-    With a writable state file, ``shown`` is what has been saved: whenever the process ends, the next one continues from
-    at least what a scrape has shown. While the file is not writable, a memory-only ledger is shown in addition.
+    With a writable state file, ``shown`` is the saved state: whenever the process ends, the next one continues from at
+    least the values of any scrape. While the file is not writable, a memory-only ledger is shown in addition.
     """
 
     node: str
@@ -134,34 +134,34 @@ class Metering:
     ledgers: Ledgers
     book: PriceBook
     facts: NodeFacts
-    """As flags have them."""
+    """Facts of the node from the flags."""
     labelled: NodeFacts | None = None
-    """From the node's labels as last read, by this process or the one before; ``None`` until read. Flags win."""
+    """Facts from the node's labels as last read, also by the previous process; ``None`` until read. Flags win."""
     awaits_labels: bool = False
-    """Whether the node's labels are to be read and never were: prices that may depend on them are unknown."""
+    """Whether the node's labels are still to be read: prices that may depend on them are unknown."""
     owners: Owners = field(default_factory=Owners)
     replicas: Replicas = field(default_factory=Replicas)
-    """Of shared devices; kept with the ledger, because no source reports those of an unhealthy one after a restart."""
+    """Counts of shared devices; saved with the ledger, because no source reports those of an unhealthy device later."""
     clock: IdleClock | None = None
-    """Ages and idle times of holders, kept with the ledger."""
+    """Ages and idle times of holders, saved with the ledger."""
     owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
     owner_faults: OwnerFaults = field(default_factory=OwnerFaults)
     file: StateFile | None = None
     lock: WriterLock | None = None
-    """While another agent holds it, nothing is charged, saved or shown; ``None``: there is no other agent."""
+    """While another agent holds it, this one charges, saves and shows nothing; ``None``: no other agent exists."""
     boot_id: str = ""
-    """Of the machine: seconds of another boot's clock mean nothing. Empty where not known."""
+    """Boot id of the machine: monotonic clocks of two boots do not compare. Empty if unknown."""
     loaded_driver: Callable[[], int | None] = lambda: None
-    """Returns the identity of the loaded driver, with which energy counters begin again; ``None``: unknown."""
+    """Returns the identity of the loaded driver, with which energy counters restart; ``None``: unknown."""
     simulated: bool = False
     save_interval_seconds: float = 5.0
     prices: dict[str, Price] = field(default_factory=dict)
-    """By UUID of the physical GPU, as of the last sample; one without a price is absent."""
+    """Prices at the last sample by UUID of the physical GPU; a GPU without a price is absent."""
     unpriced_gpus: int = 0
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Counts since start by (part, reason)."""
     problem: str = ""
-    """Why totals are not on disk, in one line; empty when they are, or without a state directory."""
+    """Why totals are not on disk, in one line; empty if they are, or without a state directory."""
     shown: LedgerView | None = None
     _metered_steady: float | None = None
     """Instant of the last sample, on the clock of samples."""
@@ -171,10 +171,10 @@ class Metering:
     _next_save: float | None = None
 
     def take(self, steady: float) -> None:
-        """Become the writer of the node's ledger if no other agent is, and continue from the state file.
+        """Become the writer of the node's ledger if there is no other one, and continue from the state file.
 
         Args:
-            steady: Seconds of the monotonic clock, now.
+            steady: Current seconds of the monotonic clock.
         """
         if self.lock is None or self.lock.held:
             return
@@ -196,7 +196,7 @@ class Metering:
 
     @property
     def lock_note(self) -> str:
-        """Why this agent does not write the ledger, or another may write it too, in one line; empty otherwise."""
+        """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
         if self.lock is None:
             return ""
         if self.lock.waits_for:
@@ -235,7 +235,7 @@ class Metering:
             self._failed(error)
             return
         self.ledgers.restore(kept)
-        # What this agent has seen while another one wrote the ledger is newer.
+        # Counts that this agent has read while another one wrote the ledger are newer.
         self.replicas.counts = {**replicas, **self.replicas.counts}
         self.labelled = self.labelled or labelled
         saved_in, point = point.boot_id, self._later(point)
@@ -249,7 +249,7 @@ class Metering:
         LOG.info("the ledger continues from %s", self.file.path)
 
     def _later(self, saved: _Point) -> _Point:
-        """Return the saved point, or the one in the lock file: of a process that showed more than it could save."""
+        """Return the later of the saved point and the lock file's, left by a process that showed more than it saved."""
         noted = self.lock.noted() if self.lock else {}
         self._is_noted = bool(noted)
         try:
@@ -262,7 +262,7 @@ class Metering:
         return point if is_later else saved
 
     def _note(self, point: Mapping[str, Any]) -> None:
-        """Write to the lock file up to which instant time is shown, or nothing where the state file has all of it."""
+        """Write the instant up to which time is shown to the lock file, or nothing if the state file has all of it."""
         if self.lock is None or not (point or self._is_noted):
             return
         try:
@@ -276,7 +276,7 @@ class Metering:
             self._is_noted = bool(point)
 
     def _point(self) -> dict[str, Any]:
-        """Return up to where time is metered now and who holds what, for JSON."""
+        """Return the instant up to which time is metered and the current holders, for JSON."""
         return {
             "boot_id": self.boot_id,
             "metered_steady": self._metered_steady,
@@ -287,9 +287,9 @@ class Metering:
         }
 
     def close(self) -> None:
-        """Let another agent write the ledger; not while a save hangs, which may still replace the file.
+        """Release the ledger to another agent; not while a save hangs, which may still replace the file.
 
-        The kernel releases the lock when the process ends, and the save with it.
+        The kernel releases the lock when the process ends; the hung save ends with it.
         """
         if self.lock is not None and self._saving is None:
             self.lock.release()
@@ -301,16 +301,16 @@ class Metering:
 
     @property
     def resumes(self) -> bool:
-        """Whether the next sample closes the time across a restart."""
+        """Whether the next sample closes the interval across a restart."""
         return self._metered_steady is None and self.meter.steady is not None
 
     def observe(self, views: Sequence[DeviceView], *, sampled_steady: float, now: float, steady: float) -> None:
         """Meter one sample.
 
         Args:
-            views: What was made of the sample.
+            views: Views of the sample's devices.
             sampled_steady: Its instant, on the monotonic clock.
-            now: Unix time, at which prices are looked up.
+            now: Unix time, for the prices.
             steady: Monotonic time in seconds, for lingering.
         """
         self.look_up_prices(views, now)
@@ -329,17 +329,17 @@ class Metering:
         self._metered_steady = self.meter.steady
 
     def learn(self, found: NodeFacts | None) -> None:
-        """Take what the node's labels say of what the flags leave open; ``None`` while they could not be read."""
+        """Store the facts of the node's labels, which the flags leave open; ``None`` while they cannot be read."""
         self.labelled = found or self.labelled
         self.awaits_labels = self.labelled is None
 
     @property
     def node_facts(self) -> NodeFacts:
-        """All that is known of the node."""
+        """Return all known facts of the node."""
         return settled_facts(self.facts, self.labelled or NodeFacts())
 
     def look_up_prices(self, views: Sequence[DeviceView], now: float) -> None:
-        """Find the price of every GPU at a time."""
+        """Store the price of every GPU at a time."""
         models = {view.gpu.uuid: view.gpu.model for view in views}
         self.prices = self._prices_at(models, now)
         self.unpriced_gpus = len(models) - len(self.prices)
@@ -375,38 +375,38 @@ class Metering:
         return sorted(set().union(*found))
 
     def use_prices(self, book: PriceBook) -> None:
-        """Price by another book from the next sample on."""
+        """Use another price book from the next sample on."""
         self.book = book
         for warning in book.warnings:
             LOG.warning("%s", warning)
         LOG.info("price book reloaded: %s", book.description or "no prices")
 
     def keep_prices(self, error: ConfigError) -> None:
-        """Keep the last good book, because another has mistakes; count and log that."""
+        """Keep the last good book, because the new one has mistakes; count and log them."""
         self.errors["prices", "invalid"] += 1
-        for line in (*error.problems, "price book not reloaded, the last good one stays: fix it, send SIGHUP again"):
+        for line in (*error.problems, "price book not reloaded, the last good one stays: fix it and send SIGHUP again"):
             LOG.error("%s", line)
 
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
-        """Return what owners hold and use now, and its faults; arguments as of ``observe``."""
+        """Return the current holdings and use of owners, and their faults; arguments as for ``observe``."""
         shown = self.owner_windows.view(views, self.prices, self.meter.free_shares, now=now, steady=steady)
         return self.owner_faults.add_to(shown, views, now=now, steady=steady)
 
     def _settled(self, provisional: Owner, steady: float) -> Owner:
-        """Return who pays for what stands on a provisional owner, and move its activity windows there."""
+        """Return the actual owner for a provisional one, and move the activity windows to it."""
         owner = self.owners.settled(provisional, steady)
         self.owner_windows.windows.settle(provisional, owner)
         return owner
 
     def view(self, steady: float) -> LedgerView | None:
-        """Return what is to be shown now; ``None`` before the first sample."""
+        """Return the ledger to show now; ``None`` before the first sample."""
         hung = self._saving is not None and steady - self._saving.steady > HUNG_SECONDS
         if hung and self._saving is not None:
             if not self.problem:
                 words = f"the disk of {self._saving.file.path} has not answered for {HUNG_SECONDS:.0f} s"
                 self._failed(StateError("hung", f"state: {words}"))
             self.ledgers.go_on_in_memory(self._saving.now + steady - self._saving.steady)
-        # While a save is under way what is shown stands still: it may be all that will have been kept.
+        # During a save the shown ledger does not change: the save may be the last one that succeeds.
         from_memory = self.file is None or self.problem
         if from_memory and self._metered_steady is not None and (self._saving is None or hung):
             if self.file is not None and self.ledgers.shows_all:
@@ -417,12 +417,12 @@ class Metering:
         return replace(self.shown, state_problem=self.problem)
 
     def begin_save(self, now: float, steady: float, *, last: bool = False) -> Save | None:
-        """Return what is to be saved now: nothing before it is due or while a save is under way.
+        """Return the state to save now; ``None`` if no save is due or while one is in progress.
 
         Args:
             now: Unix time.
             steady: Seconds of the monotonic clock.
-            last: Due whenever it was; the agent ends.
+            last: Whether the agent ends: then a save is always due.
         """
         if self.file is None or self._metered_steady is None or self._saving is not None:
             return None
@@ -444,7 +444,7 @@ class Metering:
         return self._saving
 
     def end_save(self, save: Save, error: StateError | None) -> None:
-        """Take note of how a save went; only then its totals are shown."""
+        """Process the result of a save; only then are its totals shown."""
         self._saving = None
         if error is not None:
             self.ledgers.not_saved(in_doubt=error.reason == UNSYNCED)
@@ -454,7 +454,7 @@ class Metering:
             self.owner_windows.end_save(save.windows, self.errors)
         self.ledgers.saved()
         if self.ledgers.in_memory_only:
-            return  # it hung: what was charged meanwhile is in the next save
+            return  # it hung: the charges since its start are in the next save
         if self.problem:
             LOG.info("the ledger is saved again in %s", save.file.path)
         self.problem = ""

@@ -26,13 +26,13 @@ _Views = tuple[DeviceView, ...]
 
 
 def stale_after_seconds(sample_interval_seconds: float) -> float:
-    """How old a reading may be and still be shown: what was not seen is unknown."""
+    """Return the age above which a reading is no longer shown: unseen time is unknown."""
     return max(STALE_INTERVALS * sample_interval_seconds, LEAST_STALE_SECONDS)
 
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One node as the agent knows it."""
+    """State of one node in the agent."""
 
     name: str
     sources: Sources
@@ -42,12 +42,12 @@ class Node:
     process_clock: Callable[[], float]
     """A monotonic clock in seconds, for the duration of the tick itself."""
     metering: Metering | None = None
-    """``None``: nothing is metered."""
+    """Metering of the node; ``None``: nothing is metered."""
     record: SourceRecord = field(default_factory=SourceRecord)
     events: EventLog = field(default_factory=EventLog)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
-    """On the monotonic clock: first reading, while holders were not known."""
+    """Monotonic instant of the first reading without known holders."""
 
     @property
     def attributor(self) -> Attributor:
@@ -55,7 +55,7 @@ class Node:
         return self.viewer.attributor
 
     def tick(self, now: float, steady: float) -> Snapshot:
-        """Take what has come in and return the node's picture. Never blocks.
+        """Process the new readings and answers, and return the node's snapshot. Never blocks.
 
         Args:
             now: Unix time; the node's clock may be set at any moment.
@@ -64,7 +64,7 @@ class Node:
         started = self.process_clock()
         metadata = self.attributor.metadata
         if self.metering:
-            self.metering.take(steady)  # before anything is learned, which is newer than what the state has of it
+            self.metering.take(steady)  # before new data arrives, which is newer than that of the saved state
         if self.metering and metadata:
             self.metering.learn(metadata.node_facts)
         sampled: tuple[Attribution, _Views] | None = None
@@ -76,12 +76,12 @@ class Node:
         if newest is not None and not (views and fresh):
             shown = newest if fresh else darkened(newest, self.sources.statuses[0].reason or "stale")
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
-        if self.metering and sampled is None:  # with a sample they have been looked up
+        if self.metering and sampled is None:  # with a sample, the prices are already up to date
             self.metering.look_up_prices(views, now)
         return self._snapshot(now, steady, started, fresh=fresh, attribution=attribution, views=views)
 
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[Attribution, _Views]:
-        """Take one reading in, meter it and return its holders and what is to be seen of it."""
+        """Process and meter one reading; return its holders and its views."""
         counted = self.record.add(reading)
         if len(counted) < len(reading.xids):
             self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
@@ -96,10 +96,10 @@ class Node:
         return attribution, views
 
     def _awaits_holders(self, metering: Metering, attribution: Attribution, steady: float) -> bool:
-        """Return whether nothing is charged yet, because the holders are still unknown.
+        """Return whether charging must wait, because the holders are still unknown.
 
-        The time across a restart is not charged before the kubelet has reported the holders after it. Where only the
-        API knows the holders, nothing is charged before its answer. Both waits are bounded.
+        The time across a restart is not charged before the kubelet has reported the holders after it. If only the API
+        knows the holders, nothing is charged before its answer. Both waits are bounded.
         """
         kubelet = self.attributor.kubelet
         if metering.begun or kubelet is None:
@@ -116,9 +116,9 @@ class Node:
         """Return the last snapshot with the errors since; one that is too old loses every value and is not ready.
 
         Args:
-            last: What the last tick that succeeded, or this method, returned; ``None`` if there was none yet.
+            last: Result of the last successful tick or of this method; ``None`` if there was none.
             now: Unix time.
-            steady: Seconds of the monotonic clock, now.
+            steady: Current seconds of the monotonic clock.
         """
         last = last or Snapshot(
             taken_at_seconds=now,
@@ -220,7 +220,7 @@ class Node:
 
 
 def _without_values(view: DeviceView) -> DeviceView:
-    """Return a device that was last seen too long ago: identity, holders and events stay, measured values go."""
+    """Return a device that was last seen too long ago: identity, holders and events stay, measured values do not."""
     return replace(
         view,
         state=DeviceState.FAILED if view.state is DeviceState.UP else view.state,
@@ -239,7 +239,7 @@ def _without_values(view: DeviceView) -> DeviceView:
 
 
 def _expected(attribution: Attribution, views: _Views) -> int | None:
-    """GPUs that should be here: what the kubelet knows or what was seen before, whichever is more."""
+    """Return the expected number of GPUs: the kubelet's or the number seen before, whichever is larger."""
     seen = len({view.gpu.uuid for view in views})
     if attribution.expected_devices is None:
         return seen or None
@@ -247,7 +247,7 @@ def _expected(attribution: Attribution, views: _Views) -> int | None:
 
 
 def _why_not(statuses: tuple[SourceStatus, ...], newest: Reading | None) -> tuple[str, ...]:
-    """Say what keeps each source from giving a picture; one that works, while another does not, has none to give."""
+    """Return each source's reason for not giving a snapshot; a working source has none while another fails."""
     down = [status for status in statuses if status.state is not SourceState.UP]
     if down:
         return tuple(

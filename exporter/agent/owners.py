@@ -14,12 +14,12 @@ from exporter.errors import StateError
 from exporter.model import DeviceView, Holder, Owner, OwnersView, PodFacts, Portion, Price, is_other_pod
 
 PATIENCE_SECONDS = 600.0
-"""For so long a pod's time waits for its owner to be known; then the pod itself has been it."""
+"""Maximum wait for a pod's owner; after it, the pod itself is the owner of its time."""
 
 _PINS_LIMIT = 4096
 _PodName = tuple[str, str]
 _Pod = tuple[str, str, str]
-"""Namespace, name and UID; the UID is empty where it is not known."""
+"""Namespace, name and UID; the UID is empty if it is not known."""
 
 
 class Tenancy(Protocol):
@@ -40,9 +40,9 @@ class _Pin:
 class Owners:
     """Owners of pods, each fixed when it is first known.
 
-    A label that changes on a running pod makes no other owner of it: its seconds would stand on two lines. Without a
-    ``tenancy`` the namespace pays. What a pod has had before its owner was known stands on a provisional owner, which
-    ``settled`` resolves; after ``PATIENCE_SECONDS`` it is ``Pod/<name>``.
+    A label that changes on a running pod does not change its owner: its seconds would be split between two. Without a
+    ``tenancy``, the namespace is the owner. The time of a pod before its owner is known is charged to a provisional
+    owner, which ``settled`` resolves; after ``PATIENCE_SECONDS`` the owner is ``Pod/<name>``.
     """
 
     tenancy: Tenancy | None = None
@@ -52,11 +52,11 @@ class Owners:
     _outlived: dict[_PodName, str] = field(default_factory=dict)
     """UID of the former pod of a name, which the API still reports alone while another one runs."""
     _held: set[_PodName] = field(default_factory=set)
-    """Who has held something since ``_looked_over``."""
-    _looked_over: float | None = None
+    """Pods that have held a device since ``_swept_at``."""
+    _swept_at: float | None = None
 
     def facts(self, holder: Holder) -> PodFacts | None:
-        """Return what is known of a holder's pod, with the owner that is charged."""
+        """Return the known facts of a holder's pod, with the charged owner."""
         if self.tenancy is None:
             return None
         name = (holder.namespace, holder.pod)
@@ -65,7 +65,7 @@ class Owners:
             found = self._of_pod(name, found, holder.pod_uid)
         pin = self._pins.get(name)
         if pin is not None and is_other_pod(pin.pod_uid, holder.pod_uid):
-            # Another pod of the name: while its owner is unknown, its time must not go to the first one's owner.
+            # Another pod with the same name: while its owner is unknown, its time must not go to the first pod's owner.
             del self._pins[name]
             pin = None
         if pin is not None:
@@ -79,7 +79,7 @@ class Owners:
         return found
 
     def _of_pod(self, name: _PodName, found: PodFacts, pod_uid: str) -> PodFacts | None:
-        """Return the facts if they are of this pod; without the API they stay those of the pod before it."""
+        """Return the facts if they are of this pod; without the API, they stay those of the earlier pod."""
         if found.pod_uid == pod_uid:
             self._outlived.pop(name, None)
             return found
@@ -92,7 +92,7 @@ class Owners:
         return None
 
     def owner_of(self, holder: Holder) -> Owner:
-        """Return who is charged for a holder."""
+        """Return the owner that a holder is charged to."""
         if self.tenancy is None:
             return Owner(namespace=holder.namespace)
         facts = self.facts(holder)
@@ -104,10 +104,10 @@ class Owners:
         return itself if is_given_up else replace(itself, provisional=True, pod_uid=uid)
 
     def settled(self, provisional: Owner, steady: float) -> Owner:
-        """Return who pays for what stands on a provisional owner; itself while that is still waited for.
+        """Return the actual owner for a provisional one; the provisional one itself during the wait.
 
         Args:
-            provisional: As ``owner_of`` made it, in this process or the last one.
+            provisional: Result of ``owner_of``, in this process or the last one.
             steady: Seconds of the monotonic clock.
         """
         name = (provisional.namespace, provisional.name)
@@ -131,28 +131,28 @@ class Owners:
         return owner or replace(provisional, provisional=False, pod_uid="")
 
     def forget(self, held: Iterable[_PodName], steady: float) -> None:
-        """Forget pods that have held nothing for ``PATIENCE_SECONDS``, at the latest after twice that.
+        """Drop pods that have held nothing for ``PATIENCE_SECONDS``, at the latest after twice that.
 
         Args:
             held: Namespace and name of each pod that holds a device now; call this only while that is known.
             steady: Seconds of the monotonic clock.
         """
         self._held.update(held)
-        if self._looked_over is None:
-            self._looked_over = steady
-        if steady - self._looked_over < PATIENCE_SECONDS:
+        if self._swept_at is None:
+            self._swept_at = steady
+        if steady - self._swept_at < PATIENCE_SECONDS:
             return
         remembered: tuple[dict[Any, Any], ...] = (self._pins, self._given_up, self._outlived)
         for of_pods in remembered:
             for pod in [pod for pod in of_pods if pod[:2] not in self._held]:
                 del of_pods[pod]
-        self._held, self._looked_over = set(), steady
+        self._held, self._swept_at = set(), steady
 
     def restore(self, slots: Iterable[Slot]) -> None:
-        """Take over who was charged when the last process ended.
+        """Restore the owners that were charged when the last process ended.
 
-        A namespace alone, or a pod itself without a team and cost labels, may be all that was known then: those are
-        looked up again.
+        A namespace alone, or a pod itself without a team and cost labels, may be a fallback: those are looked up
+        again.
         """
         for slot in slots:
             owner = slot.account.owner
@@ -171,21 +171,21 @@ LOG = logging.getLogger("exporter.agent")
 
 FILE_NAME = "windows.json"
 SAVE_SECONDS = 60.0
-"""Time between two saves. What a crash loses counts as unmeasured: a minute leaves the shortest window covered."""
+"""Time between two saves. A crash makes it unmeasured: one minute still leaves the shortest window covered."""
 JUDGE_SECONDS = 15.0
-"""For so long figures are shown while the holders stay the same: the shortest usual scrape interval."""
+"""Time for which figures are reused while the holders stay the same: the shortest usual scrape interval."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WindowsSave:
-    """Windows to be written, and how that went."""
+    """Windows to be written, and the result."""
 
     file: StateFile
     data: Mapping[str, Any]
     error: StateError | None = None
 
     def write(self) -> None:
-        """Write them; takes as long as the disk. Touches nothing that the agent changes meanwhile."""
+        """Write the windows; blocks as long as the disk does. Uses no data that the agent changes in the meantime."""
         try:
             self.file.save(self.data)
         except StateError as error:
@@ -194,19 +194,19 @@ class WindowsSave:
 
 @dataclass(slots=True, kw_only=True)
 class OwnerWindows:
-    """Activity windows of one node and what is shown of them. Their loss never touches the ledger."""
+    """Activity windows of one node and their shown figures. Their loss does not affect the ledger."""
 
     file: StateFile | None = None
     boot_id: str = ""
-    """Of the machine: windows of another boot are not restored."""
+    """Boot id of the machine: windows of another boot are not restored."""
     simulated: bool = False
     pace: float = 1.0
-    """Seconds of the windows in a second; only on a simulated node another than 1."""
+    """Window seconds per second; differs from 1 only on a simulated node."""
     judge_seconds: float = JUDGE_SECONDS
     windows: Windows = field(default_factory=Windows)
     _view: OwnersView | None = None
     _held: list[object] = field(default_factory=list)
-    """What was held when ``_view`` was made."""
+    """The holdings for which ``_view`` was computed."""
     _judge_at: float = 0.0
     _save_at: float = 0.0
     _problem: str = ""
@@ -215,7 +215,7 @@ class OwnerWindows:
         """Continue from the file, if it is of this boot; a damaged one is set aside, logged and counted.
 
         Args:
-            steady: Seconds of the monotonic clock, now.
+            steady: Current seconds of the monotonic clock.
             errors: Counts by (part, reason).
         """
         if self.file is None:
@@ -248,12 +248,12 @@ class OwnerWindows:
         now: float,
         steady: float,
     ) -> OwnersView:
-        """Return what owners hold and use; made again when the holders change, and every ``judge_seconds``.
+        """Return the holdings and use of owners; computed when the holders change, and every ``judge_seconds``.
 
         Args:
             views: GPUs and MIG instances with their holders.
-            prices: Price now by UUID of the physical GPU.
-            free_shares: As ``Meter.free_shares``.
+            prices: Current price by UUID of the physical GPU.
+            free_shares: Like ``Meter.free_shares``.
             now: Unix time.
             steady: Seconds of the monotonic clock.
         """
@@ -271,7 +271,7 @@ class OwnerWindows:
         return self._view
 
     def begin_save(self, steady: float, *, last: bool) -> WindowsSave | None:
-        """Return what is to be saved now; nothing before it is due, unless the agent ends (``last``)."""
+        """Return the windows to save now; ``None`` before they are due, unless the agent ends (``last``)."""
         if self.file is None or (steady < self._save_at and not last):
             return None
         self._save_at = steady + SAVE_SECONDS
@@ -279,7 +279,7 @@ class OwnerWindows:
         return WindowsSave(file=self.file, data=data)
 
     def end_save(self, save: WindowsSave, errors: Counter[tuple[str, str]]) -> None:
-        """Log and count a save that failed."""
+        """Log and count a failed save."""
         if save.error is not None:
             self._failed(save.error, errors)
         elif self._problem:
@@ -294,7 +294,7 @@ class OwnerWindows:
 
 
 def _at_pace(portion: Portion, pace: float) -> Portion:
-    """Return a portion of a simulated node as if it had lasted so many times as long."""
+    """Return a portion of a simulated node with its seconds multiplied by ``pace``."""
     return replace(
         portion,
         active_seconds=pace * portion.active_seconds,
@@ -305,7 +305,7 @@ def _at_pace(portion: Portion, pace: float) -> Portion:
 
 
 def _clocks_at_pace(view: DeviceView, pace: float) -> DeviceView:
-    """Return a simulated device with ages and idle times that fit its windows."""
+    """Return a simulated device with ages and idle times that match its windows."""
     pods = tuple(
         replace(
             use,

@@ -47,26 +47,26 @@ if TYPE_CHECKING:
     from exporter.attribution.slurm import SlurmJobs
     from exporter.kube.metadata import Metadata
 
-# Each way is imported only where it is asked for: the Kubernetes client alone doubles what the agent takes.
+# Optional sources are imported only when they are configured: the Kubernetes client alone doubles the agent's memory.
 # ruff: noqa: PLC0415
 
 
 API_ANSWER_SECONDS = 15.0
-"""How long the API may take for its first answers, beyond the jitter of the start."""
+"""Maximum time for the API's first answers, in addition to the jitter of the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributing:
-    """The join, the source of owners, and what must run in parallel to the ticks for them."""
+    """The join, the source of owners, and their tasks that run in parallel to the ticks."""
 
     attributor: Attributor
     tenancy: Tenancy | None = None
-    """``None``: nothing beyond names is known, and the namespace pays."""
+    """Source of owners; ``None``: only names are known, and the namespace is the owner."""
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
 
 
 def attributing_of(config: AgentConfig) -> Attributing:
-    """Make what the configuration asks for."""
+    """Create the attribution that the configuration selects."""
     proc_root = Path(config.proc_root)
     if not config.attribution or config.workload_manager == "kubernetes":
         return _kubernetes(config, proc_root)
@@ -125,7 +125,7 @@ def _metadata(config: AgentConfig) -> "Metadata":
 LOG = logging.getLogger("exporter.agent")
 
 SHUTDOWN_SECONDS = 2.0
-"""How long open scrapes may take to finish after a signal to end."""
+"""Time for open scrapes to finish after a termination signal."""
 
 _HOUR_SECONDS = 3600.0
 
@@ -140,10 +140,10 @@ async def run(
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
     Args:
-        config: What the user wants.
+        config: The user's configuration.
         worker_command: Command line of the child that owns the driver; ``None`` for the NVML child.
-        dcgm_worker_command: The same of the child that asks DCGM's host engine, where one is asked at all.
-        simulated: Whether what the child reads does not exist; every page and the metrics then say so.
+        dcgm_worker_command: The same for the child that queries DCGM's host engine, if one is configured.
+        simulated: Whether the child's devices are simulated; every page and the metrics then show that.
 
     Raises:
         ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
@@ -195,13 +195,13 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
 
 
 def idle_clock_of(config: AgentConfig) -> IdleClock:
-    """Make the clock of holders' ages and idle times."""
+    """Create the clock of holders' ages and idle times."""
     tolerated = stale_after_seconds(config.sample_interval_seconds)
     return IdleClock(threshold_ratio=config.idle_threshold_ratio, tolerated_gap_seconds=tolerated)
 
 
 def _engine_host(config: AgentConfig) -> str:
-    """Return the host of an engine on another machine, where no pods of this node are named; else nothing."""
+    """Return the host of an engine on another machine, for which no pods of this node are shown; otherwise empty."""
     host = config.dcgm_address.rpartition(":")[0].strip("[]")
     if config.attribution or host in {"", "unix", "localhost"}:
         return ""
@@ -218,7 +218,7 @@ def metering_of(
     clock: IdleClock,
     simulated: bool,
 ) -> Metering:
-    """Make the meters; where no other agent writes the node's ledger, continue from where the last process ended."""
+    """Create the metering; if no other agent writes the node's ledger, continue from the last process's state."""
     metering = Metering(
         node=config.node_name,
         meter=Meter(config.sample_interval_seconds, owners.owner_of),
@@ -295,12 +295,12 @@ def _node(
 
 
 def loaded_driver(sys_root: Path) -> int | None:
-    """Return a number that every load of the NVIDIA kernel module changes, or ``None`` where there is no module.
+    """Return a number that every load of the NVIDIA kernel module changes, or ``None`` without the module.
 
     It is the inode of the module's folder, which the kernel creates with each load.
 
     Args:
-        sys_root: Where sysfs is mounted.
+        sys_root: Mount point of sysfs.
     """
     try:
         return (sys_root / "module/nvidia").stat().st_ino
@@ -309,11 +309,11 @@ def loaded_driver(sys_root: Path) -> int | None:
 
 
 def bound_driver(sys_root: Path, bus_id: str) -> str | None:
-    """Return the name of the kernel driver that a PCI device is bound to, or ``None`` where it cannot be read.
+    """Return the name of the kernel driver that a PCI device is bound to, or ``None`` if it cannot be read.
 
     Args:
-        sys_root: Where sysfs is mounted.
-        bus_id: As NVML has it, with a domain of 8 digits.
+        sys_root: Mount point of sysfs.
+        bus_id: Bus id in NVML's form, with a domain of 8 digits.
     """
     domain, _, place = bus_id.partition(":")
     try:
@@ -332,19 +332,19 @@ def sees_host_processes(proc_root: Path) -> bool:
 
 
 class ProblemLog:
-    """Logs what keeps the kubelet or the Kubernetes API from answering, once when it begins and when it is over."""
+    """Logs each problem of the kubelet or the Kubernetes API once when it begins and once when it is over."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def note(self, snapshot: Snapshot) -> None:
-        """Log what has begun, or is over, since the snapshot before."""
+        """Log the problems that have begun or ended since the previous snapshot."""
         for name, problem in (("kubelet", snapshot.attribution_problem), ("Kubernetes API", snapshot.metadata_problem)):
-            if problem and name not in self._told:
-                self._told.add(name)
+            if problem and name not in self._logged:
+                self._logged.add(name)
                 LOG.warning("%s: %s", name, problem)
-            elif not problem and name in self._told:
-                self._told.discard(name)
+            elif not problem and name in self._logged:
+                self._logged.discard(name)
                 LOG.info("%s: recovered", name)
 
 
@@ -360,7 +360,7 @@ class Agent:
     load_prices: Callable[[], PriceBook]
     """Raises ConfigError where the price book has mistakes."""
     access: WebAccess | None = None
-    """Who may ask; ``None``: everybody, by plain HTTP."""
+    """Allowed clients; ``None``: every client, by plain HTTP."""
     missing: MissingGpus = field(default_factory=MissingGpus)
     standby: Standby | None = None
     snapshot: Snapshot | None = None
@@ -369,7 +369,7 @@ class Agent:
     _reloading: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve and tick until a signal to end."""
+        """Serve and tick until a termination signal."""
         stop = asyncio.Event()
         self._install_signals(stop)
         self._tick()
@@ -386,7 +386,7 @@ class Agent:
         return 0
 
     def _install_signals(self, stop: asyncio.Event) -> None:
-        """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
+        """Handle signals explicitly: as process 1 of a container, Python would ignore SIGTERM."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -395,7 +395,7 @@ class Agent:
             loop.add_signal_handler(signal.SIGHUP, self._start_reload, self.node.metering)
 
     def _release(self, seconds: float) -> None:
-        """Release the driver, in every child that has it."""
+        """Release the driver in every child that has opened it."""
         for worker in self.workers:
             worker.release(seconds)
 
@@ -411,7 +411,7 @@ class Agent:
             self._tick()
 
     async def _early_ticks(self) -> None:
-        """Tick when DCGM begins to profile, so that its figures do not wait for a beat; runs until cancelled."""
+        """Tick when DCGM begins to profile, so its figures do not wait for the next tick; runs until cancelled."""
         begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
         while True:
             await begun.wait()
@@ -422,7 +422,7 @@ class Agent:
         try:
             self.snapshot = self.node.tick(time.time(), time.monotonic())
             self._problems.note(self.snapshot)
-            self._look_for_missing(self.snapshot)
+            self._reopen_for_missing(self.snapshot)
             if self.standby:
                 self.standby.follow()
             self._save_if_due()
@@ -432,12 +432,12 @@ class Agent:
             LOG.exception("tick failed; the last snapshot stays")
             self.snapshot = self.node.after_failed_tick(self.snapshot, time.time(), time.monotonic())
 
-    def _look_for_missing(self, snapshot: Snapshot) -> None:
-        """Have the driver opened again where that may bring back a GPU that is missing or does not answer."""
+    def _reopen_for_missing(self, snapshot: Snapshot) -> None:
+        """Have the driver reopened if that may recover a GPU that is missing or does not answer."""
         driver = next((worker for worker in self.workers if worker.status.name == "nvml"), None)
         expected, well = snapshot.expected_devices, driver.well_gpus if driver else None
         if snapshot.unseen_instances and well is not None:
-            # Of a GPU that was away when the driver was opened, or of a layout that the device plugin still advertises.
+            # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.
             expected = max(expected or 0, well + 1)
         if driver and self.missing.is_due(expected=expected, well=well, steady=time.monotonic()):
             LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
@@ -450,7 +450,7 @@ class Agent:
             self._reloading.add_done_callback(lambda _: self._start_reload(metering))
 
     async def _reload_prices(self, metering: Metering) -> None:
-        """Read the price book in a thread: one of thousands of rows takes seconds, and a tick must not."""
+        """Read the price book in a thread: a book with thousands of rows takes seconds and would delay a tick."""
         try:
             book = await asyncio.to_thread(self.load_prices)
         except ConfigError as error:
@@ -464,18 +464,18 @@ class Agent:
             self._saving = asyncio.ensure_future(self._write(save))
 
     async def _write(self, save: Save) -> None:
-        """Wait for the disk in a thread: an fsync takes as long as it likes, and a scrape must not."""
+        """Wait for the disk in a thread: an fsync has no time limit and would delay a scrape."""
         error: StateError | None
         try:
             error = await asyncio.to_thread(save.write)
-        except (RuntimeError, MemoryError) as problem:  # no thread to be had: the next save may have one
+        except (RuntimeError, MemoryError) as problem:  # no thread available: the next save may get one
             words = str(problem) or "no memory"
             error = StateError("state_unwritable", f"state: cannot write {save.file.path}: {words}")
         if self.node.metering:
             self.node.metering.end_save(save, error)
 
     async def _save_last(self) -> None:
-        """Keep what was metered since the last save."""
+        """Save the time metered since the last save."""
         with contextlib.suppress(asyncio.TimeoutError):
             if self._saving:
                 await asyncio.wait_for(self._saving, SHUTDOWN_SECONDS)

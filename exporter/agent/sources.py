@@ -1,4 +1,4 @@
-"""The sources of the agent: their workers, how each is doing, and what they report merged into one."""
+"""The sources of the agent: their workers, their states, and their readings merged into one."""
 
 import logging
 import math
@@ -17,20 +17,20 @@ from exporter.model import Field, Reading, SourceState, SourceStatus
 LOG = logging.getLogger("exporter.agent")
 
 FIRST_WAIT_SECONDS = 5.0
-"""For so long DCGM waits for NVML to start, so that GPUs have one identity from the beginning."""
+"""Time for which DCGM waits for NVML to start, so that GPUs have one identity from the beginning."""
 _KEPT = 600
 _OTHER_MACHINE = (
-    "its host engine has none of the GPUs that NVML has, so it is another machine's and nothing of it is used; give the"
+    "its host engine has none of the GPUs that NVML has, so it is on another machine and is not used; give the"
     " --dcgm-address of this node's engine"
 )
 
 
 class Source(Protocol):
-    """Where readings come from: ``gpu.worker.Worker``, or the same source without a child for a replay."""
+    """Origin of readings: ``gpu.worker.Worker``, or the same source without a child for a replay."""
 
     @property
     def status(self) -> SourceStatus:
-        """How the source is doing."""
+        """Current state of the source."""
         ...
 
     @property
@@ -47,26 +47,26 @@ class Source(Protocol):
 class Sources:
     """NVML, DCGM, or both merged.
 
-    While NVML answers there is one merged reading for each of its own. While it does not (it is down, or silent for
-    ``stale_after_seconds``) there is one for each of DCGM's, from the first that is newer than the last merged one on.
-    Instants only ever rise.
+    While NVML answers, there is one merged reading for each of its own. While it does not (it is down, or silent for
+    ``stale_after_seconds``), there is one for each of DCGM's that is newer than the last merged one. Instants only
+    increase.
     """
 
     nvml: Source | None = None
     dcgm: Source | None = None
     stale_after_seconds: float
-    """How old a reading may be and still be used."""
+    """Maximum age of a usable reading."""
     _memory: MergeMemory = field(default_factory=MergeMemory)
-    _beside: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _unmerged: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """DCGM's readings that are newer than the last merged one, and its newest."""
     _counted: Counter[tuple[str, str]] = field(default_factory=Counter)
     _xids: LargerCounts = field(default_factory=LargerCounts)
     _began: float = math.inf
-    """When readings were first asked for."""
+    """Instant of the first call of ``take``."""
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
-        """How each source is doing, NVML first."""
+        """State of each source, NVML first."""
         statuses = [source.status for source in (self.nvml, self.dcgm) if source is not None]
         if self._memory.other_machine and statuses[-1].state is SourceState.UP:
             statuses[-1] = replace(
@@ -85,7 +85,7 @@ class Sources:
         return dict(errors)
 
     def is_fresh(self, age: float) -> bool:
-        """Return whether a newest reading of this age in seconds holds: a source works, and leads or is about to."""
+        """Return whether a newest reading of this age in seconds is valid: a source works, and leads or is about to."""
         return age <= self.stale_after_seconds and any(one.state is SourceState.UP for one in self.statuses)
 
     def take(self, now: float, steady: float) -> tuple[Reading, ...]:
@@ -96,25 +96,25 @@ class Sources:
             steady: Seconds of the monotonic clock.
         """
         self._began = min(self._began, steady)
-        led, beside = self._heard(self.nvml), self._heard(self.dcgm)
+        led, added = self._heard(self.nvml), self._heard(self.dcgm)
         for status in self.statuses:
             if status.state is not SourceState.UP:
                 self._xids.follow(status.name)
-        if self.dcgm is None:  # nothing to merge; the meter judges readings that come late or twice
+        if self.dcgm is None:  # nothing to merge; the meter handles late and repeated readings
             return tuple(replace(reading, xids=self._xids.ready()) for reading in led)
-        self._beside.extend(beside)
+        self._unmerged.extend(added)
         taken = [self._merged(reading, self._nearest(reading.instant)) for reading in led]
         answers = self._nvml_answers(now, steady)
         if not answers:
-            taken += [self._merged(None, reading) for reading in self._beside]
+            taken += [self._merged(None, reading) for reading in self._unmerged]
         elif self._memory.nvml and self._usable and not self._memory.profiled:
             taken.append(self._merged(self._memory.nvml, self._usable[-1]))
-        while len(self._beside) > 1 and (not answers or self._beside[0].instant <= self._memory.at):
-            self._beside.popleft()
+        while len(self._unmerged) > 1 and (not answers or self._unmerged[0].instant <= self._memory.at):
+            self._unmerged.popleft()
         return tuple(reading for reading in taken if reading is not None)
 
     def _heard(self, source: Source | None) -> tuple[Reading, ...]:
-        """Return a source's new readings; their errors and events are counted here, and once."""
+        """Return a source's new readings; count their errors and events once."""
         if source is None:
             return ()
         readings, name = source.take(), source.status.name
@@ -127,10 +127,10 @@ class Sources:
     @property
     def _usable(self) -> Sequence[Reading]:
         """DCGM's readings, while it works."""
-        return self._beside if self.dcgm and self.dcgm.status.state is SourceState.UP else ()
+        return self._unmerged if self.dcgm and self.dcgm.status.state is SourceState.UP else ()
 
     def _nearest(self, at: float) -> Reading | None:
-        """Return DCGM's reading of about an instant, if it has one that is not too old."""
+        """Return the DCGM reading nearest to an instant, if it is recent enough."""
         nearest = min(self._usable, key=lambda one: abs(at - one.instant), default=None)
         return nearest if nearest and abs(at - nearest.instant) <= self.stale_after_seconds else None
 
@@ -144,7 +144,7 @@ class Sources:
         return state is SourceState.UP and newest.age_seconds(now, steady) <= self.stale_after_seconds
 
     def _merged(self, nvml: Reading | None, dcgm: Reading | None) -> Reading | None:
-        """Merge two readings, and hand on the events of both sources with the result."""
+        """Merge two readings, and add the events of both sources to the result."""
         before = self._memory.other_machine
         reading, self._memory = merge(
             nvml,
@@ -160,7 +160,7 @@ class Sources:
 
 
 LIBRARY_NOT_FOUND = "library_not_found"
-"""Reason of NVML: its library is not installed here."""
+"""Reason of NVML: its library is not installed on this machine."""
 
 FIRST_SECONDS = 60.0
 LONGEST_SECONDS = 600.0
@@ -171,12 +171,12 @@ def workers_of(
     fields: Iterable[Field],
     commands: Mapping[str, Sequence[str] | None],
 ) -> tuple[Worker, ...]:
-    """Return a worker per source that is asked for, NVML first.
+    """Return one worker per configured source, NVML first.
 
     Args:
-        config: Says which sources.
-        fields: What the page shows.
-        commands: Command lines of children by source, where they are not the real ones.
+        config: Selects the sources.
+        fields: Fields that the page shows.
+        commands: Command lines of children by source that replace the default ones.
     """
     return tuple(
         Worker(
@@ -191,10 +191,10 @@ def workers_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standby:
-    """Has DCGM read all that the page shows while NVML's library is not installed.
+    """Makes DCGM read all shown fields while NVML's library is not installed.
 
-    Without it nothing else can: an engine on another machine, or a container without the NVIDIA runtime. While NVML
-    answers, or only fails for a moment, DCGM reads what NVML may not have.
+    In that case no other source exists: an engine on another machine, or a container without the NVIDIA runtime. While
+    NVML answers, or fails only temporarily, DCGM reads the fields that NVML may lack.
     """
 
     nvml: Worker
@@ -203,7 +203,7 @@ class Standby:
     beside: tuple[str, ...]
 
     def follow(self) -> None:
-        """Choose by the state of NVML."""
+        """Select the command of DCGM's child by the state of NVML."""
         if self.nvml.status.reason == LIBRARY_NOT_FOUND:
             self.dcgm.use(self.alone)
         elif self.nvml.status.state is SourceState.UP:
@@ -216,7 +216,7 @@ def standby_of(
     commands: Mapping[str, Sequence[str] | None],
     workers: Sequence[Worker],
 ) -> Standby | None:
-    """Return how DCGM stands in for NVML; ``None`` where one source is used alone. Arguments as of ``workers_of``."""
+    """Return the standby of DCGM for NVML; ``None`` with a single source. Arguments as for ``workers_of``."""
     if len(workers) == 1 or commands.get("dcgm"):
         return None
     interval, address = config.sample_interval_seconds, config.dcgm_address
@@ -225,7 +225,7 @@ def standby_of(
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
-    """Return the names of the sources that are asked for, NVML first."""
+    """Return the names of the configured sources, NVML first."""
     if config.source == "dcgm":
         return ("dcgm",)
     return ("nvml", "dcgm") if config.source == "auto" and config.dcgm_address else ("nvml",)
@@ -244,15 +244,15 @@ def _command(config: AgentConfig, name: str, fields: Iterable[Field]) -> tuple[s
 
 
 class MissingGpus:
-    """How long GPUs have not been up while the driver as a whole works.
+    """Measures for how long GPUs have not been up while the driver as a whole works.
 
-    The driver fixes its list of GPUs when a process opens it. A GPU that was away at that moment is not in the list
-    when it is back, and a process that was started meanwhile does not even know that there is one to be looked for.
+    The driver fixes its list of GPUs when a process opens it. A GPU that was absent at that moment is not in the list
+    when it returns. A process that was started in the meantime does not know that a GPU is missing.
 
     Args:
-        first_seconds: How long a GPU is away before the driver is opened again. Doubles, up to ``longest_seconds``,
-            while that does not bring it back.
-        longest_seconds: See there.
+        first_seconds: Time for which a GPU is absent before the driver is reopened. Doubles, up to
+            ``longest_seconds``, while that does not recover the GPU.
+        longest_seconds: Upper limit of that time.
     """
 
     def __init__(self, *, first_seconds: float = FIRST_SECONDS, longest_seconds: float = LONGEST_SECONDS) -> None:
@@ -261,12 +261,12 @@ class MissingGpus:
         self._since: float | None = None
 
     def is_due(self, *, expected: int | None, well: int | None, steady: float) -> bool:
-        """Return whether the driver is to be opened again now; the next pause begins with that.
+        """Return whether the driver must be reopened now; if so, the next pause begins.
 
         Args:
-            expected: GPUs that should be here; ``None`` where that is unknown.
-            well: GPUs of the driver's newest reading that are up; ``None`` while the driver does not answer, which says
-                nothing about its GPUs.
+            expected: Expected number of GPUs; ``None`` if unknown.
+            well: GPUs of the driver's newest reading that are up; ``None`` while the driver does not answer, which does
+                not mean that its GPUs are down.
             steady: Seconds of a monotonic clock.
         """
         if well is None:

@@ -1,4 +1,4 @@
-"""Computes what is shown of each device from one reading and one attribution."""
+"""Computes the shown values of each device from one reading and one attribution."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,17 +43,17 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodKnowledge:
-    """Ways to look up pods."""
+    """Lookups of pods."""
 
     uid_of: Callable[[str, str], str | None]
-    """UID by namespace and name, ``None`` where it is not known: another pod under the same name starts again."""
+    """UID by namespace and name, ``None`` if unknown: another pod under the same name starts at 0."""
     facts_of: Callable[[Holder], PodFacts | None]
     """Owner of a holder's pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """One device's use, divided."""
+    """Use of one device, divided among its holders."""
 
     pods: tuple[PodUse, ...]
     unattributed_activity_ratio: float | None
@@ -77,10 +77,10 @@ def divide(
         holders: Holders of the device (GPU or MIG instance), in a stable order.
         judgement: The device's activity.
         values: The device's values.
-        matched: Its processes by holder, ``None`` where the driver lists none.
-        clock: Remembers ages and idleness.
+        matched: Its processes by holder, ``None`` if the driver does not list them.
+        clock: Keeps ages and idle times.
         known: Looks up pods.
-        now: Monotonic clock, in seconds.
+        now: Seconds of the monotonic clock.
     """
     split = split_activity(judgement.activity, holders, _samples(matched, values, len(holders)) if matched else None)
     sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
@@ -110,7 +110,7 @@ def divide(
 
 
 def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return the activity by which idleness is judged: all of a quarter is busy, though it is 0.25 of the device."""
+    """Return the activity for the idle clock: full use of a quarter is busy, though it is 0.25 of the device."""
     if bounds is None:
         return None
     least, most = bounds
@@ -118,9 +118,9 @@ def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[f
 
 
 def _samples(matched: Matched, values: Mapping[Field, int | float], holder_count: int) -> list[SampledUse] | None:
-    """Return what the processes were sampled to use; ``None`` where that does not divide the device's activity."""
+    """Return the sampled use of the processes; ``None`` if it does not divide the device's activity."""
     if holder_count == 1 and not matched.unattributed:
-        return None  # all of it is the holder's
+        return None  # the only holder has all of it
     processes = [process for bucket in matched.buckets for process in bucket.processes]
     if matched.by_mps or not samples_cover(values, processes):
         return None
@@ -135,7 +135,7 @@ def _samples(matched: Matched, values: Mapping[Field, int | float], holder_count
 
 
 def _foreign(matched: Matched | None) -> tuple[ProcessUse, ...] | None:
-    """Return the processes of no holder; ``None`` where there may be more of them than are known."""
+    """Return the processes without a holder; ``None`` if there may be more of them than are known."""
     if matched is None or matched.hidden:
         return None
     unsure = any(not process.ended for bucket in matched.buckets if not bucket.known for process in bucket.processes)
@@ -143,19 +143,19 @@ def _foreign(matched: Matched | None) -> tuple[ProcessUse, ...] | None:
 
 
 def _memory(processes: Sequence[ProcessUse]) -> int | None:
-    """Sum of memory in bytes; ``None`` as soon as one process's is not known. One that ended has none."""
+    """Return the sum of memory in bytes; ``None`` if a process's memory is unknown. An ended process has none."""
     alive = [process.memory_used_bytes for process in processes if not process.ended]
     known = [memory for memory in alive if memory is not None]
     return sum(known) if len(known) == len(alive) else None
 
 
 def _memories(holders: Sequence[Holder], matched: Matched | None, used_mib: float | None) -> dict[Holder, int | None]:
-    """Return memory in bytes of every holder with processes; ``None`` where one may have more than is known.
+    """Return memory in bytes of every holder with processes; ``None`` if a holder may have more than is known.
 
     Args:
         holders: Holders of the device.
-        matched: Its processes, ``None`` where the driver lists none.
-        used_mib: Memory in use on the device, where a sole holder has all but what is of no holder.
+        matched: Its processes, ``None`` if the driver does not list them.
+        used_mib: Memory in use on the device; a sole holder has all except that of processes without a holder.
     """
     if used_mib is not None:
         foreign = _memory(matched.unattributed) if matched else 0
@@ -176,14 +176,14 @@ def _memories(holders: Sequence[Holder], matched: Matched | None, used_mib: floa
 def _drop_in_values(
     part: Activity | None, device: Judgement, values: Mapping[Field, int | float], memory_bytes: int | None
 ) -> dict[Field, int | float]:
-    """Fields of the drop-in family that are truly per holder on a shared device: its part of the device's value."""
+    """Return the drop-in fields that exist per holder on a shared device: its part of the device's value."""
     drop_in: dict[Field, int | float] = {}
     if memory_bytes is not None:
         drop_in[Field.FB_USED] = memory_bytes // MEBIBYTE
     if part is None or device.activity is None or part.source is ActivitySource.ESTIMATED:
         return drop_in
     if not device.activity.ratio and values.get(Field.GPU_UTIL):
-        return drop_in  # utilisation of a moment ago, without anything to divide it by
+        return drop_in  # a previous sample's utilisation, without a ratio to divide it by
     fraction = part.ratio / device.activity.ratio if device.activity.ratio else 0.0
     for utilisation in (Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE):
         if utilisation in values:
@@ -197,7 +197,7 @@ NO_XIDS = XidRecord()
 
 @dataclass(slots=True)
 class Viewer:
-    """Makes device views; keeps the clocks and the memory of contradictions that go from tick to tick."""
+    """Creates device views; keeps the clocks and the memory of contradictions between ticks."""
 
     attributor: Attributor
     clock: IdleClock
@@ -208,7 +208,7 @@ class Viewer:
     _judgements: dict[str, Judgement] = field(default_factory=dict)
 
     def views(self, reading: Reading, attribution: Attribution, xids: XidRecords, now: float) -> tuple[DeviceView, ...]:
-        """Return one view per GPU and one per MIG instance behind its GPU; ``now`` is of the monotonic clock."""
+        """Return one view per GPU, each followed by its MIG instances; ``now`` is of the monotonic clock."""
         views = tuple(view for gpu in reading.gpus for view in self._views_of_gpu(gpu, reading, attribution, xids, now))
         self._judged_at = reading.taken_at_seconds
         if attribution.known:
@@ -240,7 +240,7 @@ class Viewer:
             yield self._view(gpu, part, judgement, attribution, xids, now, shares[part.instance.uuid].ratio)
 
     def _judge(self, gpu: GpuReading, part: MigReading | None, reading: Reading, *, new: bool) -> Judgement:
-        """Judge a GPU or one of its instances, once per reading."""
+        """Determine the activity of a GPU or one of its instances, once per reading."""
         if gpu.state is not DeviceState.UP:
             return Judgement(activity=None, reason="device_down")
         uuid = part.instance.uuid if part else gpu.gpu.uuid
@@ -275,7 +275,7 @@ class Viewer:
         use = self._use(holders, judgement, values, _own_processes(gpu, part), now)
         partitioned = part is None and bool(gpu.instances) and not holders
         allocation = allocation_state(attribution, uuid, gpu)
-        # Where holders are not known, whatever runs may be theirs.
+        # If the holders are unknown, any running process may be theirs.
         known = allocation is not AllocationState.UNKNOWN
         record = xids.get(uuid, NO_XIDS)
         return DeviceView(
@@ -339,9 +339,9 @@ def _own_processes(gpu: GpuReading, part: MigReading | None) -> tuple[ProcessUse
 
 
 def darkened(reading: Reading, reason: str) -> Reading:
-    """Return a reading that is too old to be shown: identities stay, every value is gone.
+    """Return a reading that is too old to be shown: identities stay, every value is removed.
 
-    A driver that does not answer for a GPU is a fact about it. A host engine that does not is none.
+    A driver that does not answer for a GPU is a fact about the GPU. A host engine that does not answer is not.
     """
     down = DeviceState.UNKNOWN if reading.source == "dcgm" else DeviceState.FAILED
     return replace(

@@ -1,7 +1,7 @@
-"""What a device-plugin id or a DRA device name says about the device behind it; pure, and never a guess.
+"""Parses device-plugin ids and DRA device names; pure, and never guesses.
 
-The shape of an id is not trusted: patterns are anchored, and where an id is only a placeholder (HAMi, volcano,
-AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead of naming a device.
+The shape of an id is not trusted: patterns are anchored. Where an id is only a placeholder (HAMi, volcano, AliCloud,
+Tencent: a pod annotation names the device), the result has a reason instead of a device.
 """
 
 import re
@@ -16,12 +16,12 @@ from exporter.model import ClaimedDevice
 GPU_DRA_DRIVER = "gpu.nvidia.com"
 
 _HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-# Nine digits hold every number that can mean something and keep int() off absurd input.
+# Nine digits cover every meaningful number and keep int() from parsing absurdly long input.
 _NUMBER = r"[0-9]{1,9}"
 _FLAGS = re.ASCII | re.IGNORECASE
 _REPLICA = re.compile(rf"(?P<base>.+)::(?P<replica>{_NUMBER})", _FLAGS)
 _VGPU = re.compile(rf"(?P<base>nvidia.+)/vgpu(?P<replica>{_NUMBER})", re.ASCII)
-# Groups have the names of the fields of ``ParsedId``.
+# Groups are named like the fields of ``ParsedId``.
 _GPU = re.compile(rf"(?P<uuid>GPU-{_HEX})", _FLAGS)
 _MIG = re.compile(rf"(?P<uuid>MIG-{_HEX})", _FLAGS)
 _LEGACY_MIG = re.compile(
@@ -31,7 +31,7 @@ _MINOR = re.compile(rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gpu_instance_id>{_NUM
 _PLACEHOLDER = re.compile(rf"(?P<uuid>GPU-{_HEX})-(?:_-)?(?:(?:memory|core)-)?(?P<replica>{_NUMBER})", _FLAGS)
 
 _DRA_GPU = re.compile(rf"gpu-(?P<minor>{_NUMBER})", re.ASCII)
-# Before v25.12 the part behind "mig-" is three numbers; only the newer form begins with a profile, which has a "g".
+# Before v25.12, three numbers follow "mig-"; only the newer form starts with a profile, which contains a "g".
 _DRA_MIG = re.compile(
     rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-"
     rf"(?P<profile_id>{_NUMBER})-(?P<placement_start>{_NUMBER})",
@@ -49,7 +49,7 @@ _AWS_RESOURCE = "k8s.amazonaws.com/vgpu"
 
 
 class IdKind(StrEnum):
-    """What an id resolves to, before any device is looked at."""
+    """What an id identifies, before it is compared with the devices of the node."""
 
     GPU = "gpu"
     """A whole GPU by ``uuid``."""
@@ -60,19 +60,19 @@ class IdKind(StrEnum):
     MINOR = "minor"
     """A GPU by the N of ``/dev/nvidiaN``, or with ``gpu_instance_id`` a MIG instance of it."""
     MINOR_PROFILE = "minor_profile"
-    """A MIG instance of a GPU by ``minor`` or ``uuid``, known by its ``profile`` and where it lies on the GPU."""
+    """A MIG instance of a GPU by ``minor`` or ``uuid``, identified by its ``profile`` and its placement."""
     INDEX = "index"
     """A whole GPU by its number in the driver's order."""
     ALL = "all"
-    """Every GPU of the node (WSL), or the one that there is (Tegra)."""
+    """Every GPU of the node (WSL), or its only one (Tegra)."""
     NEEDS_ANNOTATION = "needs_annotation"
-    """A placeholder; which device is meant is in a pod annotation. ``uuid`` is what it names, not what is held."""
+    """A placeholder; a pod annotation names the device. ``uuid`` is the id's own, which may be another device's."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedId:
-    """An id taken apart. UUIDs are in the driver's spelling: prefix, lower-case digits."""
+    """A parsed id. UUIDs are in the driver's spelling: prefix, lower-case digits."""
 
     kind: IdKind
     uuid: str | None = None
@@ -80,14 +80,14 @@ class ParsedId:
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
     profile: str | None = None
-    """Letters and digits only, lower case: ``1g24gb``."""
+    """Profile name, only lower-case letters and digits: ``1g24gb``."""
     profile_id: int | None = None
     """NVML's number of the profile."""
     placement_start: int | None = None
     """First memory slice."""
     index: int | None = None
     replica: int | None = None
-    """Running number of a shared device's replica; ``None`` where the id names no replica."""
+    """Number of a shared device's replica; ``None`` where the id names no replica."""
     reason: str = ""
     """Snake case; set for ``NEEDS_ANNOTATION`` and ``UNKNOWN``."""
 
@@ -98,16 +98,16 @@ _UNKNOWN = ParsedId(kind=IdKind.UNKNOWN, reason="unknown_form")
 
 @lru_cache(maxsize=4096)
 def parse(resource: str, device_id: str) -> ParsedId:
-    """Take a device-plugin id apart.
+    """Parse a device-plugin id.
 
     Args:
-        resource: Resource name that the kubelet lists it under; decides where the id alone cannot.
+        resource: Resource name that the kubelet lists it under; decides where the id alone is ambiguous.
         device_id: The id, in any of the forms that the known device plugins use.
 
     Returns:
-        What the id says; ``IdKind.UNKNOWN`` with a reason for anything else. Never raises.
+        The parsed id; ``IdKind.UNKNOWN`` with a reason for any other text. Never raises.
     """
-    # Remembered, as the same few ids are asked for with every sample.
+    # Cached: every sample parses the same few ids.
     if resource.startswith(_ANNOTATED_RESOURCES):
         return _needs_annotation(_PLACEHOLDER.fullmatch(device_id))
     if device_id in ("all", "tegra"):
@@ -120,14 +120,14 @@ def parse(resource: str, device_id: str) -> ParsedId:
 
 
 def parse_claimed(driver: str, device: str) -> ParsedId | None:
-    """Take the device name of a DRA claim apart, as far as it can be believed without its ResourceSlice.
+    """Parse the device name of a DRA claim, as far as it is reliable without its ResourceSlice.
 
     Args:
         driver: DRA driver name.
         device: Device name within the driver's pool, e.g. ``gpu-0`` or ``gpu-2-mig-1g24gb-19-0``.
 
     Returns:
-        What the name says, or ``None`` where the driver's devices are no GPUs (compute domains, other vendors).
+        The parsed name, or ``None`` where the driver's devices are not GPUs (compute domains, other vendors).
     """
     if driver != GPU_DRA_DRIVER:
         return None
@@ -141,9 +141,9 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
 
 
 def claim_uid(claim: ClaimedDevice) -> str | None:
-    """Read the claim's UID from its CDI name, ``None`` where no name has it.
+    """Read the claim's UID from its CDI names; ``None`` where no name contains it.
 
-    Kubelets may list the names of a claim's other devices with each of them: that says nothing else of the claim.
+    Kubelets may list the CDI names of a claim's other devices with each device; the UID is the same in all.
     """
     names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
     own = [match for match in names if match["device"] == claim.device]
@@ -152,7 +152,7 @@ def claim_uid(claim: ClaimedDevice) -> str | None:
 
 
 def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """Leave out ids that say nothing new: of a plugin with one id per MiB, all but one per GPU that they name.
+    """Drop redundant ids: for a plugin with one id per MiB, keep one id per GPU.
 
     Args:
         resource: Resource name that the kubelet lists them under.
@@ -171,7 +171,7 @@ def named_devices(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
 
     Args:
         resource: Resource name that the kubelet lists them under.
-        ids: As the kubelet lists them; all of one plugin have one form, so the first decides whether to read the rest.
+        ids: As the kubelet lists them; the ids of one plugin have one form, so the first decides whether to read on.
     """
     if not ids or parse(resource, ids[0]).kind not in _BY_UUID:
         return ()
@@ -179,17 +179,17 @@ def named_devices(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_per_unit(resource: str) -> bool:
-    """Tell whether a resource has an id per unit of memory or compute, beside another one that counts devices."""
+    """Return whether a resource has one id per unit of memory or compute, in addition to one that counts devices."""
     return resource.startswith(_UNIT_RESOURCES)
 
 
 def comparable_profile(profile: str) -> str:
-    """Reduce a MIG profile name to what all its spellings share: ``1g.10gb+me`` and ``1g10gb-me`` are ``1g10gbme``."""
+    """Normalise a MIG profile name: all spellings of ``1g.10gb+me``, such as ``1g10gb-me``, become ``1g10gbme``."""
     return re.sub(r"[^0-9a-z]", "", profile.lower())
 
 
 def _parsed(kind: IdKind, match: re.Match[str] | None, **more: Any) -> ParsedId:  # noqa: ANN401 - fields of ParsedId
-    """Make an id of the groups of a pattern; ``more`` are fields that it has none for, or that it has for another."""
+    """Build an id from the groups of a pattern; ``more`` has fields without a group, or replaces a group's value."""
     groups = match.groupdict() if match else {}
     fields = {name: _spelt(name, text) for name, text in groups.items() if text is not None}
     return ParsedId(kind=kind, **{**fields, **more})
@@ -220,7 +220,7 @@ def _placeholder_form(resource: str, device_id: str) -> ParsedId:
     match = _PLACEHOLDER.fullmatch(device_id)
     if match is None:
         return _UNKNOWN
-    # The one plugin of this form whose UUID is the device.
+    # The only plugin of this form with the UUID of the allocated device in its ids.
     return _parsed(IdKind.GPU, match) if resource == _AWS_RESOURCE else _needs_annotation(match)
 
 
@@ -232,34 +232,34 @@ ReplicaKey = tuple[str, str]
 """Device UUID, resource."""
 
 LARGEST = 1_000_000_000
-"""Numbers of replicas have at most nine digits."""
+"""Upper bound of a replica count: at most nine digits."""
 
 
 @dataclass(slots=True)
 class Replicas:
-    """What the kubelet advertised last of each shared device that is there or held."""
+    """The last advertised replica count of each shared device that is present or held."""
 
     counts: Mapping[ReplicaKey, int] = field(default_factory=dict)
     """By (device UUID, resource)."""
 
     def dump(self) -> list[list[str | int]]:
-        """Return what JSON can keep: lists of device UUID, resource and count."""
+        """Return a form that JSON can store: lists of device UUID, resource and count."""
         return [[uuid, resource, count] for (uuid, resource), count in self.counts.items()]
 
 
 def counts_of(kept: object) -> dict[ReplicaKey, int]:
-    """Read what ``dump`` wrote.
+    """Parse the output of ``dump``.
 
     Raises:
-        TypeError, ValueError: It is something else.
+        TypeError, ValueError: The value has another form.
     """
     if not isinstance(kept, list):
-        raise TypeError(f"no list of replicas: {kept!r:.100}")
+        raise TypeError(f"not a list of replicas: {kept!r:.100}")
     counts: dict[ReplicaKey, int] = {}
     for uuid, resource, count in kept:
         if not isinstance(uuid, str) or not isinstance(resource, str) or type(count) is not int:
-            raise TypeError(f"no replicas of a device: {uuid!r:.100}, {resource!r:.100}, {count!r:.100}")
+            raise TypeError(f"not replicas of a device: {uuid!r:.100}, {resource!r:.100}, {count!r:.100}")
         if not 1 <= count <= LARGEST:
-            raise ValueError(f"no number of replicas: {count!r:.100}")
+            raise ValueError(f"not a number of replicas: {count!r:.100}")
         counts[uuid, resource] = count
     return counts

@@ -27,21 +27,21 @@ _PASSWD_FIELDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProcess:
-    """One process, as it was when it was first looked at."""
+    """One process, as it was when it was first read."""
 
     command: str
-    """At most 15 bytes of its program's name; the process may have changed it."""
+    """Name of its program, at most 15 bytes; the process may have changed it."""
     cgroup: str
-    """The whole text of its cgroup file."""
+    """Full text of its cgroup file."""
     user_id: int | None
-    """Real user id in the user namespace of whoever looks; ``None`` where it is not told."""
+    """Real user id in the user namespace of the agent; ``None`` where the kernel does not report it."""
 
 
 class UserNames:
     """Names of the host's users, from its own passwd file.
 
-    It is read through the root directory of the host's first process, so that a container does not tell its own users
-    instead. Directories such as LDAP are not asked: that can take seconds.
+    The file is read through the root directory of the host's first process, because a container has its own users.
+    Directory services such as LDAP are not queried: that can take seconds.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
@@ -53,11 +53,11 @@ class UserNames:
         self._changed_ns: int | None = None
 
     def name_of(self, user_id: int) -> str:
-        """Return a user's name, or ``uid-<number>`` where the file does not tell it or cannot be read."""
+        """Return a user's name, or ``uid-<number>`` where the file does not list the user or cannot be read."""
         return self._names.get(user_id) or f"uid-{user_id}"
 
     def follow(self) -> None:
-        """Read the file again if it has changed; what was read last stays where that cannot be done."""
+        """Read the file again if it has changed; keep the last names if that fails."""
         try:
             changed_ns = self._path.stat().st_mtime_ns
             if changed_ns == self._changed_ns:
@@ -75,16 +75,16 @@ class UserNames:
 
 
 def host_process(directory: str, name: str) -> HostProcess:
-    """Read a process from its directory; its own name is known.
+    """Read a process from its directory, given its own name.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The directory cannot be read.
     """
     return HostProcess(command=name, cgroup=content(f"{directory}/cgroup"), user_id=_real_user(f"{directory}/status"))
 
 
 def _real_user(path: str) -> int | None:
-    # Not the owner of /proc/<pid>: that is root's for a process that may not be dumped.
+    # Not the owner of /proc/<pid>: that is root for a process that is not dumpable.
     try:
         status = content(path)
     except OSError:
@@ -101,39 +101,39 @@ def _is_number(text: str) -> bool:
 
 
 SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
-"""Resource names, by which the join tells how a holder is known."""
+"""Resource names, by which the join distinguishes the sources of a holder."""
 SOURCES: Final[Mapping[str, str]] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
 """``Holder.source`` by resource name."""
 
 UNNAMED: Final = "unnamed"
-"""Stands for the tenant of a process that is somebody's who cannot be named."""
+"""Placeholder for the tenant of a process that belongs to an unidentifiable tenant."""
 UNNAMED_REASON: Final = "job_id_unknown"
 
 RENEW_SECONDS = 5.0
-"""So often an answer that stays the same is given again, and files are read again."""
+"""Interval after which an unchanged answer is published again and files are read again."""
 
 _TENANTS_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who may hold a device: a job, a unit, a user."""
+    """A possible holder of a device: a job, a unit or a user."""
 
     key: str
-    """Stands where a pod has its UID."""
+    """Used in place of a pod's UID."""
     namespace: str
     name: str
-    """Stands where a pod has its name."""
+    """Used in place of a pod's name."""
     facts: PodFacts
 
 
 class TenantSource(ABC):
-    """Holders without a kubelet, in the form of a kubelet's answer, and all recent holders.
+    """Reports holders without a kubelet, in the form of a kubelet's answer, and remembers recent holders.
 
     Args:
         resource: Resource name of devices that processes hold.
         proc_root: The host's ``/proc``, or where it is mounted.
-        unnamed_problem: Says why tenants cannot be named and how to fix it, after the names of their GPUs.
+        unnamed_problem: Why tenants cannot be identified and how to fix it; shown after the names of their GPUs.
     """
 
     def __init__(self, resource: str, proc_root: Path, *, unnamed_problem: str = "") -> None:
@@ -148,23 +148,23 @@ class TenantSource(ABC):
         self.latest: Allocations | None = None
         """The newest answer; ``None`` before the first."""
         self.problem = ""
-        """One line on what is wrong and how to fix it; empty when all is well."""
+        """The problem and its fix in one line; empty if there is none."""
         self.errors: Counter[str] = Counter()
-        """Counts since start by reason."""
+        """Errors since start by reason."""
 
     @abstractmethod
     def _tenant_of(self, pid: int) -> Tenant | str | None:
-        """Return the tenant of a process; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen."""
+        """Return the tenant of a process: ``NO_POD`` for no tenant, ``UNNAMED``, or ``None`` if it is not visible."""
 
     def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` if it is not known."""
+        """Return the key of a process's tenant; ``NO_POD`` for no tenant, ``None`` if it is not known."""
         tenant = self._tenant_of(pid)
         if isinstance(tenant, Tenant):
             return tenant.key
         return None if tenant == UNNAMED else tenant
 
     def name_of(self, uid: str) -> tuple[str, str]:
-        """Return namespace and name of a key; ``NO_NAME`` for nobody known."""
+        """Return namespace and name of a key; ``NO_NAME`` for an unknown key."""
         tenant = self._by_key.get(uid)
         return (tenant.namespace, tenant.name) if tenant else NO_NAME
 
@@ -174,12 +174,12 @@ class TenantSource(ABC):
         return tenant.key if tenant else None
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a tenant's use is; ``None`` for an unknown one."""
+        """Return the owner facts of a tenant; ``None`` for an unknown one."""
         tenant = self._by_name.get((namespace, pod))
         return tenant.facts if tenant else None
 
     def _enter(self, tenant: Tenant) -> Tenant:
-        """Remember a tenant, the newest facts of it; the one longest not seen goes when there are too many."""
+        """Store the newest facts of a tenant; when there are too many, drop the one not seen for the longest time."""
         self._by_key.pop(tenant.key, None)
         self._by_key[tenant.key] = tenant
         self._by_name[tenant.namespace, tenant.name] = tenant
@@ -189,7 +189,7 @@ class TenantSource(ABC):
         return tenant
 
     def _is_due(self, now: float) -> bool:
-        """Return whether files are to be read again; the names of users then have been."""
+        """Return whether files are to be read again; if so, the names of users are up to date."""
         due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
         if due:
             self._read_at = now
@@ -203,14 +203,14 @@ class TenantSource(ABC):
         now: float,
         doubtful: Sequence[str] = (),
     ) -> None:
-        """Give an answer; the same object as before while it says the same and is not old.
+        """Publish an answer; keep the previous object while it is equal and recent.
 
         Args:
             held: Tenants by key, by device UUID.
             resource: One of the names above.
             now: Unix time.
-            doubtful: What somebody holds who cannot be named: UUIDs of devices, or words that are no device's id. The
-                join leaves them unresolved; with such words, it calls no device free.
+            doubtful: Devices with an unidentifiable holder: UUIDs, or words that are not device ids. The join leaves
+                them unresolved; with such words, it calls no device free.
         """
         devices: dict[str, list[str]] = {}
         tenants: dict[str, Tenant] = {}
@@ -237,11 +237,11 @@ class TenantSource(ABC):
     def _observe_processes(self, reading: Reading, now: float) -> None:
         """Derive the holders of each device from its processes.
 
-        The driver lists no processes of a GPU that is lost or waits for a reset: its holders stay while one of their
-        processes lives. If a GPU that works does not list its processes, the last answer stands, and ages.
+        The driver lists no processes for a GPU that is lost or waits for a reset: its holders stay while one of their
+        processes lives. If a working GPU does not list its processes, the last answer stays and ages.
         """
         running: dict[str, Mapping[int, Tenant | str]] = {}
-        untold: list[str] = []
+        unlisted: list[str] = []
         unnamed: dict[str, str] = {}
         for gpu in reading.gpus:
             for uuid, processes in devices_of(gpu):
@@ -251,16 +251,16 @@ class TenantSource(ABC):
                     before = self._running.get(uuid, {})
                     found = {pid: tenant for pid, tenant in before.items() if self._processes.lives(pid)}
                 if found is None:
-                    untold.append(f"GPU {gpu.gpu.index}")
+                    unlisted.append(f"GPU {gpu.gpu.index}")
                     continue
                 running[uuid] = found
                 if UNNAMED in found.values():
                     unnamed[uuid] = f"GPU {gpu.gpu.index}"
-        if untold:
+        if unlisted:
             self.errors["processes_not_told"] += 1
-            where = ", ".join(dict.fromkeys(untold))
+            where = ", ".join(dict.fromkeys(unlisted))
             self.problem = (
-                f"the processes on {where} cannot be seen, so who holds devices is not known; "
+                f"the processes on {where} cannot be seen, so the holders are unknown; "
                 "run as root in the host's PID namespace, with its /proc as --proc-root"
             )
             return
@@ -274,7 +274,7 @@ class TenantSource(ABC):
         self._publish(held, self._resource, now, tuple(unnamed))
 
     def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, Tenant | str] | None:
-        """Return the tenants by pid, or ``None`` where there are processes of which not one can be looked up."""
+        """Return the tenants by pid, or ``None`` if there are processes and none of them can be identified."""
         if processes is None:
             return None
         found = {process.pid: self._tenant_of(process.pid) for process in processes}
@@ -285,9 +285,9 @@ class TenantSource(ABC):
 
 
 def devices_of(gpu: GpuReading) -> Iterator[tuple[str, tuple[ProcessUse, ...] | None]]:
-    """Give UUID and processes of what can be held of a GPU: itself, or its instances where it is partitioned.
+    """Yield UUID and processes of each allocatable device: the GPU itself, or its instances if it is partitioned.
 
-    A list that hides processes is not told.
+    The processes are ``None`` where the list hides some.
     """
     parts = [(part.instance.uuid, part.processes, part.values) for part in gpu.instances]
     whole = [] if gpu.gpu.mig_enabled else [(gpu.gpu.uuid, gpu.processes, gpu.values)]
@@ -300,17 +300,17 @@ NAMESPACE = "host"
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
 _LOGIN = re.compile(r"/user-(?P<user>[0-9]{1,10})\.slice(?=/|$)", re.ASCII)
 _MANAGER = re.compile(r"user@[0-9]+\.service", re.ASCII)
-# Named by systemd-run or by a desktop, another one at each start: they say nothing of whose they are.
+# Named by systemd-run or by a desktop, differently at each start: the names do not identify an owner.
 _TRANSIENT = re.compile(r"(?:run-[rup]?[0-9a-f]+(?:-i[0-9]+)?|app-.*)\.service", re.ASCII)
 _ID_SHOWN = 12
-# The driver's and the display's own, as long as root runs them: they use a GPU on behalf of others.
+# Services of the driver and the display while root runs them: they use a GPU on behalf of others.
 _INFRASTRUCTURE = frozenset(
     {"Xorg", "Xwayland", "nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "dcgm-exporter"}
 )
 
 
 class HostUsers(TenantSource):
-    """Tracks the holders of devices on a host without a workload manager.
+    """Track the holders of devices on a host without a workload manager.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
@@ -320,10 +320,10 @@ class HostUsers(TenantSource):
         super().__init__(HOST, proc_root)
 
     def observe(self, reading: Reading, now: float) -> None:
-        """Take a reading in.
+        """Process a reading.
 
         Args:
-            reading: The newest one.
+            reading: The newest reading.
             now: Unix time.
         """
         self._is_due(now)
@@ -340,8 +340,8 @@ class HostUsers(TenantSource):
         if kind == "User":
             name = user
         elif user:
-            name = f"{user}/{name}"  # two users may have a unit of one name
-        # Not looked up by its kind and number: the name of a user may be told later than the user.
+            name = f"{user}/{name}"  # two users may have units with the same name
+        # Keyed by name and not by user id: the name can become known later than the id.
         key = f"{kind.lower()}:{name}"
         if known := self._by_key.get(key):
             return known
@@ -350,21 +350,21 @@ class HostUsers(TenantSource):
 
 
 def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:
-    """Tell who runs a process.
+    """Return the owner of a process.
 
     Returns:
-        Kind, name and user id: ``Container`` by the first digits of its id, ``SystemdUnit`` by its name, both with the
-        user where they are a user's own; else ``User`` without a name: who has logged in, or whose the process is. An
-        empty kind where not even that is told.
+        Kind, name and user id. ``Container`` has the first digits of its id and ``SystemdUnit`` its name, both with
+        the user if they belong to one. Otherwise ``User`` without a name: the login user or the process's user. An
+        empty kind if the user is not known either.
     """
     for line in process.cgroup.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers not in {"", "name=systemd"} and not _CONTAINER.search(path):
-            continue  # of cgroup v1, where only systemd's own hierarchy is sure to have every unit
+            continue  # of cgroup v1, where only systemd's own hierarchy contains every unit
         login = _LOGIN.search(path)
         user_id = int(login["user"]) if login else None
         if container := _CONTAINER.search(path):
-            return "Container", container[1][:_ID_SHOWN], user_id  # below a user's slice the user makes the names
+            return "Container", container[1][:_ID_SHOWN], user_id  # below a user's slice, the user chooses the names
         for part in reversed(path.split("/")):
             if part.endswith(".service") and not _MANAGER.fullmatch(part) and not _TRANSIENT.fullmatch(part):
                 return "SystemdUnit", part, user_id

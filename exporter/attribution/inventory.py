@@ -1,4 +1,4 @@
-"""Finds the devices of a node by any name that an id can use."""
+"""Finds the devices of a node by any name that an id can contain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ _WHOLE = PartOfGpu(ratio=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """Devices by UUID, minor number and place; made once per join."""
+    """Devices by UUID, minor number and place; built once per join."""
 
     gpus: Mapping[str, Gpu]
     instances: Mapping[str, MigInstance]
     parts: Mapping[str, PartOfGpu]
-    """Of the instances."""
+    """Part of the GPU by UUID of the instance."""
     by_minor: Mapping[int, str]
     by_index: Mapping[int, str]
 
     @classmethod
     def of(cls, gpus: Sequence[Gpu], instances: Sequence[MigInstance]) -> Self:
-        """Index what the driver tells.
+        """Index the devices that the driver reports.
 
         Args:
-            gpus: Physical GPUs; of two with one minor number it is the first one's.
-            instances: MIG instances; those of a GPU that is not in ``gpus`` are left out.
+            gpus: Physical GPUs; if two have the same minor number, the first one counts.
+            instances: MIG instances; those without their GPU in ``gpus`` are left out.
         """
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         parts: dict[str, PartOfGpu] = {}
@@ -51,20 +51,20 @@ class Inventory:
         )
 
     def is_instance(self, uuid: str) -> bool:
-        """Tell a MIG instance from a whole GPU."""
+        """Return whether a device is a MIG instance."""
         return uuid in self.instances
 
     def gpu_of(self, uuid: str) -> str:
-        """Give the UUID of the physical GPU that a device is or is part of."""
+        """Return the UUID of a device's physical GPU."""
         instance = self.instances.get(uuid)
         return instance.parent_uuid if instance else uuid
 
     def part_of_gpu(self, uuid: str) -> PartOfGpu:
-        """Give a device's part of its physical GPU: 1 for a whole one."""
+        """Return a device's part of its physical GPU: 1 for a whole one."""
         return self.parts.get(uuid, _WHOLE)
 
     def resolve(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
-        """Find the devices that an id means.
+        """Find the devices that an id identifies.
 
         Returns:
             UUIDs and an empty reason, or nothing and a snake-case reason.
@@ -88,11 +88,11 @@ class Inventory:
         return found, "" if found else reason
 
     def physical(self, parsed: ParsedId) -> str | None:
-        """Name the physical GPU behind an id, whether it is seen or not.
+        """Return the physical GPU behind an id, also if the driver does not report it.
 
         Returns:
-            A UUID, ``minor <n>`` or ``index <n>`` for one known by that alone, or ``None`` where the id does not
-            lead to one.
+            A UUID, ``minor <n>`` or ``index <n>`` if that is the only known name, or ``None`` if the id identifies no
+            GPU.
         """
         if parsed.uuid is not None and parsed.uuid.startswith("MIG-"):
             instance = self.instances.get(parsed.uuid)
@@ -104,16 +104,16 @@ class Inventory:
         return parsed.uuid
 
     def suspects(self, parsed: ParsedId) -> tuple[str, ...] | None:
-        """Name the physical GPUs of which an id that was not resolved may mean one or a part; ``None``: any."""
+        """Return the physical GPUs that an unresolved id may refer to, whole or in part; ``None``: any GPU."""
         if parsed.minor is not None and parsed.minor not in self.by_minor:
             return tuple(gpu.uuid for gpu in self.gpus.values() if gpu.minor is None)
-        if parsed.index is not None:  # numbers of one boot, and who wrote them may have counted before it
+        if parsed.index is not None:  # indexes are valid for one boot, and the id may be from an earlier one
             return None
         gpu = self.physical(parsed)
         return None if gpu is None else (gpu,)
 
     def knows_places(self, parsed: ParsedId) -> bool:
-        """Tell whether an instance that is named by profile and placement cannot be mistaken for another one."""
+        """Return whether profile and placement identify an instance unambiguously."""
         instances = self._instances_of(self.physical(parsed))
         return parsed.placement_start is not None and all(inst.placement_start is not None for inst in instances)
 
@@ -138,18 +138,18 @@ class Inventory:
 
 
 def instance_parts(gpu: Gpu, instances: Sequence[MigInstance]) -> dict[str, PartOfGpu]:
-    """Give each MIG instance's part of its GPU.
+    """Return each MIG instance's part of its GPU.
 
-    The part is the larger of its compute and its memory slices as parts of the GPU. Compute instances of one GPU
-    instance have its memory together, so it is divided among them by compute. Where the parts sum to more than the GPU
-    (3g + 4g is 15/14) they are divided by their sum. Where slices are not told, all have the same part, estimated.
+    The part is the larger of its compute slices and its memory slices, as parts of the GPU. Compute instances of one
+    GPU instance share its memory, so it is divided among them by compute. Where the parts sum to more than the GPU
+    (3g + 4g is 15/14), they are divided by their sum. Where slices are unknown, all parts are equal and estimated.
 
     Args:
         gpu: The parent.
-        instances: All of its instances.
+        instances: All instances of the parent.
 
     Returns:
-        UUID of the instance to its part.
+        Part by UUID of the instance.
     """
     compute_within: dict[int, int] = {}
     for instance in instances:
@@ -168,11 +168,11 @@ def instance_parts(gpu: Gpu, instances: Sequence[MigInstance]) -> dict[str, Part
 
 def _is_named(parsed: ParsedId, instance: MigInstance) -> bool:
     if parsed.kind is IdKind.MINOR_PROFILE:
-        told = (instance.profile_id, instance.placement_start)
+        have = (instance.profile_id, instance.placement_start)
         named = (parsed.profile_id, parsed.placement_start)
-        if any(one is not None and other is not None and one != other for one, other in zip(told, named, strict=True)):
+        if any(one is not None and other is not None and one != other for one, other in zip(have, named, strict=True)):
             return False
-        # A compute instance that is a part of its GPU instance has another name than that.
-        return None not in (*told, *named) or comparable_profile(instance.profile) == parsed.profile
+        # The profile of a compute instance that is smaller than its GPU instance differs from that one's profile.
+        return None not in (*have, *named) or comparable_profile(instance.profile) == parsed.profile
     place = (parsed.gpu_instance_id, parsed.compute_instance_id)
     return (instance.gpu_instance_id, instance.compute_instance_id) == place

@@ -36,7 +36,7 @@ from exporter.model import (
 
 
 def entries(container: ContainerAllocation, evidence: Evidence) -> Iterator[Entry]:
-    """Give every GPU that a container holds by a claim; what it only monitors is left out."""
+    """Yield an entry for every GPU that a container holds by a claim; devices that it only monitors are left out."""
     # A container that names one claim twice lists its devices twice.
     keys = {(claim.driver, claim.pool, claim.device, claim.share_id): claim for claim in container.claims}
     for claim in keys.values():
@@ -75,7 +75,7 @@ def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
         return ParsedId(kind=kind, uuid=device.uuid)
     if device.kind != "mig" or not device.parent_uuid:
         return by_name
-    # A name of the form before v25.12 has numbers too, with other meanings: there only the attributes count.
+    # A name of the form before v25.12 has numbers with other meanings: for it only the attributes count.
     return ParsedId(
         kind=IdKind.MINOR_PROFILE,
         uuid=device.parent_uuid,
@@ -86,7 +86,7 @@ def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
 
 
 def _allocated(claim: ClaimedDevice, evidence: Evidence) -> tuple[AllocatedDevice | None, bool]:
-    """Give the claim's own word on a device, and whether it is still to come."""
+    """Return the device in the claim's own result, and whether that result is still pending."""
     if _key_of(claim) in evidence.unreadable_claims:
         return None, False
     results = evidence.claims.get(_key_of(claim))
@@ -105,10 +105,10 @@ def _declared(allocated: AllocatedDevice | None, device: SliceDevice | None) -> 
 
 
 _UNDECIDED = frozenset({"claim_pending", "reservation_pending", "needs_annotation", "bad_annotation"})
-"""Reasons why what an entry names may not be what is held."""
+"""Reasons for which the held device may differ from the device that the entry names."""
 
 _PASSED_THROUGH = "dra_passed_through"
-"""To a virtual machine: the driver cannot see it, and nothing is wrong with that."""
+"""Passed through to a virtual machine: the driver does not see the device, which is no fault."""
 
 
 def _counted(
@@ -118,14 +118,14 @@ def _counted(
     unresolved: dict[Unresolved, Entry],
     inventory: Inventory,
 ) -> Attribution:
-    """Count physical GPUs, and leave the holders to be filled in.
+    """Count physical GPUs; the caller adds the holders.
 
     Args:
-        advertised: Resource and id of what the kubelet advertises, ``None`` where it cannot tell.
+        advertised: Resource and id of each device that the kubelet advertises, ``None`` if it does not report them.
         evidence: For the ResourceSlices.
-        entries: What containers are listed with.
-        unresolved: Of those, what was not found, with the reasons.
-        inventory: The devices that are seen.
+        entries: All entries of the listed containers.
+        unresolved: The entries without a device, with the reasons.
+        inventory: The devices that the driver reports.
     """
     physical = _advertised_devices(advertised, evidence, entries, inventory)
     undecided = any(one.reason in _UNDECIDED for one in unresolved)
@@ -134,11 +134,11 @@ def _counted(
     return Attribution(
         known=True,
         unresolved=tuple(unresolved),
-        # Its UUID does not name its GPU.
+        # The UUID of an instance does not identify its GPU.
         unseen_instances=any(one.kind is IdKind.MIG and inventory.physical(one) is None for one in of_kubelet),
         advertised_devices=None if physical is None else len(physical),
         allocated_devices=None if undecided or named is None else len(named),
-        # Unknown too where nothing is advertised: a plugin may still be about to register.
+        # Also unknown if no device is advertised: a plugin may still be about to register.
         expected_devices=len(physical | named) if physical and named is not None else None,
     )
 
@@ -150,14 +150,14 @@ def _advertised_devices(
     inventory: Inventory,
 ) -> set[str] | None:
     if evidence.devices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
-        return None  # DRA devices are never among what the kubelet itself advertises
+        return None  # the kubelet itself never advertises DRA devices
     of_plugins = [parsed for _, parsed in advertised or ()]
     of_slices = [
         ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
         if device.kind == "gpu" or device.parent_uuid
         else ParsedId(kind=IdKind.MIG, uuid=device.uuid)
         for device in (evidence.devices or {}).values()
-        if device.kind in ("gpu", "mig")  # what its driver can see
+        if device.kind in ("gpu", "mig")  # visible to the GPU's driver
     ]
     return _physical([*of_plugins, *of_slices], inventory)
 
@@ -176,9 +176,9 @@ def _physical(parsed_ids: Iterable[ParsedId], inventory: Inventory) -> set[str] 
 
 DEVICE_PLUGIN = "device-plugin"
 REPLICAS_UNKNOWN = "replicas_unknown"
-"""Reason of a replica whose part of the device cannot be told, as the number of the others is not known."""
+"""Reason of a replica with an unknown part of the device, as the number of replicas is not known."""
 MEMORY_UNKNOWN = "memory_unknown"
-"""Reason of a declared part of a GPU's memory, while it is not known how much memory the GPU has."""
+"""Reason of a declared part of a GPU's memory while the GPU's memory size is not known."""
 NOTHING_REMEMBERED: Mapping[ReplicaKey, int] = MappingProxyType({})
 
 
@@ -196,16 +196,16 @@ def attribute(
 
     Args:
         allocations: The kubelet's newest good answer, ``None`` before the first.
-        gpus: Physical GPUs as the driver tells them, lost and missing ones too.
+        gpus: Physical GPUs as the driver reports them, lost and missing ones too.
         instances: MIG instances of all of them.
         now: Unix time.
-        expiry_seconds: Age past which an answer says nothing any more.
-        evidence: What the Kubernetes API adds, as much of it as is known.
-        replicas: ``Attribution.replicas`` of the join before, or as an earlier process left them.
+        expiry_seconds: Age after which an answer is no longer used.
+        evidence: Data of the Kubernetes API, as far as it is known.
+        replicas: ``Attribution.replicas`` of the previous join, or as an earlier process saved them.
 
     Returns:
-        Holders by device UUID, and by name what could not be matched. With no answer, or an expired one, nothing is
-        known, which is not the same as "unallocated".
+        Holders by device UUID, and the unmatched ids by name. Without an answer, or with an expired one, the holders
+        are unknown, which differs from "unallocated".
     """
     answered_at = allocations.answered_at_seconds if allocations else None
     if allocations is None or now - allocations.answered_at_seconds > expiry_seconds:
@@ -228,7 +228,7 @@ def attribute(
 
 
 def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
-    """Give every device of every container that holds any."""
+    """Yield an entry for every device of every container."""
     by_pod: dict[tuple[str, str], list[ContainerAllocation]] = {}
     for container in allocations.containers:
         name = (container.namespace, container.pod)
@@ -236,7 +236,7 @@ def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
             by_pod.setdefault(name, []).append(container)
     groups: Groups | None = None
     reserved = any(namespace in evidence.reservation_namespaces for namespace, _ in by_pod)
-    if reserved and (evidence.pods is not None or not evidence.is_followed):  # asked for, and perhaps not there yet
+    if reserved and (evidence.pods is not None or not evidence.is_followed):  # configured, possibly not loaded yet
         with_devices = {(container.namespace, container.pod) for container in allocations.containers}
         groups = Groups(evidence, _others(allocations), with_devices)
     for (namespace, _), containers in by_pod.items():
@@ -249,7 +249,7 @@ def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
 
 
 def _others(allocations: Allocations) -> dict[tuple[str, str], list[str]]:
-    """Name the containers without devices, by pod."""
+    """Return the names of the containers without devices, by pod."""
     others: dict[tuple[str, str], list[str]] = {}
     for namespace, pod, container in allocations.other_containers:
         others.setdefault((namespace, pod), []).append(container)
@@ -261,14 +261,14 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
     pod = evidence.pods.get(name) if evidence.pods is not None else None
     placeholders: list[ContainerAllocation] = []
     for container in containers:
-        told: list[DeviceIds] = []
+        annotated: list[DeviceIds] = []
         for devices in container.devices:
             if vgpu.is_told_by_annotation(devices, pod):
-                told.append(devices)
+                annotated.append(devices)
             else:
                 yield from _listed_entries(container, devices)
-        if told:
-            placeholders.append(replace(container, devices=tuple(told)))
+        if annotated:
+            placeholders.append(replace(container, devices=tuple(annotated)))
         yield from entries(container, evidence)
     yield from vgpu.entries(placeholders, pod)
 
@@ -276,22 +276,22 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:
     holder = (container.namespace, container.pod, container.container)
     source = SOURCES.get(devices.resource, DEVICE_PLUGIN)
-    told: set[ParsedId] = set()
+    seen: set[ParsedId] = set()
     for device_id in telling(devices.resource, devices.ids):
         parsed = parse(devices.resource, device_id)
         if devices.resource in SOURCES and not container.pod and parsed.kind is not IdKind.UNKNOWN:
             parsed = undecided(parsed, UNNAMED_REASON)
-        if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands, and one says it all
-            if parsed in told:
+        if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands of them; one entry is enough
+            if parsed in seen:
                 continue
-            told.add(parsed)
+            seen.add(parsed)
         yield Entry(holder=holder, resource=devices.resource, source=source, device_id=device_id, parsed=parsed)
 
 
 def _match(
     entries: Sequence[Entry], inventory: Inventory, counts: ReplicaCounts
 ) -> tuple[dict[str, list[Entry]], dict[Unresolved, Entry]]:
-    """Find each entry's devices: entries by device UUID, and what has none."""
+    """Find each entry's devices: return entries by device UUID, and the entries without a device."""
     by_profile = Counter(
         place for _, place in {(entry.device_id, _profile(entry, inventory)) for entry in entries} if place is not None
     )
@@ -301,7 +301,7 @@ def _match(
         found, reason = inventory.resolve(entry.parsed)
         place = _profile(entry, inventory)
         if place is not None and by_profile[place] > 1:
-            found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
+            found, reason = (), "dra_unresolved"  # two claims, one instance: the driver lacks one of the instances
         if not found:
             unresolved.setdefault(_unresolved(entry, reason, inventory), entry)
         for uuid in found:
@@ -317,7 +317,7 @@ def _match(
 
 
 def _profile(entry: Entry, inventory: Inventory) -> tuple[str | None, str] | None:
-    """Give GPU and profile of an entry whose instance is known by them alone."""
+    """Return GPU and profile of an entry that identifies its instance by these alone."""
     if entry.parsed.profile is None or inventory.knows_places(entry.parsed):
         return None
     return inventory.physical(entry.parsed), entry.parsed.profile
@@ -337,7 +337,7 @@ def _unresolved(entry: Entry, reason: str, inventory: Inventory) -> Unresolved:
 
 
 def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, ParsedId]] | None:
-    """Give resource and id of what the kubelet advertises, where it can tell."""
+    """Return resource and id of each advertised device; ``None`` if the kubelet does not report them."""
     if allocatable is None:
         return None
     return [
@@ -348,7 +348,7 @@ def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, Pa
 
 
 def _replicas(ids: Iterable[tuple[str, ParsedId]], inventory: Inventory) -> Iterator[Replica]:
-    """Give the replicas among ids, each with its resource; of devices that the driver does not see (yet) too."""
+    """Yield the replicas among ids, each with its resource; also of devices that the driver does not see (yet)."""
     for resource, parsed in ids:
         if parsed.replica is not None:
             named = (parsed.uuid,) if parsed.uuid and parsed.kind in {IdKind.GPU, IdKind.MIG} else ()
@@ -357,7 +357,7 @@ def _replicas(ids: Iterable[tuple[str, ParsedId]], inventory: Inventory) -> Iter
 
 
 def _remembered(counts: ReplicaCounts, inventory: Inventory) -> dict[ReplicaKey, int]:
-    """Give the counts of devices that are there, advertised or held; of all, while nothing is seen."""
+    """Return the counts of devices that are present, advertised or held; all counts while no device is seen."""
     return {
         key: count
         for key, count in counts.told.items()
@@ -392,7 +392,7 @@ def _holders(
 
 
 def _of_gpu(holder: Holder, excess: float, device: PartOfGpu, evidence: Evidence) -> Holder:
-    """Give a holder of a device its share of the physical GPU, and its pod's UID where that is known."""
+    """Set a holder's share of the physical GPU, and its pod's UID if that is known."""
     known = evidence.pods.get((holder.namespace, holder.pod)) if evidence.pods is not None else None
     return replace(
         holder,

@@ -10,12 +10,12 @@ from exporter.attribution.policy import label_text
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
 
 MAX_KEYS = 10
-"""Of labels, and as many of annotations."""
+"""Number of exported labels, and of exported annotations."""
 MAX_CHARACTERS = 128
 
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 _CAMEL = re.compile(r"([a-z0-9])([A-Z])")
-# One value per pod or per rollout: a series each, and nobody asks for them.
+# They have one value per pod or per rollout, so each would be a separate series without use.
 _NEVER = re.compile(r"(^|_)(uid|hash|checksum)(_|$)|job_completion_index$|statefulset_kubernetes_io_pod_name$")
 _NEVER_KEYS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 
@@ -26,17 +26,17 @@ def exported_of(
     allowed_labels: Sequence[str],
     allowed_annotations: Sequence[str],
 ) -> tuple[tuple[str, str], ...]:
-    """Give what is allowed as (label name, value) in the order of names.
+    """Return the allowed labels and annotations as (label name, value), sorted by name.
 
     Args:
-        labels: Of the pod.
-        annotations: Of the pod.
-        allowed_labels: Keys, exactly; of those that may be shown the first ten count.
+        labels: Labels of the pod.
+        annotations: Annotations of the pod.
+        allowed_labels: Exact keys; the first ten that may be shown count.
         allowed_annotations: As above.
 
     Returns:
-        Names start with ``label_`` or ``annotation_``. Names that clash are numbered over the allow-list and not over
-        the pod, so that a pod's other labels never rename one. Empty values are left out.
+        Names start with ``label_`` or ``annotation_``. Names that clash are numbered by the allow-list, not by the pod,
+        so a pod's other labels never rename one. Empty values are left out.
     """
     names = [
         *((name, labels.get(key, "")) for key, name in export_names("label", allowed_labels).items()),
@@ -47,7 +47,7 @@ def exported_of(
 
 
 def export_names(prefix: str, keys: Sequence[str]) -> dict[str, str]:
-    """Name the keys that may be shown: snake case, ``_conflict1``, ``_conflict2`` in the order of keys that clash."""
+    """Map the exportable keys to snake case; keys that clash get ``_conflict1``, ``_conflict2`` in their order."""
     shown = [key for key in dict.fromkeys(keys) if not is_never_shown(key)][:MAX_KEYS]
     groups: dict[str, list[str]] = {}
     for key in sorted(shown):
@@ -66,7 +66,7 @@ def export_names(prefix: str, keys: Sequence[str]) -> dict[str, str]:
 
 
 def is_never_shown(key: str) -> bool:
-    """Tell whether a key is refused whatever the allow-list says: UIDs, hashes, checksums and the like."""
+    """Return whether a key is refused even if the allow-list contains it: UIDs, hashes, checksums and the like."""
     return key in _NEVER_KEYS or _NEVER.search(_sanitised(key)) is not None
 
 
@@ -78,7 +78,7 @@ MAX_NAME = 253
 MAX_KIND = 63
 MAX_TEAM = 128
 
-# What the API server accepts; other text could not be read back from the pairs.
+# Values that the API server accepts; any other text could not be parsed from the pairs again.
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 Workload = tuple[str, str]
@@ -99,7 +99,7 @@ _KIND_OF_OPERATOR = {
     "mxjob-controller": "MXJob",
     "ascendjob-controller": "AscendJob",
 }
-# Volcano makes one of this name for every pod that has none: of a Deployment one per ReplicaSet.
+# Volcano creates one with this name for every pod without a group: for a Deployment, one per ReplicaSet.
 _GENERATED_GROUP = re.compile(r"podgroup-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _CRON_RUN = re.compile(r"(.+)-(\d{8,10})", re.ASCII)
 _ORDINAL = re.compile(r"(.+)-\d+", re.ASCII)
@@ -114,7 +114,7 @@ _QUEUE_LABELS = (
     "volcano.sh/queue-name",
     "runai/queue",
 )
-# Of what ``_controller`` names: these are whole chains, of any other kind there may be a maker that nobody here knows.
+# Kinds from ``_controller`` without an unknown creator above them; any other kind may have one.
 _KNOWN_KINDS = frozenset({"", "DaemonSet", "ReplicaSet", "ReplicationController", "Node"}).union(
     _RAY_KINDS,
     _KIND_OF_OPERATOR.values(),
@@ -134,12 +134,12 @@ _QUEUE_ANNOTATIONS = ("volcano.sh/queue-name", "scheduling.volcano.sh/queue-name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRules:
-    """What is configured; the order of workload rules is not."""
+    """The configurable part of the rules; the order of workload rules is fixed."""
 
     team_keys: tuple[str, ...] = ()
-    """Labels or annotations that name the team, first found wins."""
+    """Labels or annotations that name the team; the first one found wins."""
     cost_labels: tuple[str, ...] = ()
-    """Keys of the labels, of the pod or else its namespace, that divide what the ledger counts."""
+    """Keys of the labels, of the pod or else its namespace, that divide the ledger."""
     exported_labels: tuple[str, ...] = ()
     exported_annotations: tuple[str, ...] = ()
 
@@ -150,22 +150,22 @@ def facts_of(
     namespace_annotations: Mapping[str, str],
     rules: OwnerRules,
 ) -> PodFacts:
-    """Say whose a pod is and what its makers want.
+    """Return the owner of a pod and the policy in its annotations.
 
     Args:
-        pod: As the API has it; any text is borne.
-        namespace_labels: Of its namespace; empty where they are not asked for.
+        pod: Metadata as the API returns it; any text is allowed.
+        namespace_labels: Labels of its namespace; empty if namespaces are not read.
         namespace_annotations: As above.
-        rules: Keys of teams and of what is shown.
+        rules: Keys of teams and of exported labels.
 
     Returns:
-        The same for the same pod, whatever the order of its labels; every text printable and bounded.
+        The same facts for the same pod, whatever the order of its labels; every text is printable and bounded.
     """
     kind, name = workload_of(pod)
     own, namespaces = (pod.labels, pod.annotations), (namespace_labels, namespace_annotations)
     team = _first((*own, *namespaces), rules.team_keys, MAX_TEAM)
     queue = _first((pod.labels,), _QUEUE_LABELS, MAX_NAME) or _first((pod.annotations,), _QUEUE_ANNOTATIONS, MAX_NAME)
-    said = policy.policy_of(kind, own, namespaces)
+    parsed = policy.policy_of(kind, own, namespaces)
     return PodFacts(
         owner=Owner(
             namespace=label_text(pod.namespace, MAX_NAME),
@@ -175,21 +175,21 @@ def facts_of(
             cost_labels=_cost_labels(pod.labels, namespace_labels, rules.cost_labels),
         ),
         queue=queue,
-        workload_class=said.workload_class,
-        opt_out_until_seconds=said.opt_out_until_seconds,
+        workload_class=parsed.workload_class,
+        opt_out_until_seconds=parsed.opt_out_until_seconds,
         exported=exported_of(pod.labels, pod.annotations, rules.exported_labels, rules.exported_annotations),
         pod_uid=pod.uid,
-        problems=(*said.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
+        problems=(*parsed.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
     )
 
 
 def wanted_annotations(rules: OwnerRules) -> frozenset[str]:
-    """Keys of the annotations, of pods and namespaces, that ``facts_of`` reads; no other needs to be kept."""
+    """Return the annotation keys, of pods and namespaces, that ``facts_of`` reads; no other needs to be kept."""
     return policy.KEYS.union(rules.team_keys, rules.exported_annotations, _QUEUE_ANNOTATIONS, (_GROUP_NAME,))
 
 
 def workload_of(pod: PodMetadata) -> Workload:
-    """Find the kind and name of what the pod belongs to; the pod itself where nothing else is said."""
+    """Return kind and name of the pod's workload, or of the pod itself if no rule matches."""
     for rule in RULES:
         if (workload := rule(pod)) is not None:
             return workload
@@ -197,15 +197,15 @@ def workload_of(pod: PodMetadata) -> Workload:
 
 
 def _doubts(pod: PodMetadata, shown: tuple[tuple[str, int], ...]) -> Iterator[str]:
-    """Name what makes an owner less sure: texts that are not shown as they were written, a maker of an unknown kind.
+    """Yield the reasons that make an owner uncertain: altered texts, a controller of an unknown kind.
 
     Args:
-        pod: Whose owner it is.
+        pod: The pod of the owner.
         shown: Texts as they are shown, and their limits.
     """
     if any(len(text) == limit for text, limit in shown):
         yield "text_too_long"
-    if any("\ufffd" in text for text, _ in shown):  # what JSON's readers and writers put for what is not UTF-8
+    if any("\ufffd" in text for text, _ in shown):  # JSON readers and writers replace invalid UTF-8 by it
         yield "text_unreadable"
     kind, _ = _controller_of(pod)
     if kind not in _KNOWN_KINDS and all(rule(pod) is None for rule in RULES if rule is not _controller):
@@ -218,7 +218,7 @@ def _first(sources: Iterable[Mapping[str, str]], keys: tuple[str, ...], limit: i
 
 
 def _cost_labels(pod: Mapping[str, str], namespace: Mapping[str, str], keys: Iterable[str]) -> str:
-    """Return the pairs of an owner: a key that neither has, or has without a value, is left out."""
+    """Return the cost labels of an owner: a key without a value in pod and namespace is left out."""
     values = {key: pod.get(key) or namespace.get(key, "") for key in sorted({*keys})}
     return ",".join(f"{key}={value}" for key, value in values.items() if _LABEL_VALUE.fullmatch(value))
 
@@ -228,7 +228,7 @@ def _label(pod: PodMetadata, *keys: str) -> str:
 
 
 def _labelled(kind: str, *keys: str) -> Rule:
-    """Make the rule that takes the workload's name from the first of some labels."""
+    """Return a rule that takes the workload's name from the first label that is set."""
 
     def rule(pod: PodMetadata) -> Workload | None:
         name = _label(pod, *keys)
@@ -270,7 +270,7 @@ def _pod_group(pod: PodMetadata) -> Workload | None:
 
 def _job(pod: PodMetadata) -> Workload | None:
     kind, name = _controller_of(pod)
-    if not kind:  # others write job-name on their pods too: it counts for what is left of a deleted Job
+    if not kind:  # others set job-name on their pods too: it counts only for the rest of a deleted Job
         name = _label(pod, "batch.kubernetes.io/job-name", "job-name")
     elif kind != "Job":
         return None
@@ -305,7 +305,7 @@ def _replica_set(pod: PodMetadata) -> Workload | None:
 
 def _lone_group(pod: PodMetadata) -> Workload | None:
     kind, _ = _controller_of(pod)
-    # Kueue groups the pods of a StatefulSet, too: there the set is the better name.
+    # Kueue groups the pods of a StatefulSet too: for them the set is the better name.
     name = "" if kind else _label(pod, "kueue.x-k8s.io/pod-group-name")
     return ("PodGroup", name) if name else None
 
@@ -324,8 +324,8 @@ def _api_group(pod: PodMetadata) -> str:
     return group
 
 
-# Makers of workloads stand before the Jobs, StatefulSets and ReplicaSets that they use. A PodGroup comes behind all
-# who name themselves: most of them make one for their scheduler, with another name each run.
+# Controllers come before the Jobs, StatefulSets and ReplicaSets that they create. PodGroups come after all workloads
+# with a name of their own: most controllers create a PodGroup for their scheduler, with another name for each run.
 RULES: tuple[Rule, ...] = (
     _ray,
     _labelled("RayCluster", "ray.io/cluster"),

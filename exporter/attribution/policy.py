@@ -11,15 +11,15 @@ _HASH_DIGITS = 8
 
 
 def label_text(text: str, limit: int) -> str:
-    """Trim and bound a text.
+    """Trim a text and limit its length.
 
     Args:
-        text: Anything, lone surrogates and control characters too.
-        limit: Most characters that come back, at least 10.
+        text: Any text, also with lone surrogates and control characters.
+        limit: Maximum length of the result, at least 10.
 
     Returns:
-        Printable text: runs of white space are one space, what cannot be printed is left out. A longer text is cut and
-        ends in ``-`` and eight digits of its hash, so that two long texts with one beginning stay two.
+        Printable text: each run of white space is one space, unprintable characters are left out. A longer text is cut
+        and ends in ``-`` and eight digits of its hash, so two long texts with the same beginning stay distinct.
     """
     if not text.isprintable():
         text = "".join(character for character in text if character.isprintable() or character.isspace())
@@ -50,7 +50,7 @@ _KINDS_OF_CLASS = {
     ),
 }
 _CLASS_OF_KIND = {kind: name for name, kinds in _KINDS_OF_CLASS.items() for kind in kinds.split()}
-# Behind a LeaderWorkerSet or a Deployment: the kind does not say that it serves, these labels do.
+# Of a LeaderWorkerSet or a Deployment: the kind does not imply serving, these labels do.
 _SERVING_LABELS = ("llm-d.ai/role", "serving.kserve.io/inferenceservice")
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -61,24 +61,24 @@ _DAY = timedelta(days=1).total_seconds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What was said and understood; ``problems`` names what was not."""
+    """The parsed policy; ``problems`` names the parts that could not be parsed."""
 
     workload_class: str = ""
     opt_out_until_seconds: float | None = None
-    """Unix time; ``inf`` is for good, ``None`` is not at all."""
+    """Unix time; ``inf`` is permanent, ``None`` means no opt-out."""
     problems: tuple[str, ...] = ()
 
 
 def policy_of(kind: str, pod: tuple[Mapping[str, str], ...], namespace: tuple[Mapping[str, str], ...]) -> Policy:
-    """Read the class and the opt-out.
+    """Read the workload class and the opt-out.
 
     Args:
-        kind: Of the owner: it gives the class where nobody says one.
+        kind: Kind of the owner; it implies the class if no label or annotation sets one.
         pod: The pod's labels and annotations, in this order.
-        namespace: The namespace's, in this order; they count where the pod says nothing that can be understood.
+        namespace: The namespace's, in this order; they count where the pod has no valid value.
 
     Returns:
-        What cannot be understood has no effect but a problem: ``bad_workload_class``, ``bad_opt_out``.
+        The policy. An invalid value has no effect except a problem: ``bad_workload_class``, ``bad_opt_out``.
     """
     workload_class, class_problems = _class(kind, (*pod, *namespace))
     until, opt_out_problems = _opt_out((pod, namespace))
@@ -101,13 +101,13 @@ def _class(kind: str, sources: tuple[Mapping[str, str], ...]) -> tuple[str, list
 
 
 def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float | None, list[str]]:
-    """Take the pod's word before the namespace's; within one of them the later time."""
+    """Prefer the pod's values to the namespace's; within one level, use the later time."""
     problems: list[str] = []
     for sources in levels:
-        said: list[float] = []
+        ends: list[float] = []
         for word in _words(sources, ALERTS_KEY):
             if word in {"disabled", "enabled"}:
-                said.append(inf if word == "disabled" else -inf)
+                ends.append(inf if word == "disabled" else -inf)
             else:
                 problems.append("bad_opt_out")
         for word in _words(sources, ALERTS_UNTIL_KEY):
@@ -115,9 +115,9 @@ def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float |
             if until is None:
                 problems.append("bad_opt_out")
             else:
-                said.append(until)
-        if said:
-            latest = max(said)
+                ends.append(until)
+        if ends:
+            latest = max(ends)
             return (None if latest == -inf else latest), problems
     return None, problems
 

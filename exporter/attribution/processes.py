@@ -1,7 +1,7 @@
-"""From the process ids that a driver lists to the pods that hold the device, on the evidence of the node alone.
+"""Maps the process ids that a driver lists to the pods that hold the device, from data of the node alone.
 
-Two answers are kept apart throughout: an empty string means "looked, and there is none", ``None`` means "could not be
-looked up". The first makes a process unattributed, the second leaves open whose it is; neither makes a wrong owner.
+Two results are distinct throughout: an empty string means "looked up, and there is none", ``None`` means "could not be
+looked up". The first makes a process unattributed, the second leaves its holder open; neither makes a wrong owner.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar
 
 from exporter.model import Attribution, Field, Holder, ProcessUse, Reading, Unresolved
 
-# "pod<uid>" is matched and never "kubepods": in a private cgroup namespace the prefix is gone.
+# The pattern needs "pod<uid>" and not "kubepods": a private cgroup namespace hides that prefix.
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|[/:]|$)", re.ASCII
 )
@@ -21,17 +21,17 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
 
 
 def pod_of(text: str) -> tuple[str, str | None] | None:
-    r"""Find the pod, and where the path tells it the container, that a process belongs to.
+    r"""Find the pod of a process, and its container if the cgroup path names it.
 
-    The last pod of a path counts (a kubelet within a container has an outer one before it), and the first container
-    behind it (a container may make cgroups of its own). On cgroup v1 any line that matches will do.
+    The last pod of a path counts: a kubelet within a container has an outer one before it. Of the containers after
+    it, the first one counts: a container may create its own cgroups. On cgroup v1, any matching line is enough.
 
     Args:
-        text: The whole file; systemd's escape ``\x2d`` is understood.
+        text: Full text of the cgroup file; systemd's escape ``\x2d`` is understood.
 
     Returns:
-        Pod UID (with dashes; 32 digits without for a static pod) and container id or ``None``; ``None`` for a process
-        outside every pod, or whose path does not say.
+        Pod UID (with dashes; 32 digits without dashes for a static pod) and container id or ``None``. ``None`` for a
+        process outside every pod, or with a path that does not name its pod.
     """
     pod_only: tuple[str, None] | None = None
     for line in text.splitlines():
@@ -49,20 +49,20 @@ def pod_of(text: str) -> tuple[str, str | None] | None:
 Found = TypeVar("Found")
 
 _MOST_BYTES = 1 << 16
-"""More than any file of a process here: the kernel gives such a one whole at once."""
+"""More than any file of a process that is read here; the kernel returns such a file in one read."""
 _MANY = 1024
-"""Processes; more than those of a node's GPUs are at a time."""
-# Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
+"""Number of processes to remember; more than the GPUs of a node have at a time."""
+# After the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
 _START_TIME_WORD = 19
 
 
 def content(path: str) -> str:
-    """Read a file, with what is no UTF-8 replaced.
+    """Read a file; invalid UTF-8 is replaced.
 
     Raises:
-        OSError: It cannot be read; of a process that has ended it is gone.
+        OSError: The file cannot be read, or the process has ended.
     """
-    # Asked for every process with every sample: half of the system calls of a file object.
+    # Runs for every process of every sample: half of the system calls of a file object.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
@@ -71,13 +71,13 @@ def content(path: str) -> str:
 
 
 def name_and_start(directory: str) -> tuple[str, str | None]:
-    """Read a process' own name and when it started, in clock ticks; it tells processes of one pid apart.
+    """Read a process's own name and its start time in clock ticks, which distinguishes processes with the same pid.
 
     Args:
         directory: ``/proc/<pid>``.
 
     Returns:
-        An empty name and ``None`` where the process cannot be seen.
+        An empty name and ``None`` if the process is not visible.
     """
     try:
         before, _, after = content(f"{directory}/stat").rpartition(")")
@@ -88,18 +88,18 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
 
 
 def own_name(proc_root: str, pid: int) -> str:
-    """Read a process' own name, of which the kernel keeps 15 characters; empty where it cannot be seen."""
+    """Read a process's own name, at most 15 characters; empty if the process is not visible."""
     return name_and_start(f"{proc_root}/{pid}")[0]
 
 
 class Remembered(Generic[Found]):
-    """What was read of processes, by pid and start time, as pids are used again.
+    """Cached data of processes, by pid and start time, as pids are reused.
 
-    Who has not been asked for while a thousand others were is forgotten: that has ended.
+    An entry is dropped after a thousand other processes were looked up: its process has ended.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
-        read: From a process' directory and its own name to what is known of it; may raise OSError.
+        read: Maps a process's directory and its own name to the data to cache; may raise OSError.
     """
 
     def __init__(self, proc_root: Path, read: Callable[[str, str], Found]) -> None:
@@ -115,8 +115,8 @@ class Remembered(Generic[Found]):
             pid: In the PID namespace of ``proc_root``.
 
         Returns:
-            What is known of it; of one that has ended what was known, as what the driver says of it is of the time
-            before. ``None`` for one that cannot be seen: another PID namespace, or gone before it was ever looked up.
+            The data of the process; for an ended one the last data, because the driver's samples are from before its
+            end. ``None`` if it is not visible: another PID namespace, or it ended before its first lookup.
         """
         directory = f"{self._proc_root}/{pid}"
         name, started = name_and_start(directory)
@@ -141,7 +141,7 @@ class Remembered(Generic[Found]):
         return started is not None and (known is None or known[0] == started)
 
     def forget(self, pid: int) -> None:
-        """Look at a process afresh next time: it may be moved to another cgroup yet."""
+        """Read a process again at its next lookup: it may still be moved to another cgroup."""
         self._known.pop(pid, None)
         self._before.pop(pid, None)
 
@@ -154,15 +154,15 @@ class Remembered(Generic[Found]):
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
 
 MPS_SERVER = "nvidia-cuda-mps"
-"""The begin of its name that the kernel keeps."""
+"""Start of its name, as long as the kernel keeps it."""
 UNLISTED_USE = "unlisted_use"
-"""Reason of a device that the kubelet lists with nobody and that a process in a pod's cgroup uses."""
+"""Reason of a device without a holder in the kubelet's list, used by a process in a pod's cgroup."""
 NO_POD = ""
 NO_NAME = ("", "")
 
 
 HIDDEN_PROCESSES_MEMORY_MIB = 300
-"""More than a driver takes for itself on a GPU without processes."""
+"""More memory than a driver needs for itself on a GPU without processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,35 +170,35 @@ class Bucket:
     """Processes of one device that belong to the same holders."""
 
     holders: tuple[Holder, ...]
-    """Containers that they may be of: those of one pod, or all candidates; empty: they are of no holder."""
+    """Possible holders: the containers of one pod, or all candidates; empty if the processes have no holder."""
     processes: tuple[ProcessUse, ...]
     known: bool = True
-    """Whether the pod is known. If not, they may also be of no holder."""
+    """Whether the pod is known. If not, the processes may also have no holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """Processes of one device by holder; each process is in one bucket at most."""
+    """Processes of one device by holder; each process is in at most one bucket."""
 
     buckets: tuple[Bucket, ...] = ()
     hidden: bool = False
-    """Whether processes run that the driver does not list here: then memory by process is unknown."""
+    """Whether there are running processes that the driver does not list; then memory by process is unknown."""
     by_mps: bool = False
-    """Whether one MPS server works for several processes: then samples do not show which of them it worked for."""
+    """Whether one MPS server works for several processes; then samples do not identify the process that caused them."""
 
     @property
     def unattributed(self) -> tuple[ProcessUse, ...]:
-        """Processes of no holder: of the host, vanished, or of pods that do not hold the device."""
+        """Processes without a holder: of the host, ended, or of pods that do not hold the device."""
         return tuple(process for bucket in self.buckets if not bucket.holders for process in bucket.processes)
 
 
 def hides_processes(processes: Sequence[ProcessUse], values: Mapping[Field, int | float]) -> bool:
-    """Return whether processes run that the list does not show, as in a PID namespace other than the host's.
+    """Return whether processes run that the list does not contain, as in a PID namespace other than the host's.
 
-    Nothing lists as running there, while memory is in use and samples keep coming.
+    This is so if no listed process runs while memory is in use and samples keep coming.
 
     Args:
-        processes: What the driver lists and samples on a device.
+        processes: Processes that the driver lists and samples on a device.
         values: The device's values.
     """
     running = any(not process.ended for process in processes)
@@ -206,7 +206,7 @@ def hides_processes(processes: Sequence[ProcessUse], values: Mapping[Field, int 
 
 
 class PidResolver:
-    """Pod UIDs of host processes.
+    """Finds the pod UIDs of host processes.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
@@ -222,12 +222,12 @@ class PidResolver:
             pid: In the PID namespace of ``proc_root``.
 
         Returns:
-            The pod's UID, ``NO_POD`` for a process that is in no pod, ``None`` for one that cannot be seen (another
-            PID namespace, or gone before it was ever looked up). One that has ended keeps the pod it was known by.
+            The pod's UID, ``NO_POD`` for a process outside every pod, ``None`` if it is not visible (another PID
+            namespace, or it ended before its first lookup). An ended process keeps the pod that was found before.
         """
         uid = self._uids.look(pid)
         if uid == NO_POD:
-            self._uids.forget(pid)  # a runtime may move it into its pod's cgroup yet
+            self._uids.forget(pid)  # a runtime may still move it into its pod's cgroup
         return uid
 
 
@@ -256,16 +256,16 @@ class PodNames:
         """Look up a pod's name.
 
         Args:
-            uid: As it stands in the pod's cgroup path.
+            uid: UID as written in the pod's cgroup path.
 
         Returns:
             Namespace and pod name; ``NO_NAME`` where the directory is readable and has no such pod; ``None`` where it
-            cannot be read, or where two pods of one name are there and only one of them can be alive.
+            cannot be read, or where two pods with one name exist and only one of them can be alive.
         """
         try:
             changed_ns = self._follow()
             if uid not in self._names and uid not in self._missed:
-                # Once more for each new uid: a directory made right after the scan can leave the same mtime.
+                # Once more for each new uid: a directory created right after the scan can leave the mtime unchanged.
                 self._read(changed_ns)
                 self._missed.add(uid)
         except OSError:
@@ -275,7 +275,7 @@ class PodNames:
         return name if name == NO_NAME or len(self._uids[name]) == 1 else None
 
     def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Look up a pod's UID, by which a pod that was made again under its name (StatefulSet) is told from the former.
+        """Return a pod's UID, which distinguishes a recreated pod (StatefulSet) from the earlier one of its name.
 
         Returns:
             The UID; ``None`` where there is no directory of that name, or several.
@@ -289,7 +289,7 @@ class PodNames:
         return uids[0] if len(uids) == 1 else None
 
     def _follow(self) -> int:
-        """Read again if something has changed; give the time of the change."""
+        """Read the directory again if it has changed; return the time of the change."""
         changed_ns = self._root.stat().st_mtime_ns
         if changed_ns != self._changed_ns:
             self._missed.clear()
@@ -316,26 +316,26 @@ def match(
 ) -> Matched:
     """Divide the processes of one device among its holders.
 
-    A process goes to a pod only on the evidence of that pod's UID or name, never by elimination. One that cannot be
-    matched leaves the others as they are.
+    A process is assigned to a pod only if the pod's UID or name proves it, never by elimination. An unmatched process
+    does not affect the others.
 
     Args:
         holders: Holders of the device.
-        processes: What the driver lists on it.
+        processes: Processes that the driver lists on the device.
         uid_of: Pod UID of a process, as ``PidResolver.pod_uid``.
         name_of: Pod name of a UID, as ``PodNames.name_of``.
-        command_of: A process' own name, empty where it cannot be seen.
+        command_of: A process's own name, empty if it is not visible.
         hidden: As ``hides_processes`` returns it.
 
     Returns:
-        The division. It leaves out a process that has ended, of a pod that does not hold the device (any more): with
-        it the pod that came after would look idle until the next samples.
+        The processes by holder. An ended process of a pod that no longer holds the device is left out: with it, the
+        next pod on the device would look idle until the next samples.
     """
     uids = [uid_of(process.pid) for process in processes]
     blind = all(uid is None for uid in uids)
     by_pod: dict[str | None, list[ProcessUse]] = {}
     for process, uid in zip(processes, uids, strict=True):
-        # One that was busy and is gone may be of any holder: a launcher's short processes are.
+        # A busy process that has ended may be of any holder: short processes of a launcher, for example.
         of_nobody = uid is None and not blind and not process.busiest_ratio
         by_pod.setdefault(NO_POD if of_nobody else uid, []).append(process)
     pods = _Pods.of(holders, name_of)
@@ -361,15 +361,15 @@ def unlisted_uses(
     name_of: Callable[[str], tuple[str, str] | None],
     command_of: Callable[[int], str],
 ) -> tuple[Unresolved, ...]:
-    """Find the pods that use a device which the kubelet lists with nobody.
+    """Find the pods that use a device without a holder in the kubelet's list.
 
-    The kubelet does not list ordinary init containers, whose devices stay taken for the life of their pod.
+    The kubelet does not list ordinary init containers, but their devices stay allocated until their pod ends.
 
     Args:
         reading: The processes of every device.
         attribution: The holders of every device that the kubelet lists.
         pod_uid: From a process id to the UID of its pod.
-        name_of: From a UID to namespace and name.
+        name_of: From a pod UID to namespace and name.
         command_of: From a process id to its own name.
     """
 
@@ -403,7 +403,7 @@ def unlisted_uses(
 
 
 def _has_server(unattributed: Sequence[ProcessUse], command_of: Callable[[int], str]) -> bool:
-    """Return whether a busy one is an MPS server: before Volta the driver lists it alone, and it is of no holder."""
+    """Return whether an MPS server is busy: before Volta, the driver lists only the server, which has no holder."""
     return any(process.busiest_ratio and command_of(process.pid) == MPS_SERVER for process in unattributed)
 
 
@@ -414,7 +414,7 @@ class _Pods:
     everybody: tuple[Holder, ...]
     by_uid: Mapping[str, tuple[Holder, ...]]
     by_name_only: tuple[Holder, ...]
-    """Holders of which the UID is unknown. Of another one the name proves nothing: it may be a new pod of that name."""
+    """Holders without a known UID. A pod with another UID does not match by name: it may be new under that name."""
     name_of: Callable[[str], tuple[str, str] | None]
 
     @classmethod
@@ -427,7 +427,7 @@ class _Pods:
         return cls(tuple(holders), {uid: of_pod for uid, of_pod in by_uid.items() if uid}, by_name_only, name_of)
 
     def holders_of(self, uid: str | None) -> tuple[tuple[Holder, ...], bool]:
-        """Return the holders that a pod's processes may be of, and whether the pod is known."""
+        """Return the possible holders of a pod's processes, and whether the pod is known."""
         if uid is None:
             return self.everybody, False
         by_uid = self.by_uid.get(uid, ())

@@ -25,52 +25,52 @@ HolderName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """The part of a device that somebody asked for and was given."""
+    """The part of a device that a pod requested and received."""
 
     memory_bytes: int = 0
-    """0 is not limited, as is a ratio of 0."""
+    """Memory in bytes; 0 is unlimited, as is a ratio of 0."""
     of_bytes: int | None = None
-    """Of what ``memory_bytes`` is a part; ``None`` is the GPU's memory."""
+    """The whole in bytes that ``memory_bytes`` is a part of; ``None`` is the GPU's memory."""
     ratio: float = 0.0
 
     def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
-        """Return whether only memory was declared, and how much the GPU has in all is not known."""
+        """Return whether only memory was declared and the GPU's memory size is not known."""
         return self.memory_bytes > 0 and self.ratio <= 0 and not (self.of_bytes or device_bytes)
 
     def part(self, device_bytes: int | None) -> tuple[float, bool]:
-        """Give the part of the device, 0..1, and whether it is a guess.
+        """Return the part of the device, 0..1, and whether it is estimated.
 
         Args:
-            device_bytes: The GPU's memory, ``None`` where the driver does not tell.
+            device_bytes: Memory of the GPU in bytes, ``None`` if the driver does not report it.
         """
         whole = self.of_bytes or device_bytes
         part = max(self.memory_bytes / whole if whole else 0.0, self.ratio)
-        if part <= 0:  # no limit, or the whole that it is a part of is unknown
+        if part <= 0:  # no limit, or an unknown whole
             return 1.0, True
         return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One device of one container, before it is looked for."""
+    """One device of one container, before the device is resolved."""
 
     holder: HolderName
     resource: str
     source: str
     device_id: str
-    """As it is shown where it cannot be resolved."""
+    """Text that is shown where the id cannot be resolved."""
     parsed: ParsedId
     share_id: str | None = None
     claim: str = ""
-    """DRA: containers that name one claim have together what it has."""
+    """DRA: containers that name the same claim hold its devices together."""
     declared: Declared | None = None
-    """``None`` is the whole device, or by the replicas that the id names."""
+    """The declared part; ``None`` is the whole device, or a replica if the id names one."""
     is_placeholder: bool = False
-    """The device that the id names need not be the held device."""
+    """Whether the held device may differ from the device that the id names."""
 
     @property
     def is_replica(self) -> bool:
-        """Whether the device is divided by replicas, and this is one."""
+        """Whether this is one of the replicas that a device is divided into."""
         return self.parsed.replica is not None and self.declared is None
 
 
@@ -81,19 +81,19 @@ def undecided(parsed: ParsedId, reason: str) -> ParsedId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCounts:
-    """How many replicas devices are divided into."""
+    """Numbers of replicas that devices are divided into."""
 
     known: Mapping[ReplicaKey, int]
-    """Where the kubelet advertises them or once did."""
+    """Counts that the kubelet advertises or once advertised."""
     likely: Mapping[ReplicaKey, int]
-    """Of those that it never did, where their number follows from those of other devices, or from what is held."""
+    """Counts that it never advertised, derived from those of other devices or from the held replicas."""
     told: Mapping[ReplicaKey, int]
-    """As advertised last, whatever is held: to be remembered."""
+    """Last advertised counts, whatever is held; they are saved."""
     current: frozenset[ReplicaKey]
-    """Whose replicas are advertised or held now."""
+    """Devices with replicas that are advertised or held now."""
 
     def of(self, uuid: str, resource: str) -> int | None:
-        """Give the number of a device's replicas; ``None`` where it cannot be told."""
+        """Return the number of a device's replicas; ``None`` if it is unknown."""
         return self.known.get((uuid, resource)) or self.likely.get((uuid, resource))
 
 
@@ -102,20 +102,20 @@ def replica_counts(
 ) -> ReplicaCounts:
     """Count the replicas of each device.
 
-    A device that is unhealthy, or whose plugin restarts, is not advertised: what it last was is remembered. Where that
-    is not known either, its number is that of the resource's other devices if those agree, as device plugins divide
-    all devices of a resource alike. An old kubelet advertises none: there the numbers that are held tell the least.
+    A device that is unhealthy, or with a restarting plugin, is not advertised: its last count is remembered. If that is
+    unknown too, the count is that of the resource's other devices if those agree: device plugins divide all devices
+    of a resource alike. An old kubelet advertises none: there the held replica numbers give a lower bound.
 
     Args:
-        advertised: (device UUID, resource, replica number) of ``GetAllocatableResources``; ``None`` of a kubelet that
-            has none.
-        held: The same of what containers hold.
-        remembered: As advertised before, by (device UUID, resource).
+        advertised: (device UUID, resource, replica number) of ``GetAllocatableResources``; ``None`` for a kubelet
+            without that call.
+        held: The same for the replicas that containers hold.
+        remembered: Counts advertised before, by (device UUID, resource).
     """
     numbers = _numbers(held)
-    # Replicas are numbered from 0, and a plugin may call a single one of a GPU's unhealthy.
+    # Replicas are numbered from 0, and a plugin may report a single replica of a GPU as unhealthy.
     now = {key: max(seen) + 1 for key, seen in _numbers(advertised or ()).items()}
-    told = {**remembered, **now}
+    latest = {**remembered, **now}
     others: dict[str, set[int]] = {}
     for (_, resource), count in now.items():
         others.setdefault(resource, set()).add(count)
@@ -127,8 +127,8 @@ def replica_counts(
         for (uuid, resource), seen in numbers.items()
         if len(others.get(resource, ())) == 1 and max(seen) < max(others[resource])
     }
-    known = {key: max(count, len(numbers.get(key, ()))) for key, count in told.items()}
-    return ReplicaCounts(known=known, likely=likely, told=told, current=frozenset({*now, *numbers}))
+    known = {key: max(count, len(numbers.get(key, ()))) for key, count in latest.items()}
+    return ReplicaCounts(known=known, likely=likely, told=latest, current=frozenset({*now, *numbers}))
 
 
 def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
@@ -139,7 +139,7 @@ def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
 
 
 _DeclaredParts = Mapping[Entry, tuple[float, bool]]
-"""Of the device, and whether it is a guess."""
+"""Declared part of the device, and whether it is estimated."""
 
 
 def divide(
@@ -149,14 +149,14 @@ def divide(
 
     Args:
         uuid: The device.
-        entries: All that resolve to it.
-        counts: As ``replica_counts`` made them, with a number for each replica among ``entries``.
-        device_bytes: The GPU's memory, ``None`` where the driver does not tell.
+        entries: All entries that resolve to the device.
+        counts: Result of ``replica_counts``, with a number for each replica among ``entries``.
+        device_bytes: Memory of the GPU in bytes, ``None`` if the driver does not report it.
         is_instance: Whether the device is a MIG instance.
 
     Returns:
-        One holder per container, whatever resources it holds the device by, as if the device were a whole GPU; the
-        ratios sum to at most 1.
+        One holder per container, even if it holds the device by several resources, as if the device were a whole GPU;
+        the ratios sum to at most 1.
     """
     grouped: dict[HolderName, list[Entry]] = {}
     for entry in entries:
@@ -168,7 +168,7 @@ def divide(
     holders = []
     for (namespace, pod, container), group in grouped.items():
         ratio = weights[namespace, pod, container] / excess
-        # A replica of an instance is both; that it is shared counts.
+        # A replica of an instance is both an instance and shared; shared takes precedence.
         shared = len(grouped) > 1 or any(_is_share(entry, declared) for entry in group)
         mode = ShareMode.SHARED if shared else ShareMode.MIG if is_instance else ShareMode.EXCLUSIVE
         holder = Holder(
@@ -191,7 +191,7 @@ def divide(
 def _weights(
     uuid: str, grouped: Mapping[HolderName, Sequence[Entry]], counts: ReplicaCounts, declared: _DeclaredParts
 ) -> dict[HolderName, float]:
-    """Give each holder's part before it is fitted into the device; what nobody declared is what the others leave."""
+    """Return each holder's part before it is fitted into the device; holders without a declared part share the rest."""
     users: dict[tuple[str, str | None], set[HolderName]] = {}
     for holder, group in grouped.items():
         for entry in group:
@@ -219,7 +219,7 @@ def _is_certain(uuid: str, entry: Entry, counts: ReplicaCounts, declared: _Decla
     if entry.declared:
         return not declared[entry][1]
     if entry.share_id is not None:
-        return False  # how much of the device's capacity a share has is not in the kubelet's answer
+        return False  # the kubelet's answer does not contain a share's part of the device's capacity
     return entry.parsed.replica is None or (uuid, entry.resource) in counts.known
 
 

@@ -9,28 +9,28 @@ from exporter.attribution.host import SLURM, SLURM_PROCESS, UNNAMED, HostProcess
 from exporter.attribution.processes import NO_POD
 from exporter.model import DeviceState, GpuReading, Owner, PodFacts, Reading
 
-# A step behind the id ("1234.batch") is the job's; an array's ("1234_7") or a heterogeneous job's part is its own.
+# A step after the id ("1234.batch") is part of the job; a part of an array ("1234_7") or heterogeneous job is a job.
 _MAPPED_JOB = re.compile(r"([0-9]{1,18}(?:[_+][0-9]{1,9})?)(?:\.[0-9A-Za-z_.-]{1,64})?", re.ASCII)
 _FILE_NAME = re.compile(r"(?P<gpu>[0-9]{1,4})(?:\.(?P<instance>[0-9]{1,4}))?", re.ASCII)
 _FILE_LIMIT_BYTES = 65_536
 _JOBS_LIMIT = 256
 
 Place = tuple[int, int | None]
-"""Index of a GPU, and id of the GPU instance on it or ``None`` for the whole."""
+"""Index of a GPU, and id of a GPU instance on it or ``None`` for the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped:
-    """What a directory says."""
+    """Content of a mapping directory."""
 
     jobs: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
     """Job ids by place; a place without jobs is not listed."""
     doubtful: Mapping[Place, str] = field(default_factory=dict)
-    """Places with a file that cannot be read or understood, and why."""
+    """Reasons by place with a file that cannot be read or parsed."""
 
 
 def read(directory: Path) -> Mapped:
-    """Read every file whose name is a number (``0``) or two (``2.1``); each line of it is a job's id.
+    """Read every file named by one number (``0``) or two (``2.1``); each of its lines is a job id.
 
     Raises:
         OSError: The directory cannot be read.
@@ -40,12 +40,12 @@ def read(directory: Path) -> Mapped:
     for path in sorted(directory.iterdir()):
         named = _FILE_NAME.fullmatch(path.name)
         if named is None:
-            continue  # an editor's backup, a lock, a file that is being written and renamed
+            continue  # an editor's backup, a lock, or a file that is written first and renamed later
         place = int(named["gpu"]), int(named["instance"]) if named["instance"] else None
         try:
             found = _jobs(path)
         except FileNotFoundError:
-            continue  # the job has ended meanwhile
+            continue  # the job has ended in the meantime
         except OSError as error:
             doubtful[place] = f"{path}: {error.strerror}; let the agent read it"
             continue
@@ -57,7 +57,7 @@ def read(directory: Path) -> Mapped:
 
 
 def _jobs(path: Path) -> tuple[str, ...] | None:
-    """Return the ids, each once; ``None`` where a line is none."""
+    """Return the ids, each once; ``None`` if a line is not a job id."""
     with path.open("rb") as file:
         text = file.read(_FILE_LIMIT_BYTES + 1)
     lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
@@ -70,7 +70,7 @@ def _jobs(path: Path) -> tuple[str, ...] | None:
 
 NAMESPACE = "slurm"
 TEAM_PATIENCE_SECONDS = 60.0
-"""For so long the owner of a mapped job waits for its first process on a GPU, which tells whose job it is."""
+"""Maximum time for which the owner of a mapped job waits for its first process on a GPU, which identifies its user."""
 
 SLUID_PROBLEM = (
     "Slurm names the cgroups of jobs by SLUID, not by job id, so the jobs that run there are not known; "
@@ -88,7 +88,7 @@ class SlurmJobs(TenantSource):
 
     Args:
         mapping_dir: Directory of files ``0`` or ``2.1`` (index of a GPU, id of a GPU instance) with a job's id per
-            line; it alone says who holds then. ``None``: whoever has a process on a device in a job's cgroup.
+            line; only it names holders then. ``None``: every job with a process on a device in its cgroup.
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
@@ -102,10 +102,10 @@ class SlurmJobs(TenantSource):
         self._now = 0.0
 
     def observe(self, reading: Reading, now: float) -> None:
-        """Take a reading in, and the mapping if it was not read for some seconds.
+        """Process a reading, and read the mapping again after some seconds.
 
         Args:
-            reading: The newest one.
+            reading: The newest reading.
             now: Unix time.
         """
         self._now = now
@@ -119,7 +119,7 @@ class SlurmJobs(TenantSource):
             self._publish_mapped(reading, now, due=due)
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a job is; ``None`` for an unknown one, and for a moment for one that has not run yet."""
+        """Return the owner facts of a job; ``None`` for an unknown job, and for a short time until a job runs."""
         facts = super().facts(namespace, pod)
         since = self._mapped_since.get(pod)
         waits = since is not None and 0 <= self._now - since < TEAM_PATIENCE_SECONDS
@@ -133,12 +133,12 @@ class SlurmJobs(TenantSource):
         if match is None and _has_sluid(process.cgroup):
             return UNNAMED
         if match is None:
-            self._processes.forget(pid)  # slurmstepd may move it into its job's cgroup yet
+            self._processes.forget(pid)  # slurmstepd may still move it into its job's cgroup
             return NO_POD
         return self._tenant(match["job"], self._team(match["user"], process))
 
     def _tenant(self, job: str, team: str) -> Tenant:
-        """Return the tenant of a job, remembered with its team from when that is first known."""
+        """Return the tenant of a job, with its team from the time when that is first known."""
         key = f"job-{job}"
         known = self._by_key.get(key)
         if known and (known.facts.owner.team or not team):
@@ -146,9 +146,9 @@ class SlurmJobs(TenantSource):
         owner = Owner(namespace=NAMESPACE, kind="SlurmJob", name=job, team=team)
         return self._enter(Tenant(key=key, namespace=NAMESPACE, name=key, facts=PodFacts(owner=owner)))
 
-    def _team(self, told: str | None, process: HostProcess) -> str:
-        # A prolog's or a launcher's process within the job can be root's; the job is not.
-        user = int(told) if told else process.user_id
+    def _team(self, named_user: str | None, process: HostProcess) -> str:
+        # A process of a prolog or a launcher within the job can belong to root; the job does not.
+        user = int(named_user) if named_user else process.user_id
         return self._users.name_of(user) if user else ""
 
     def _read_mapping(self, directory: Path) -> None:
@@ -179,13 +179,13 @@ class SlurmJobs(TenantSource):
             self.errors["mapping_absent_device"] += len(absent)
         if due:
             self.problem = _problem(self._mapped, absent)
-        doubtful = [f"mapping file {_told(place)}" for place in self._mapped.doubtful]
+        doubtful = [f"mapping file {_shown(place)}" for place in self._mapped.doubtful]
         self._publish(held, SLURM, now, doubtful)
 
     def _jobs_on(self, reading: Reading) -> tuple[dict[str, list[str]], list[str]]:
         """Return the mapped jobs by UUID of their device, and the places without a device.
 
-        A job keeps the GPU that its file first meant: an index passes to another GPU when one is lost.
+        A job keeps the GPU that its file named first: an index can pass to another GPU when one is lost.
         """
         gpus = {gpu.gpu.uuid: gpu for gpu in reading.gpus}
         there = {gpu.gpu.index: gpu for gpu in reading.gpus if gpu.state is not DeviceState.MISSING}
@@ -199,7 +199,7 @@ class SlurmJobs(TenantSource):
                 if gpu and devices:
                     bound[place, job] = gpu.gpu.uuid
                 else:
-                    absent[_told(place)] = None
+                    absent[_shown(place)] = None
                 for uuid in devices:
                     jobs_on.setdefault(uuid, []).append(job)
         self._bound = bound
@@ -223,20 +223,20 @@ def _parts(gpu: GpuReading, instance_id: int | None) -> Iterator[str]:
             yield part.instance.uuid
 
 
-def _told(place: Place) -> str:
+def _shown(place: Place) -> str:
     return str(place[0]) if place[1] is None else f"{place[0]}.{place[1]}"
 
 
-def _problem(mapped: Mapped, absent: list[str]) -> str:
-    told = list(mapped.doubtful.values())
-    if absent:
-        told.append(f"mapping files of devices that are not here: {', '.join(absent)}; have Slurm's epilog remove them")
-    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    return f"{told[0]}{more}" if told else ""
+def _problem(mapped: Mapped, gone: list[str]) -> str:
+    faults = list(mapped.doubtful.values())
+    if gone:
+        faults.append(f"mapping files of devices that are not here: {', '.join(gone)}; have Slurm's epilog remove them")
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{faults[0]}{more}" if faults else ""
 
 
 def _job_of(cgroup: str) -> re.Match[str] | None:
-    """Return the job in the text of ``/proc/<pid>/cgroup``."""
+    """Return the job that ``/proc/<pid>/cgroup`` names."""
     found = (_JOB.search(line) for line in _lines(cgroup))
     return next((match for match in found if match), None)
 
@@ -246,5 +246,5 @@ def _has_sluid(cgroup: str) -> bool:
 
 
 def _lines(cgroup: str) -> Iterator[str]:
-    """Yield the lines that only root can have named: below a user's slice, users name cgroups, also as jobs."""
+    """Yield the lines that only root can have named: below a user's slice, users can name cgroups like jobs."""
     return (line for line in cgroup.splitlines() if "/user.slice/" not in line)

@@ -22,11 +22,11 @@ _VOLCANO_VGPU = "volcano.sh/vgpu-"
 _VOLCANO_GPU = "volcano.sh/gpu-"
 _VOLCANO_MEMORY = "volcano.sh/gpu-memory"
 _UNREADABLE_PREFIXES = ("aliyun.com/", "tencent.com/")
-"""Their annotations are not read."""
+"""Resources with annotations that are not read."""
 _NUMBER = r"[0-9]{1,9}"
 _DEVICE = re.compile(rf"(?P<uuid>[^,]+),[^,]*,(?P<memory>{_NUMBER}),(?P<cores>{_NUMBER})(?:,.*)?", re.ASCII)
 _NO_DEVICE = re.compile(r",[^,]*,0,0(?:,.*)?", re.ASCII)
-"""What some versions of HAMi write for a container without a GPU, others writing nothing."""
+"""Element that some versions of HAMi write for a container without a GPU, and others do not."""
 _PART_OF_GPU = re.compile(r"(?P<gpu>GPU-[0-9a-fA-F-]{36})\[.*\]", re.ASCII)
 _INDEXES = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*", re.ASCII)
 _COUNT = re.compile(r"volcano\.sh/(?:vgpu|gpu)-number")
@@ -35,7 +35,7 @@ _UUID_KINDS = (IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
-    """One device of one container, as an annotation has it."""
+    """One device of one container, as an annotation names it."""
 
     text: str
     parsed: ParsedId
@@ -50,15 +50,15 @@ class _Listed:
     resource: str
     first_id: str
     count: int
-    """How many devices it was given."""
+    """Number of devices that the container has."""
     units: int
-    """How many ids it has: with volcano-sh/devices one per MiB."""
+    """Number of its ids: with volcano-sh/devices one per MiB."""
 
 
 def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
-    """Tell whether ids of one resource of one container do not say which devices they are.
+    """Return whether the devices of one resource of a container are named by an annotation and not by their ids.
 
-    A plain UUID of a whole GPU is the kubelet's word, and no annotation of a pod changes it.
+    A plain UUID of a whole GPU counts as is; no annotation of a pod changes it.
     """
     if not devices.ids:
         return False
@@ -69,11 +69,11 @@ def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
 
 
 def entries(containers: Sequence[ContainerAllocation], pod: PodMetadata | None) -> list[Entry]:
-    """Give what the containers of one pod have by its annotations.
+    """Return the entries of one pod's containers by its annotations.
 
     Args:
-        containers: Of one pod, in the kubelet's order, with the ids that ``is_told_by_annotation`` and no others.
-        pod: ``None`` where it is not known.
+        containers: Of one pod, in the kubelet's order, with only the ids that satisfy ``is_told_by_annotation``.
+        pod: The pod; ``None`` if it is not known.
     """
     annotations: Mapping[str, str] = pod.annotations if pod else {}
     by_key: dict[str, list[_Listed]] = {}
@@ -108,8 +108,8 @@ def _key_of(resource: str) -> str:
 
 
 def _listed(container: ContainerAllocation, group: Sequence[DeviceIds]) -> _Listed:
-    """Sum up the resources by which one container has what one annotation tells."""
-    # volcano gives one GPU to who asks for memory alone, with as many ids as units of memory.
+    """Combine the resources of one container that belong to one annotation."""
+    # For a request of memory alone, volcano allocates one GPU, with as many ids as units of memory.
     numbers = [devices for devices in group if _COUNT.fullmatch(devices.resource)]
     counted = numbers or [devices for devices in group if not devices.resource.startswith("volcano.sh/")]
     shown = (counted or list(group))[0]
@@ -139,10 +139,10 @@ def _doubt(listed: _Listed, reason: str) -> Entry:
 
 
 def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
-    """Read HAMi's form: containers end with ``;``, devices with ``:``, each ``UUID,type,MiB,cores in percent``.
+    """Parse HAMi's form: containers end with ``;``, devices with ``:``, each ``UUID,type,MiB,cores in percent``.
 
     Raises:
-        ValueError: The text is something else, or has other containers than the kubelet lists.
+        ValueError: The text has another form, or other containers than the kubelet lists.
     """
     elements = [
         [_device(one) for one in element.split(":") if one and not _NO_DEVICE.fullmatch(one)]
@@ -154,7 +154,7 @@ def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Lis
 
 
 def _aligned(elements: list[list[_Device]], listed: Sequence[_Listed]) -> list[list[_Device]]:
-    """Find each container's element from the end, as ordinary init containers come first and are not listed."""
+    """Match the elements to containers from the end: ordinary init containers come first and are not listed."""
     if len(elements) == len(listed) == 1:
         return elements
     found: list[list[_Device]] = []
@@ -171,9 +171,9 @@ def _aligned(elements: list[list[_Device]], listed: Sequence[_Listed]) -> list[l
 def _device(text: str) -> _Device:
     match = _DEVICE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:80]!r} is no device")
+        raise ValueError(f"{text[:80]!r} is not a device")
     parsed = _named(match["uuid"])
-    # An instance is had whole: the figures are its own.
+    # A container holds an instance whole: the figures are those of the instance.
     whole = parsed.kind is not IdKind.GPU
     declared = Declared(memory_bytes=int(match["memory"]) * MIB, ratio=int(match["cores"]) / 100)
     return _Device(text=match["uuid"], parsed=parsed, declared=None if whole else declared)
@@ -181,7 +181,7 @@ def _device(text: str) -> _Device:
 
 def _named(uuid: str) -> ParsedId:
     parsed = parse("", uuid)
-    # What has another form may be a device by names that we do not know: HAMi had GPU-...[1-0] for an instance.
+    # Another form may identify a device in an unknown way: HAMi once wrote GPU-...[1-0] for an instance.
     if parsed.kind in _UUID_KINDS and parsed.replica is None:
         return parsed
     part = _PART_OF_GPU.fullmatch(uuid)
@@ -189,10 +189,10 @@ def _named(uuid: str) -> ParsedId:
 
 
 def _place(elements: list[list[_Device]], text: str) -> None:
-    """Put in the MIG instances that HAMi made, where it made some.
+    """Set the MIG instances that HAMi created, if it created any.
 
     Raises:
-        ValueError: The text is not HAMi's.
+        ValueError: The text is not in HAMi's form.
     """
     try:
         for one in json.loads(text):
@@ -205,7 +205,7 @@ def _place(elements: list[list[_Device]], text: str) -> None:
 
 def _index(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no index")
+        raise ValueError(f"{value!r} is not an index")
     return value
 
 
@@ -222,13 +222,13 @@ def _instance(one: Mapping[str, Any]) -> ParsedId:
 
 
 def _read_indexes(text: str, _annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
-    """Read the indexes of volcano-sh/devices: ``0,1``, of the pod as a whole.
+    """Parse the indexes of volcano-sh/devices: ``0,1``, for the pod as a whole.
 
     Raises:
-        ValueError: The text is something else, or has another number of GPUs than the kubelet lists.
+        ValueError: The text has another form, or another number of GPUs than the kubelet lists.
     """
     if not _INDEXES.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} are no indexes")
+        raise ValueError(f"{text[:80]!r} are not indexes")
     indexes = [int(number) for number in text.split(",")]
     if len(listed) > 1 and len(indexes) != sum(one.count for one in listed):
         raise ValueError("another number of GPUs than the kubelet lists")
@@ -258,7 +258,7 @@ CONTAINER: Final = "gpu-fraction-container-name"
 KAI_KEYS: Final = frozenset({FRACTION, MEMORY, CONTAINER})
 """Annotations that are read."""
 GROUP: Final = "runai-gpu-group"
-"""Label of the pod that holds the GPU and of those who have fractions of it; with several GPUs, ``<this>/<group>``."""
+"""Label of a reservation pod and of the pods with fractions of its GPU; with several GPUs, ``<this>/<group>``."""
 RESOURCE: Final = "gpu-fraction"
 
 _RATIO = re.compile(r"[0-9]{0,9}(?:\.[0-9]{0,18})?", re.ASCII)
@@ -266,12 +266,12 @@ _MIB_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class Groups:
-    """Who has fractions of which group's GPU.
+    """The pods with fractions of each group's GPU.
 
     Args:
-        evidence: Its pods must be known.
+        evidence: API data; its pods must be known.
         containers: (namespace, pod) to the names of its containers without devices.
-        with_devices: (namespace, pod) of the others that the kubelet lists.
+        with_devices: (namespace, pod) of the pods with devices that the kubelet lists.
     """
 
     def __init__(
@@ -292,16 +292,16 @@ class Groups:
             for group in _groups(pod):
                 if name in listed or (evidence.is_followed and not containers):
                     self._members.setdefault(group, []).append(pod)
-                elif evidence.is_followed:  # else it may have ended meanwhile, which only the kubelet knows
+                elif evidence.is_followed:  # otherwise it may have ended, and only the kubelet knows
                     self._awaited.add(group)
         seen = {*self._pods, *evidence.ended, evidence.own_pod}
         self._may_lack_members = not evidence.is_followed and any(name not in seen for name in containers)
 
     def divided(self, entry: Entry) -> Iterator[Entry]:
-        """Give the entries of those for whom a reservation pod holds a device.
+        """Yield the entries of the pods for which a reservation pod holds a device.
 
         Args:
-            entry: Of a pod in a reservation namespace. One that reserves for nobody by its labels keeps it.
+            entry: Entry of a pod in a reservation namespace. Without members by its labels, the pod keeps the device.
         """
         pod = self._pods.get(entry.holder[:2])
         if pod is None:
@@ -339,7 +339,7 @@ def _groups(pod: PodMetadata) -> frozenset[str]:
 
 
 def _declared(member: PodMetadata) -> tuple[Declared | None, str]:
-    """Give what a pod asked for, or why that cannot be said."""
+    """Return the share that a pod requested, or the reason why it is unknown."""
     fraction, memory = member.annotations.get(FRACTION), member.annotations.get(MEMORY)
     if fraction is not None:
         ratio = float(fraction) if _RATIO.fullmatch(fraction) and fraction.strip(".") else 0.0

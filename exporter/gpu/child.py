@@ -22,7 +22,7 @@ from exporter.model import Field, Reading, SourceState, SourceStatus
 EXIT_FRESH_PROCESS_NEEDED = 3
 _OTHER_LIBRARY = "dcgm_other_library"
 _FRESH_PROCESS_REASONS = frozenset({"library_mismatch", _OTHER_LIBRARY})
-"""A library that was replaced on disk stays mapped in this process."""
+"""Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
 _HEARTBEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -30,31 +30,31 @@ _log = logging.getLogger("exporter.gpu.child")
 
 
 class ReadingSource(Protocol):
-    """What can be run in a child process."""
+    """A source that can run in a child process."""
 
     name: str
     announce: Callable[[], None]
-    """Set by ``run``; the source calls it before something within a sample that may take long."""
+    """Set by ``run``; the source calls it before a step of a sample that may take long."""
     waits_seconds: tuple[float, float]
-    """Between two attempts to open it: at first, and at most, for the wait doubles while they fail."""
+    """First and longest wait between two attempts to open the source; it doubles with each failure."""
 
     def open(self) -> None:
-        """Get ready to sample; raises SourceError."""
+        """Prepare for sampling; raises SourceError."""
 
     def sample(self, now: float) -> Reading:
         """Return one reading.
 
         Raises:
-            NoValuesError: there is none now; sample again.
-            SourceError: the source has to be opened again.
+            NoValuesError: There are no values now; sample again.
+            SourceError: The source must be opened again.
         """
 
     def close(self) -> None:
-        """Release the driver; may be called when it is not open."""
+        """Release the driver; may be called when the source is not open."""
 
 
 class _Stop:
-    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once."""
+    """Converts SIGTERM and SIGINT into a flag that also ends a pause at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -69,7 +69,7 @@ class _Stop:
 
     def pause(self, seconds: float) -> None:
         if not self.asked and seconds > 0 and select.select([self._reader], [], [], seconds)[0]:
-            os.read(self._reader, 64)  # what a signal has left there would end every later pause, too
+            os.read(self._reader, 64)  # a byte left by a signal would end every later pause too
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> None:
-    """Become a fresh process with another libdcgm, for the same parent: one process cannot use both."""
+    """Replace this process by a new one with another libdcgm, for the same parent: one process cannot use both."""
     os.dup2(out.fileno(), 1)
     options = ("--interval", str(arguments.interval), "--fields", arguments.fields, "--dcgm-library", library)
     command = (sys.executable, "-m", "exporter.gpu.child", *options, "--dcgm-address", arguments.dcgm_address)
@@ -100,7 +100,7 @@ def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> 
 
 
 def _source(arguments: argparse.Namespace) -> ReadingSource:
-    # The binding is loaded only now, so that nothing of it can write to the stream of readings; and only the one.
+    # The binding is loaded late, so that it cannot write to the stream of readings; and only the selected one.
     fields = parse_fields(arguments.fields)
     if arguments.dcgm_address:
         from exporter.gpu.dcgm import library as libdcgm  # noqa: PLC0415 - see above
@@ -135,8 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
     )
-    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML is not asked for: they hang")
-    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
+    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML must not read: they hang")
+    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it exists")
     parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
 
 
@@ -144,15 +144,15 @@ def parse_fields(text: str) -> frozenset[Field]:
     """Return the fields of a comma-separated list of ids.
 
     Raises:
-        ValueError: something in it is not the id of a field.
+        ValueError: An item is not the id of a field.
     """
     return frozenset(Field(int(part)) for part in text.split(",") if part.strip())
 
 
 def prepare_process() -> BinaryIO:
-    """Make this process a good child and return the stream for its readings.
+    """Set this process up as a child and return the stream for its readings.
 
-    It ends with its parent whatever it is doing, and what a library prints goes to standard error, where it
+    The process ends with its parent whatever it is doing. Output of libraries goes to standard error, where it
     cannot garble the readings.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
@@ -176,11 +176,11 @@ def run(
     """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
 
     Args:
-        source: What to sample.
-        out: Where the lines go; ``prepare_process`` gives it.
-        interval_seconds: Time between the starts of two samples; a sample that takes longer skips beats.
+        source: The source to sample.
+        out: Stream for the lines; the result of ``prepare_process``.
+        interval_seconds: Time between the starts of two samples; a sample that takes longer skips some.
         clock: Unix time in seconds, which the readings carry.
-        monotonic: Clock of the beat.
+        monotonic: Clock of the sample interval.
 
     Returns:
         The exit code: 0 after SIGTERM or when the pipe is closed, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
@@ -202,10 +202,10 @@ def run(
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
             except SourceError as error:
-                tell = _closed(source, error, say)
+                report = _closed(source, error, say)
                 if error.reason in _FRESH_PROCESS_REASONS:
                     return EXIT_FRESH_PROCESS_NEEDED
-                _wait(stop, backoff_seconds, tell, monotonic)
+                _wait(stop, backoff_seconds, report, monotonic)
                 backoff_seconds = min(2 * backoff_seconds, longest_seconds)
     except BrokenPipeError:
         _log.info("parent closed the pipe; exiting")
@@ -215,15 +215,15 @@ def run(
 
 
 def _closed(source: ReadingSource, error: SourceError, say: Callable[..., None]) -> Callable[[], None]:
-    """Close a source that failed, say why, and return what says it again."""
+    """Close a failed source, report the reason, and return the function that reports it again."""
     source.close()
-    tell = partial(say, SourceState.FAILED, error.reason, str(error))
+    report = partial(say, SourceState.FAILED, error.reason, str(error))
     if error.reason == _OTHER_LIBRARY:
-        # No failure yet: this process begins again with it.
+        # Not a failure yet: this process restarts with the other library.
         _log.warning("%s", error)
     else:
-        tell()
-    return tell
+        report()
+    return report
 
 
 def _samples(
@@ -234,9 +234,9 @@ def _samples(
     monotonic: Callable[[], float],
     say: Callable[..., None],
 ) -> Iterator[Reading]:
-    """Yield a reading per beat until a signal; beats that a slow sample missed are skipped, not made up for.
+    """Yield one reading per interval until a signal; intervals that a slow sample missed are skipped.
 
-    Where the source has no values the beat says why instead, and the source stays open.
+    If the source has no values, the reason is reported instead, and the source stays open.
     """
     due = monotonic()
     while not stop.asked:
@@ -252,7 +252,7 @@ def _samples(
 
 
 def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None], monotonic: Callable[[], float]) -> None:
-    """Wait, with a heartbeat: the parent takes a silent child for a hanging one."""
+    """Wait, with a heartbeat: the parent considers a silent child hung."""
     until = monotonic() + seconds
     while not stop.asked and (left := until - monotonic()) > 0:
         stop.pause(min(left, _HEARTBEAT_SECONDS))
@@ -264,7 +264,7 @@ def _say(out: BinaryIO, name: str, state: SourceState, reason: str = "", message
 
 
 def _write(out: BinaryIO, line: bytes) -> None:
-    """Write a whole line: a pipe takes a long one in pieces."""
+    """Write a whole line: a pipe accepts a long one in pieces."""
     rest = memoryview(line)
     while rest:
         rest = rest[out.write(rest) :]

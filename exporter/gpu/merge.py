@@ -1,4 +1,4 @@
-"""Makes one reading of two sources: NVML's values first, DCGM's where NVML has none or does not answer."""
+"""Merges the readings of two sources: NVML's values first, DCGM's where NVML has none or does not answer."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,9 @@ from exporter.model import CODECS, DeviceState, Field, GpuReading, MigReading, R
 from exporter.model.fields import COUNTERS, PROFILING
 
 SLOW_COUNTER_SECONDS = 60.0
-"""A counter of DCGM's may be this old: DCGM measures what is slow every 10 s, and waits for three of those."""
+"""Maximum age of a DCGM counter: DCGM measures slow fields every 10 s, and three of those may be missing."""
 _RISING = frozenset(one for one in Field if one in COUNTERS)
-"""What only rises until the driver is loaded again, and either source can report."""
+"""Fields that only rise until the driver is loaded again, and that both sources can report."""
 Values = Mapping[Field, int | float]
 _UP = DeviceState.UP
 
@@ -27,26 +27,26 @@ _FALLBACK = frozenset(
         Field.TOTAL_ENERGY_CONSUMPTION,
     }
 )
-"""Enough to attribute use while NVML does not answer; without its codecs a transcoder would look idle."""
+"""Enough fields to attribute use while NVML does not answer; without its codecs, a transcoder would look idle."""
 _ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 
 
 def supplement(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return what to ask DCGM for in addition to NVML: what NVML may not have, and a little to fall back on.
+    """Return the fields to read from DCGM in addition to NVML: those that NVML may lack, and a few as a fallback.
 
-    Codecs are both: of a GPU before Hopper in MIG mode NVML has no figure of them.
+    Codecs are both: for a GPU before Hopper in MIG mode, NVML does not report them.
     """
     wanted = frozenset(fields) | _ACTIVITY | CODECS
     return frozenset(one for one in wanted if one.only_dcgm or one in PROFILING) | _FALLBACK | {Field.XID_ERRORS}
 
 
 def alone(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return what to ask DCGM for where there is no NVML: all that it can have, Xid events and codecs in any case."""
+    """Return the fields to read from DCGM without NVML: all that it has, always with Xid events and codecs."""
     return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | CODECS | {Field.XID_ERRORS}
 
 
 class _Counted(NamedTuple):
-    """A counter as a merged reading last had it."""
+    """A counter in the last merged reading."""
 
     value: float
     by_dcgm: bool
@@ -55,20 +55,20 @@ class _Counted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeMemory:
-    """What ``merge`` keeps from one call to the next."""
+    """State that ``merge`` keeps between calls."""
 
     at: float = -math.inf
     """Instant of the newest merged reading."""
     profiled: bool = False
-    """Whether DCGM profiled something in it."""
+    """Whether DCGM had profiling values in it."""
     nvml: Reading | None = None
-    """NVML's newest."""
+    """NVML's newest reading."""
     dcgm_uuids: frozenset[str] = frozenset()
-    """GPUs that DCGM has ever reported."""
+    """UUIDs of all GPUs that DCGM has ever reported."""
     other_machine: bool = False
-    """Whether DCGM's newest reading has none of NVML's GPUs: its engine is another machine's."""
+    """Whether DCGM's newest reading has none of NVML's GPUs: its engine is on another machine."""
     counters: Mapping[tuple[str, Field], _Counted] = field(default_factory=dict)
-    """By UUID of the GPU."""
+    """Counters by UUID of the GPU and field."""
 
 
 def merge(
@@ -79,27 +79,27 @@ def merge(
     away: str = "stale",
     patience_seconds: float = SLOW_COUNTER_SECONDS,
 ) -> tuple[Reading | None, MergeMemory]:
-    """Return what both sources report as one reading, and what to keep for the next call; pure.
+    """Return the readings of both sources as one, and the memory for the next call; pure.
 
-    - While NVML answers, GPUs, their state, MIG instances and processes are as NVML has them. For a GPU that both have
+    - While NVML answers, GPUs, their state, MIG instances and processes are NVML's. For a GPU that both sources list
       and that is up, DCGM adds the quantities that NVML did not measure. A GPU that only DCGM knows is added whole,
-      under an index of its own where NVML gives that index to another.
-    - While NVML does not answer, DCGM's reading is used whole, under the identities that NVML gave before.
-    - An engine that has none of NVML's GPUs is another machine's: nothing of it is used.
-    - A counter that is lower than the other source reported it before is left out until it has caught up: a
-      difference would count all of it once more.
+      under a separate index if NVML uses its index for another.
+    - While NVML does not answer, DCGM's reading is used whole, under the identities that NVML reported before.
+    - An engine with none of NVML's GPUs is on another machine: its reading is not used.
+    - A counter lower than the other source's earlier value is left out until it has caught up: a difference would
+      count all of it again.
 
     Args:
         nvml: NVML's reading; ``None`` while it does not answer.
-        dcgm: DCGM's reading of about the same time; ``None`` where there is no fresh one.
-        memory: What the call before returned.
-        away: Why NVML does not answer, in snake case.
-        patience_seconds: A counter that is still lower after this time has truly begun again.
+        dcgm: DCGM's reading of about the same time; ``None`` without a recent one.
+        memory: Memory that the previous call returned.
+        away: Reason why NVML does not answer, in snake case.
+        patience_seconds: Time after which a counter that is still lower has really restarted.
 
     Returns:
-        A reading at the instant of NVML's, or of DCGM's where NVML does not answer; ``from_dcgm`` says what DCGM
-        measured. With an ``nvml`` that was merged before, a reading at DCGM's instant if DCGM begins to profile, which
-        does not wait for NVML. ``None`` where nothing is newer than in the call before.
+        A reading at the instant of NVML's, or of DCGM's if NVML does not answer; ``from_dcgm`` names DCGM's values.
+        For an ``nvml`` that was merged before, a reading at DCGM's instant if DCGM begins to profile, which does not
+        wait for NVML. ``None`` if no reading is newer than in the previous call.
     """
     known = nvml or memory.nvml
     if dcgm is not None:
@@ -122,13 +122,13 @@ def merge(
 
 
 def of_one_machine(nvml: Reading, dcgm: Reading) -> bool:
-    """Return whether two readings may be of the same machine: they share a GPU, or one of them has none."""
+    """Return whether two readings may be of the same machine: they share a GPU, or one of them has no GPUs."""
     ours, theirs = _uuids(nvml.gpus), _uuids(dcgm.gpus)
     return not ours or not theirs or bool(ours & theirs)
 
 
 def _supplemented(nvml: Reading, dcgm: Reading) -> Reading:
-    """Return NVML's reading with what else DCGM measured."""
+    """Return NVML's reading with the additional values of DCGM."""
     theirs = {gpu.gpu.uuid: gpu for gpu in dcgm.gpus}
     both = [_with_more(gpu, theirs.pop(gpu.gpu.uuid, None)) for gpu in nvml.gpus]
     only_dcgm = [_by_dcgm(gpu) for gpu in theirs.values() if _reports_anything(gpu)]
@@ -141,10 +141,10 @@ def _supplemented(nvml: Reading, dcgm: Reading) -> Reading:
 
 
 def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
-    """Return DCGM's reading alone, under the identities that NVML gave while it answered.
+    """Return DCGM's reading alone, under the identities that NVML reported while it answered.
 
-    A GPU that DCGM never knew is not missing for that: it has failed, for the reason that NVML has. What NVML reported
-    of one that was not up stays, as long as DCGM does not report it.
+    A GPU that DCGM never reported is not missing but failed, for NVML's reason. NVML's data of a GPU that was not up
+    stays, as long as DCGM does not report that GPU.
 
     Returns:
         ``None`` for an engine that was started without a driver: it has no GPUs, which does not make them missing.
@@ -166,7 +166,7 @@ def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
 def _without_fallen(
     reading: Reading, before: Mapping[tuple[str, Field], _Counted], patience_seconds: float
 ) -> tuple[Reading, Mapping[tuple[str, Field], _Counted]]:
-    """Return a reading without the counters that are lower than the other source reported, and all counters by now."""
+    """Return a reading without counters lower than the other source's, and the current values of all counters."""
     counters, gpus = dict(before), []
     for gpu in reading.gpus:
         fallen = set()
@@ -186,13 +186,13 @@ def _without_fallen(
 
 
 def _profiles(merged: Reading) -> bool:
-    """Return whether DCGM profiled something that NVML did not."""
+    """Return whether DCGM has profiling values that NVML does not have."""
     measured = ((gpu.from_dcgm, *(part.from_dcgm for part in gpu.instances)) for gpu in merged.gpus)
     return any(not PROFILING.isdisjoint(fields) for of_gpu in measured for fields in of_gpu)
 
 
 def _with_more(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
-    """Return a GPU as NVML has it, with what else DCGM measured while it is up."""
+    """Return NVML's GPU with the additional values of DCGM while it is up."""
     if theirs is None or ours.state is not _UP:
         return ours
     values, from_dcgm = _filled(ours.values, theirs.values)
@@ -202,15 +202,15 @@ def _with_more(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
         from_dcgm=from_dcgm,
         instances=_instances(ours, theirs),
         profiling=theirs.profiling,
-        # Texts that only DCGM has, where a collectors file asks for them.
+        # Texts that only DCGM has, if a collectors file selects them.
         gpu=replace(ours.gpu, labels={**theirs.gpu.labels, **ours.gpu.labels}) if theirs.gpu.labels else ours.gpu,
     )
 
 
 def _instances(ours: GpuReading, theirs: GpuReading) -> tuple[MigReading, ...]:
-    """Return instances as NVML has them, and DCGM's where NVML reports that there are some and not which.
+    """Return NVML's instances, or DCGM's if NVML reports that there are some but not which ones.
 
-    Where NVML lists instances, one that only DCGM knows is of a layout that is gone: with it the GPU would have more
+    If NVML lists instances, one that only DCGM lists belongs to a former layout: with it, the GPU would have more
     parts than it can have.
     """
     if not ours.instances:
@@ -229,7 +229,7 @@ def _filled(ours: Values, theirs: Values) -> tuple[Values, frozenset[Field]]:
 
 
 def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
-    """Return a GPU as DCGM alone has it, under the identities that NVML gave before, if it did."""
+    """Return DCGM's GPU under the identities that NVML reported before, if it did."""
     known = {part.instance.uuid: part.instance for part in before.instances} if before else {}
     labels = {**gpu.gpu.labels, **before.gpu.labels} if before else {}
     return replace(
@@ -244,14 +244,14 @@ def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
 
 
 def _reports_anything(gpu: GpuReading) -> bool:
-    """Return whether DCGM says more of a GPU than that it once was there."""
+    """Return whether DCGM reports more about a GPU than that it once existed."""
     if gpu.state is DeviceState.MISSING:
         return False
     return gpu.state is not _UP or bool(gpu.values) or any(part.values for part in gpu.instances)
 
 
 def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
-    """Return all GPUs by index; a new one gets the next free index where another GPU has its own already."""
+    """Return all GPUs by index; a new GPU with an index that is in use gets the next free one."""
     gpus, added = list(there), sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
     taken = {gpu.gpu.index for gpu in gpus}
     free = max([*taken, *(gpu.gpu.index for gpu in added)], default=0) + 1
@@ -265,7 +265,7 @@ def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[Gp
 
 
 def identities(instances: Iterable[MigReading]) -> tuple[MigReading, ...]:
-    """Return instances of which nothing is known but that they are there."""
+    """Return instances without values, processes and other data: only their identities."""
     return tuple(MigReading(instance=part.instance) for part in instances)
 
 

@@ -1,7 +1,7 @@
-"""What passes between a source's child process and its parent.
+"""The messages between a source's child process and its parent.
 
 The child writes one line per reading or status, a compact JSON object. Its standard input is a file in memory, in which
-it notes the GPU that it calls the driver for: a child that hangs can write no line.
+it records the GPU of its current driver call: a hung child can write no line.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ Value = TypeVar("Value")
 _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
 _MOST = 2**64
-"""No library can report a larger number; what is computed with a larger one may be no number any more."""
+"""No library reports a larger number; results computed from a larger one may not be finite."""
 _KEPT_IDENTITIES = 512
-"""GPUs and MIG instances are described again only when they change: more than both children of a node list."""
+"""Cached GPUs and MIG instances, which change rarely: more than both children of a node list."""
 _KEPT_PROCESSES = 1024
-"""Processes are polled at every second sample, and an idle one has the same row for longer."""
+"""Cached processes: they are polled at every second sample, and an idle process has the same row for longer."""
 _NOTE_BYTES = 8
 _NUMBERS = frozenset({int, float})
 _JSON_TYPES: Mapping[object, frozenset[type]] = {
@@ -52,31 +52,31 @@ _JSON_TYPES: Mapping[object, frozenset[type]] = {
     float | None: _NUMBERS | {NoneType},
     bool: frozenset({bool}),
 }
-"""By type of a field: types that its value may have in JSON."""
+"""JSON types of a value by type of its field."""
 
 
 class _Row(Generic[Value]):
-    """How a value of a dataclass stands in a line: a JSON array with one item for each of its plain fields.
+    """The form of a dataclass's value in a line: a JSON array with one item for each of its plain fields.
 
     Args:
         kind: The dataclass.
-        apart: Fields that stand elsewhere in the line, or nowhere.
+        separate: Fields that are elsewhere in the line, or not in it.
     """
 
-    def __init__(self, kind: type[Value], *apart: str) -> None:
-        plain = [one for one in fields(kind) if one.name not in apart]  # type: ignore[arg-type]  # a dataclass
+    def __init__(self, kind: type[Value], *separate: str) -> None:
+        plain = [one for one in fields(kind) if one.name not in separate]  # type: ignore[arg-type]  # a dataclass
         self._kind = kind
         self._types = [_JSON_TYPES[one.type] for one in plain]
         self.names = [one.name for one in plain]
         self.write = attrgetter(*self.names)
         """Returns the items of a value."""
 
-    def read(self, row: Sequence[Any], **apart: object) -> Value:
-        """Return the value of a row and of the fields that stand apart.
+    def read(self, row: Sequence[Any], **separate: object) -> Value:
+        """Return the value of a row and of the separate fields.
 
         Raises:
-            TypeError: an item has another type than its field.
-            ValueError: an item is missing or too many, or a number is larger than any library can report.
+            TypeError: An item has another type than its field.
+            ValueError: An item is missing or too many, or a number is larger than any library can report.
         """
         for allowed, item in zip(self._types, row, strict=True):
             kind = type(item)
@@ -84,7 +84,7 @@ class _Row(Generic[Value]):
                 raise TypeError(f"{item!r:.40} in a row of {self._kind.__name__}")
             if kind in _NUMBERS and not -_MOST <= item <= _MOST:
                 raise ValueError(f"{item!r:.40} is too large for a number")
-        return self._kind(**dict(zip(self.names, row, strict=True)), **apart)
+        return self._kind(**dict(zip(self.names, row, strict=True)), **separate)
 
 
 _STATUS = _Row(SourceStatus, "state")
@@ -99,7 +99,7 @@ def encode(message: Reading | SourceStatus) -> bytes:
     """Return one JSON line, with its newline.
 
     Raises:
-        ValueError: a value is NaN or infinite; a source leaves such a value out.
+        ValueError: A value is NaN or infinite; a source leaves such a value out.
     """
     body = (
         _reading_out(message) if isinstance(message, Reading) else {"status": [message.state, *_STATUS.write(message)]}
@@ -108,10 +108,10 @@ def encode(message: Reading | SourceStatus) -> bytes:
 
 
 def decode(line: bytes) -> Reading | SourceStatus:
-    """Return what ``encode`` was given.
+    """Return the message that ``encode`` wrote.
 
     Raises:
-        SourceError: the line is anything else; reason ``garbled``.
+        SourceError: The line is not a message; reason ``garbled``.
     """
     try:
         body = json.loads(line, parse_constant=_no_constant)
@@ -131,13 +131,13 @@ def open_note() -> int:
 
 
 def note_asked(index: int | None) -> None:
-    """Note the index of the GPU that this process calls the driver for now; ``None``: of no single one."""
-    with contextlib.suppress(OSError):  # a child that was started by hand has a terminal there
+    """Record the index of the GPU that this process calls the driver for now; ``None``: not for a single one."""
+    with contextlib.suppress(OSError):  # a child that was started by hand has a terminal as its input
         os.pwrite(0, str(-1 if index is None else index).ljust(_NOTE_BYTES).encode(), 0)
 
 
 def asked(note: int) -> int | None:
-    """Return the index of the GPU that a child noted last, or ``None``."""
+    """Return the index of the GPU that a child recorded last, or ``None``."""
     text = os.pread(note, _NOTE_BYTES, 0).strip()
     return int(text) if text and text != b"-1" else None
 
@@ -156,7 +156,7 @@ def _reading_out(reading: Reading) -> dict[str, Any]:
 
 
 def _reading_in(body: Mapping[str, Any]) -> Reading:
-    # A GPU that comes twice is left out: numbers move while one is lost, and a second would be metered twice.
+    # The second entry of a GPU is left out: numbers change while one is lost, and it would be metered twice.
     gpus: dict[str, GpuReading] = {}
     for row in body["gpus"]:
         gpu = _gpu_reading_in(row)
@@ -236,12 +236,12 @@ def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
     # type(), not isinstance(): a bool is an int, and no measured value is a bool.
     if not _NUMBERS.issuperset(map(type, values.values())):
         raise TypeError(f"not the values of fields: {values!r:.200}")
-    # A field that a library fills with rubbish must not cost the others.
+    # One invalid value from a library must not discard the others.
     return {_FIELDS.get(key) or _field(key): value for key, value in values.items() if -_MOST <= value <= _MOST}
 
 
 def _field(key: str) -> Field:
-    """Return the field of an id; those that only DCGM has become known when they come."""
+    """Return the field of an id; ids that only DCGM has become fields when they first arrive."""
     known = _FIELDS.get(key)
     if known is None:
         if len(key) > _LONGEST_ID:

@@ -1,4 +1,4 @@
-"""Parent side of a source: keeps a child process alive, kills it when it hangs, and never blocks."""
+"""Parent side of a source: keeps a child process running, kills it when it hangs, and never blocks."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ _SETTLED_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _STUCK_LIMIT = 3
 _LAST_CHANCE_SECONDS = 1.0
-"""A silent child is listened to for so long again: both may have been stopped, by a debugger or with their machine."""
+"""Additional time for a silent child: both processes may have been stopped, by a debugger or with their machine."""
 _READY_READINGS = 3
-"""After so many a new child has measured everything: means need two samples, processes need three."""
+"""Readings after which a new child has measured everything: means need two samples, processes need three."""
 _FIRST_RENEWAL_SECONDS = 1.0
 _LONGEST_RENEWAL_SECONDS = 300.0
 _WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
@@ -36,7 +36,7 @@ _HUNG_WORDS = {
     "nvml": ("the driver", "see dmesg for NVRM and Xid lines"),
     "dcgm": (
         "the DCGM host engine",
-        "if that stays so, start nv-hostengine again, or correct --dcgm-address; a driver that hangs stops it, too",
+        "if this lasts, restart nv-hostengine or correct --dcgm-address; a driver that hangs also blocks it",
     ),
 }
 
@@ -48,8 +48,8 @@ def child_command(interval_seconds: float, fields: Iterable[Field], dcgm_address
 
     Args:
         interval_seconds: Time between samples.
-        fields: What to read; of DCGM ``merge.supplement`` or ``merge.alone`` gives them.
-        dcgm_address: Of the host engine: ``host:port``, ``unix:///path`` or ``embedded``; empty: the child of NVML.
+        fields: Fields to read; for DCGM the result of ``merge.supplement`` or ``merge.alone``.
+        dcgm_address: Address of the host engine: ``host:port``, ``unix:///path`` or ``embedded``; empty: NVML's child.
     """
     ids = ",".join(str(int(field)) for field in sorted(fields))
     command = (sys.executable, "-m", "exporter.gpu.child", "--interval", str(interval_seconds), "--fields", ids)
@@ -58,31 +58,31 @@ def child_command(interval_seconds: float, fields: Iterable[Field], dcgm_address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """One child process and what belongs to it."""
+    """One child process and its resources."""
 
     process: asyncio.subprocess.Process
     relay: asyncio.Task[None]
-    """Passes on what it logs."""
+    """Task that relays its log."""
     note: int
-    """Descriptor of the file in which it notes the GPU that it asks."""
+    """Descriptor of the file in which it records the GPU of its current call."""
     left_out: frozenset[int]
-    """Indexes of the GPUs that it does not ask."""
+    """Indexes of the GPUs that it does not read."""
 
 
 class Worker:
     """One source in a child process.
 
-    A GPU whose calls hang costs itself alone: the child is killed, and the next one leaves that GPU out. A successor
-    asks it again, ever more rarely, and takes over once it has measured it; until then the present child works on.
+    A GPU with hanging calls affects only itself: the child is killed, and the next one leaves that GPU out. Successors
+    retry it at increasing intervals; one takes over once it has measured the GPU. Until then, the current child works.
 
     Args:
-        name: Of the source; the status carries it.
+        name: Name of the source, for its status.
         command: Program and arguments of the child, which writes wire lines to its standard output.
         interval_seconds: Time between the child's samples.
-        deadline_seconds: How long a child that has read once may be silent before it is killed.
-        start_deadline_seconds: How long it may be silent while it opens the driver.
+        deadline_seconds: Maximum silence of a child that has sent a reading before it is killed.
+        start_deadline_seconds: Maximum silence while it opens the driver.
         env: Environment of the child in addition to this process's own.
-        clock: Seconds now, of the monotonic clock; ``released_until`` is in it.
+        clock: Current seconds of the monotonic clock, which ``released_until`` refers to.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class Worker:
         self._errors: Counter[str] = Counter()
         self._child: _Child | None = None
         self._successor: _Child | None = None
-        """A child that has measured already and is to be listened to next."""
+        """A child that has measured everything and is used next."""
         self._prepared: _Child | None = None
         """A child that may become the successor."""
         self._renewal_asked = asyncio.Event()
         self._gpus: tuple[GpuReading, ...] = ()
-        """Of the newest reading."""
+        """GPUs of the newest reading."""
         self._hung: dict[int, GpuReading | None] = {}
-        """GPUs that hang, by index, as readings show them meanwhile; ``None``: never seen before."""
+        """GPUs that hang, by index, as readings show them in the meantime; ``None``: never seen before."""
         self._patience: asyncio.Timeout | None = None
         self.profiling_begun = asyncio.Event()
         """Set by the first reading with profiling fields after one without; the waiting task clears it."""
@@ -130,26 +130,26 @@ class Worker:
 
     @property
     def status(self) -> SourceStatus:
-        """How the source is doing now."""
+        """Current state of the source."""
         return self._status
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason; what readings count themselves is not in here.
+        """Counts since start by reason, without the errors in readings.
 
-        ``hung``, ``died``, ``garbled``, ``unkillable``, ``dropped``, ``not_started``, and the reasons for which
-        the source said that it failed.
+        The reasons are ``hung``, ``died``, ``garbled``, ``unkillable``, ``dropped``, ``not_started``, and those of the
+        source's failures.
         """
         return dict(self._errors)
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child that is working now."""
+        """Process id of the current child."""
         return None if self._child is None else self._child.process.pid
 
     @property
     def released_until(self) -> float | None:
-        """Until when, by the clock, the driver is left alone; ``None`` when it is not."""
+        """Instant until which the driver stays closed; ``None`` if it is not released."""
         until = self._released_until
         if until is None or until <= self._clock():
             return None
@@ -160,7 +160,7 @@ class Worker:
 
     @property
     def well_gpus(self) -> int | None:
-        """GPUs of its newest reading that are up, or that hang and are asked again anyway; ``None`` while not up."""
+        """GPUs of its newest reading that are up, or that hang and are retried anyway; ``None`` while not up."""
         if self._status.state is not SourceState.UP:
             return None
         hung = {gpu.gpu.uuid for gpu in self._hung.values() if gpu}
@@ -181,21 +181,21 @@ class Worker:
         self._send_away(signal.SIGTERM, _GRACE_SECONDS)
 
     def renew(self) -> None:
-        """Have the driver opened again in a new child, which takes over if it brings back a GPU that is not up.
+        """Open the driver again in a new child, which takes over if it recovers a GPU that is not up.
 
-        The driver fixes its list of GPUs when a process opens it. The present child works on meanwhile.
+        The driver fixes its list of GPUs when a process opens it. The current child works in the meantime.
         """
         self._renewal_asked.set()
 
     def use(self, command: Sequence[str]) -> None:
-        """Run another command from now on; a child of the present one ends, and the next one begins at once."""
+        """Use another command from now on; a child of the current one ends, and the next one starts at once."""
         if self._command != tuple(command):
             self._command = tuple(command)
             self._backoff_seconds = 0.0
             self._send_away(signal.SIGTERM, _GRACE_SECONDS)
 
     async def run(self) -> None:
-        """Keep the source going until cancelled; all its children are dead when this returns."""
+        """Run the source until cancelled; all its children have ended when this returns."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew_when_due())
@@ -220,14 +220,14 @@ class Worker:
                 await self._back_off(asyncio.get_running_loop().time() - started)
 
     async def _renew_when_due(self) -> None:
-        """Prepare a successor when one is asked for, and for as long as a GPU hangs, ever more rarely."""
+        """Prepare a successor on request, and at increasing intervals while a GPU hangs."""
         pause_seconds = _FIRST_RENEWAL_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_seconds if self._hung else None):
                     await self._renewal_asked.wait()
             self._renewal_asked.clear()
-            # A child that is stuck in the kernel must leave room for the next one that does the work.
+            # Children stuck in the kernel must leave room for the one that does the work.
             if self._status.state is SourceState.UP and len(self._stuck) < _STUCK_LIMIT - 1:
                 await self._renew()
                 pause_seconds = min(2 * pause_seconds, _LONGEST_RENEWAL_SECONDS)
@@ -235,7 +235,7 @@ class Worker:
                 pause_seconds = _FIRST_RENEWAL_SECONDS
 
     async def _renew(self) -> None:
-        """Try successors without the GPUs at which the ones before hung, while that may bring back another GPU."""
+        """Try successors without the GPUs at which the earlier ones hung, while that may recover another GPU."""
         left_out: set[int] = set()
         while True:
             hung_at = await self._prepare(frozenset(left_out))
@@ -267,9 +267,9 @@ class Worker:
         return None
 
     async def _is_ready(self, child: _Child) -> bool:
-        """Return whether a child has measured everything, and has a GPU up that is not up in the working child.
+        """Return whether a child has measured everything, and has a GPU up that is not up in the current child.
 
-        It cannot take over from a child that has ended: the next one may be starting, which would keep both.
+        It cannot take over from an ended child: the next one may be starting, and both would stay.
         """
         if self._is_released():
             return False
@@ -284,7 +284,7 @@ class Worker:
         return False
 
     def _send_away(self, number: signal.Signals, patience_seconds: float) -> None:
-        """Ask the present child to end; its messages are ignored from now on."""
+        """Ask the current child to end; ignore its messages from now on."""
         if self._child is not None:
             self._leaves = True
             _kill_group(self._child.process, number)
@@ -305,7 +305,7 @@ class Worker:
         self._set(SourceState.STARTING)
 
     async def _back_off(self, lived_seconds: float) -> None:
-        """Wait before the next child: not at all after a long life, ever longer when they fail one after another."""
+        """Wait before the next child: not at all after a long life, increasingly after consecutive failures."""
         if self._heard and lived_seconds >= _SETTLED_SECONDS:
             self._backoff_seconds = 0.0
         seconds = self._backoff_seconds
@@ -318,7 +318,7 @@ class Worker:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _live_once(self) -> None:
-        """Start a child, listen to it until it ends or hangs, and see that it is gone."""
+        """Start a child, read its messages until it ends or hangs, and wait for its end."""
         self._heard = self._leaves = False
         self._failure = ""
         self._patience_seconds = self._start_deadline_seconds
@@ -350,7 +350,7 @@ class Worker:
         """Start a child that leaves some GPUs out.
 
         Raises:
-            OSError: there is no such program, no memory, ...
+            OSError: The program does not exist, there is no memory, ...
         """
         without = ("--without", ",".join(map(str, sorted(left_out)))) if left_out else ()
         note = wire.open_note()
@@ -371,10 +371,10 @@ class Worker:
         return _Child(process=process, relay=asyncio.create_task(_relay_log(process)), note=note, left_out=left_out)
 
     async def _end(self, child: _Child, *, at_once: bool) -> int | None:
-        """See that a child is gone and return its exit code; ``None`` where it cannot be killed."""
+        """Wait for the end of a child and return its exit code; ``None`` if it cannot be killed."""
         try:
             code = await self._reap(child.process, at_once=at_once)
-            # Its last words say why it died.
+            # The last lines of its log contain the cause of its end.
             await asyncio.wait({child.relay}, timeout=_LAST_WORDS_SECONDS)
         finally:
             child.relay.cancel()
@@ -382,10 +382,10 @@ class Worker:
         return code
 
     async def _listen(self, child: _Child) -> None:
-        """Take in what the child says until it ends.
+        """Process the child's messages until it ends.
 
         Raises:
-            TimeoutError: it was silent for too long.
+            TimeoutError: It was silent for too long.
         """
         seconds, last_chance = self._start_deadline_seconds, False
         while True:
@@ -403,7 +403,7 @@ class Worker:
             except TimeoutError:
                 if self._leaves or (last_chance and not heard):
                     raise
-                # An agent that stood still itself meets its timer before what the child has said meanwhile.
+                # After this process itself was stopped, its timer fires before it reads the child's messages.
                 seconds, last_chance = _LAST_CHANCE_SECONDS, True
             else:
                 return
@@ -420,7 +420,7 @@ class Worker:
                     return
                 yield wire.decode(line)
             except (SourceError, ValueError) as error:
-                # ValueError: the stream's, for a line without end.
+                # ValueError: raised by the stream for a line without an end.
                 self._errors["garbled"] += 1
                 _log.warning("garbled: %s", error)
 
@@ -436,7 +436,7 @@ class Worker:
             if not self._leaves:
                 self._set(SourceState.UP)
         elif message.state is not SourceState.STARTING and not self._leaves:
-            # Starting again after a failure: until that has worked, the failure stays the state.
+            # A restart after a failure: until it has succeeded, the failure stays the state.
             if message.reason != self._failure:
                 self._errors[message.reason] += 1
             self._failure = message.reason
@@ -450,7 +450,7 @@ class Worker:
             self.profiling_begun.set()
 
     def _with_hung(self, reading: Reading) -> Reading:
-        """Return a reading with the GPUs that hang, which its child was not to ask."""
+        """Return a reading with the hung GPUs, which its child did not read."""
         here = {gpu.gpu.uuid for gpu in reading.gpus}
         hung = [gpu for gpu in self._hung.values() if gpu and gpu.gpu.uuid not in here]
         if not hung:
@@ -458,7 +458,7 @@ class Worker:
         return replace(reading, gpus=tuple(sorted((*reading.gpus, *hung), key=lambda gpu: gpu.gpu.index)))
 
     def _leave_out(self, index: int) -> None:
-        """Leave a GPU that hangs out from now on; its holders keep it."""
+        """Exclude a GPU that hangs from now on; its holders keep it."""
         last = next((gpu for gpu in self._gpus if gpu.gpu.index == index), None)
         self._hung[index] = last and GpuReading(
             gpu=last.gpu,
@@ -474,7 +474,7 @@ class Worker:
             self._errors["hung"] += 1
             source, fix = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
             if hung_at is None:
-                self._hung.clear()  # the driver as a whole hangs, so that no single GPU is to blame
+                self._hung.clear()  # the driver as a whole hangs, so no single GPU is the cause
             else:
                 self._leave_out(hung_at)
                 source = f"{source}, asked about GPU {hung_at},"
@@ -484,15 +484,15 @@ class Worker:
             )
             self._set(SourceState.HUNG, "hung", message)
         elif not self._failure:
-            # A child that said why it fails, and ended, has failed; it did not die.
+            # A child that reported a failure and ended has failed; it did not die.
             self._errors["died"] += 1
             how = "cannot be killed" if code is None else _how_it_ended(code)
             self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
 
     async def _reap(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
-        """Wait until a child is gone, killing it when it does not go; ``None`` where it cannot be killed.
+        """Wait until a child has ended, killing it if it does not; ``None`` if it cannot be killed.
 
-        Cancelled meanwhile, it kills the child at once and is cancelled only when the child is gone.
+        On cancellation, it kills the child at once and is cancelled only when the child has ended.
         """
         gone = asyncio.create_task(process.wait())
         try:
@@ -504,7 +504,7 @@ class Worker:
                 await _outlast_cancellation(gone, _GRACE_SECONDS)
         if gone.done():
             return gone.result()
-        # In the kernel, where no signal reaches it: leave it behind, its death is noticed whenever it comes.
+        # Stuck in the kernel, where no signal reaches it: do not wait, its end is noticed later.
         self._errors["unkillable"] += 1
         _log.warning("process %d cannot be killed: it is stuck in the driver", process.pid)
         self._stuck.add(gone)
@@ -524,13 +524,13 @@ def _up(gpus: Iterable[GpuReading]) -> frozenset[str]:
 
 
 def _kill_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    # The child leads a group of its own, so that nothing it started stays behind.
+    # The child leads its own process group, so none of its processes remain.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 async def _outlast_cancellation(task: asyncio.Task[int], seconds: float) -> None:
-    """Wait for a task for a time; cancelled meanwhile, wait on and be cancelled at the end."""
+    """Wait for a task for a time; if cancelled, continue to wait and be cancelled at the end."""
     now = asyncio.get_running_loop().time
     until = now() + seconds
     cancelled: asyncio.CancelledError | None = None
@@ -553,7 +553,7 @@ def _how_it_ended(code: int) -> str:
 
 
 async def _relay_log(process: asyncio.subprocess.Process) -> None:
-    """Pass on what the child, or a library in it, writes to standard error."""
+    """Relay the standard error of the child and its libraries to the log."""
     if process.stderr is None:
         return
     while True:

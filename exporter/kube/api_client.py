@@ -22,28 +22,28 @@ from exporter.kube.credentials import SERVICE_ACCOUNT, ApiSettings, Credentials,
 
 
 class Transport:
-    """A pool of connections, for as long as what it was made of holds.
+    """A pool of connections that is used as long as its settings are valid.
 
     Args:
-        settings: Of the server; may be replaced by equal ones, with newer credentials.
+        settings: Settings of the server; may be replaced by equal ones with newer credentials.
 
     Raises:
         OSError: A certificate cannot be read.
-        SSLError: Or is none.
+        SSLError: A certificate is not valid.
     """
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=_context(settings), socket_factory=_keepalive_socket),
-            # Only for a proxy: it also reads ~/.netrc, and with an entry of that no request can carry a token.
+            # Only for a proxy: it also reads ~/.netrc, and with an entry there no request can carry a token.
             trust_env=settings.proxy is None and _is_by_proxy(settings.host),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "gpu-cost-exporter"},
         )
 
     async def get(self, request: "Request", authorization: str) -> aiohttp.ClientResponse:
-        """Send a request and return the answer, whose body is still to be read.
+        """Send a request and return the answer; its body is still to be read.
 
         Raises:
             ClientError, OSError, TimeoutError: There is no answer.
@@ -71,8 +71,8 @@ def _context(settings: ApiSettings) -> ssl.SSLContext:
     if not settings.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    # Python 3.13 asks certificates for what many clusters' lack and Go does not ask for; chain and name are checked
-    # as before.
+    # Python 3.13 requires certificate extensions that many clusters lack and Go does not require; chain and name are
+    # checked as before.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
@@ -91,7 +91,7 @@ def _is_by_proxy(url: str) -> bool:
 
 
 def _is_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address, entry: str) -> bool:
-    """Clusters name networks in ``NO_PROXY``, as Go reads them and Python does not."""
+    """Return whether an entry of ``NO_PROXY`` matches an address, networks included, as in Go but not in Python."""
     try:
         return address in ipaddress.ip_network(entry, strict=False)
     except ValueError:
@@ -99,7 +99,7 @@ def _is_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address, entry: str) -
 
 
 def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    # A peer that vanished would be noticed only when a watch has been silent for minutes.
+    # Without keepalive, a vanished peer is noticed only after minutes of silence of a watch.
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -111,11 +111,11 @@ def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
 FORBIDDEN_SECONDS = 60.0
-"""Rights change by hand: no use in asking sooner."""
+"""Wait after a 403: permissions are changed by hand, so a shorter wait has no use."""
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 _REASONS = {401: "unauthorised", 403: "forbidden", 404: "not_found", 410: "gone", 413: "too_large", 429: "too_many"}
 _FIXES = {
-    "unauthorised": "the token is not accepted though it was read again; see that the service account exists and"
+    "unauthorised": "the token is not accepted though it was read again; check that the service account exists and"
     " the token is for this cluster",
     "not_found": "the API server has no such object, or does not serve this version of its API; compare with"
     " `kubectl api-resources`",
@@ -125,25 +125,25 @@ _FIXES = {
 
 
 def retry_seconds(error: ApiError, failures: int, random: Callable[[], float]) -> float:
-    """Say how long to wait: what the server asked for, else full jitter over 1 s, 2 s, 4 s up to 60 s.
+    """Return the wait in seconds: the server's, otherwise full jitter over 1 s, 2 s, 4 s up to 60 s.
 
     Args:
-        error: What happened last.
-        failures: How many attempts in a row have failed, this one included.
-        random: 0..1.
+        error: Error of the last attempt.
+        failures: Number of consecutive failed attempts, this one included.
+        random: Random number, 0..1.
     """
     if error.retry_after_seconds is not None:
-        # A bit more than asked for, so that clients with the same answer do not come back together.
+        # A little longer than requested, so that clients with the same answer do not retry at the same time.
         return min(error.retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS) * (1 + 0.1 * random()) + 0.1 * random()
     if error.reason in {"forbidden", "too_large"}:
         return FORBIDDEN_SECONDS * (0.75 + 0.5 * random())
     ceiling = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(max(failures - 1, 0), 10), LONGEST_BACKOFF_SECONDS)
-    # Never at once: a server that refuses quickly would be asked hundreds of times a second.
+    # Never at once: a server that refuses quickly would receive hundreds of requests a second.
     return max(ceiling * random(), 0.1 * FIRST_BACKOFF_SECONDS)
 
 
 PLAIN = "application/json"
-# Plain JSON last: a proxy may not know the form, so readers look at ``kind`` or take what both forms have.
+# Plain JSON last: a proxy may not know the form, so readers check ``kind`` or use the fields that both forms have.
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 METADATA_WATCH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
@@ -151,12 +151,12 @@ _NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to the API server."""
+    """One request to the API server."""
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = PLAIN
-    """Which form the objects have."""
+    """Requested form of the objects."""
     limits: aiohttp.ClientTimeout = field(default_factory=aiohttp.ClientTimeout)
 
     @property
@@ -173,7 +173,7 @@ class Request:
 
     @property
     def action(self) -> str:
-        """It as rights name it: ``watch pods``, ``get nodes``."""
+        """Action in the words of permissions: ``watch pods``, ``get nodes``."""
         verb, resource, _group = self.rights
         return f"{verb} {resource}"
 
@@ -181,7 +181,7 @@ class Request:
 def of_status(
     status: object, address: str, request: Request, *, details: object = "", retry_after: str | None = None
 ) -> ApiError:
-    """Make the error of an HTTP status, or of the code of an event of type ERROR."""
+    """Return the error for an HTTP status, or for the code of an event of type ERROR."""
     code = status if isinstance(status, int) else 0
     reason = _REASONS.get(code, "server_error" if code >= 500 or code == 0 else "garbage")  # noqa: PLR2004 - HTTP
     verb, resource, group = request.rights
@@ -189,14 +189,14 @@ def of_status(
         fix = f"grant verb {verb} on resource {resource} of API group {group!r} to this service account"
     else:
         fix = _FIXES.get(reason, "")
-    said = " ".join(str(details or "").split())[:300]
-    words = "; ".join(word for word in (said, fix) if word)
+    detail = " ".join(str(details or "").split())[:300]
+    words = "; ".join(word for word in (detail, fix) if word)
     message = f"{request.action} at {address}: HTTP {code or str(status)[:40]}" + (f": {words}" if words else "")
     return ApiError(reason, message, status=code or None, retry_after_seconds=_seconds(retry_after))
 
 
 def message_of(body: bytes) -> str:
-    """Return the message of a ``Status``; empty for a body that is none."""
+    """Return the message of a ``Status``; empty for any other body."""
     try:
         status: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -218,11 +218,11 @@ LINE_LIMIT_BYTES = 2 << 20
 ANSWER_LIMIT_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 HEADERS_SECONDS = 30.0
-"""A server answers a watch at once, though its first event may be long in coming."""
+"""Maximum wait for the headers: a server accepts a watch at once, though its first event may take long."""
 OPENED = "OPENED"
-"""Type of the event that says that the server has taken the watch."""
+"""Type of the event after which the watch is open."""
 SKIPPED = "SKIPPED"
-"""Type of the event that stands for a line over the limit."""
+"""Type of the event that replaces a line over the limit."""
 
 
 class ApiClient:
@@ -230,8 +230,8 @@ class ApiClient:
 
     Args:
         kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
-        random: 0..1, for waits that thousands of agents must not share.
-        environ: Where ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG`` are looked up.
+        random: Returns 0..1, for waits that differ between thousands of agents.
+        environ: Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``.
         service_account: Folder with the pod's ``token`` and ``ca.crt``.
     """
 
@@ -250,21 +250,21 @@ class ApiClient:
         self._opening = asyncio.Lock()
         self._token = ""
         self.date = ""
-        """The server's clock with its last answer, as HTTP writes it; empty where it sent none."""
+        """Date header of the last answer; empty if it had none."""
 
     @property
     def address(self) -> str:
-        """URL of the API server, for messages; where it would be read from, before it has been."""
+        """URL of the API server for messages, or its configured source before the first read."""
         if self._api is not None:
             return self._api.settings.host
         return f"the server of the {self._credentials.place}"
 
     def retry_seconds(self, error: ApiError, failures: int) -> float:
-        """Say how long to wait before the next attempt.
+        """Return the wait in seconds before the next attempt.
 
         Args:
-            error: What happened last.
-            failures: How many attempts in a row have failed, this one included.
+            error: Error of the last attempt.
+            failures: Number of consecutive failed attempts, this one included.
         """
         return retry_seconds(error, failures, self.random)
 
@@ -279,7 +279,7 @@ class ApiClient:
         """Read one object or one list, without ``managedFields``.
 
         Raises:
-            ApiError: When there is no answer, or none that can be read.
+            ApiError: There is no answer, or it is unreadable.
         """
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
         request = Request(path, query, accept, limits)
@@ -290,7 +290,7 @@ class ApiClient:
             finally:
                 response.release()
         if not isinstance(decoded, dict):
-            raise self._error("garbage", request, "the answer is no JSON object")
+            raise self._error("garbage", request, "the answer is not a JSON object")
         return decoded
 
     async def watch(
@@ -298,15 +298,15 @@ class ApiClient:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
 
-        The first is ``{"type": "OPENED"}``: the server has taken the watch. A line that is longer than any object may
-        be comes as ``{"type": "SKIPPED"}``. Silence ends the stream as the server's own end does: a server sends
-        nothing at all while nothing changes, and a connection that is dead shows when the watch is opened again.
+        The first event is ``{"type": "OPENED"}``: the watch is open. A line longer than any valid object becomes
+        ``{"type": "SKIPPED"}``. Silence ends the stream like the server's own end: a server sends nothing while nothing
+        changes, and a dead connection is detected when the watch is opened again.
 
         Args:
-            path: Of the list.
+            path: Path of the list.
             query: As for ``get``; ``watch`` is added.
-            accept: Which form the objects have.
-            silence_seconds: After how long without a line the stream ends.
+            accept: Requested form of the objects.
+            silence_seconds: Time without a line after which the stream ends.
 
         Raises:
             ApiError: Also for an event of type ERROR, with the reason of its code.
@@ -360,7 +360,7 @@ class ApiClient:
         if response.status == 401:  # noqa: PLR2004 - the token has expired, its file may have a new one
             response.close()
             response = await self._send(await self._reopened(), request)
-        if response.status != 200:  # noqa: PLR2004 - reading gives nothing else
+        if response.status != 200:  # noqa: PLR2004 - no other status is a success for reads
             try:
                 details = self._without_token(message_of(await response.content.read(4096)))
             finally:
@@ -385,10 +385,10 @@ class ApiClient:
             return self._api
 
     async def _reopened(self) -> Transport:
-        """Read settings and credentials again; open streams stay where only the token is new."""
+        """Read settings and credentials again; open streams stay if only the token is new."""
         async with self._opening:
             new, old = await self._credentials.read(), self._api
-            # A client certificate is of the connections, and may have been renewed in its file.
+            # Connections use the client certificate, and its file may have been renewed.
             if old is not None and new == old.settings and not new.certificate_file:
                 old.settings = new
                 return old
@@ -396,16 +396,16 @@ class ApiClient:
             self._api = Transport(new)
             return self._api
 
-    def _without_token(self, said: str) -> str:
-        """What a server said, without the token that it was shown: some proxies repeat a request in their errors."""
-        return said.replace(self._token, "...") if self._token else said
+    def _without_token(self, answer: str) -> str:
+        """Return a server's answer without the token: some proxies repeat a request in their errors."""
+        return answer.replace(self._token, "...") if self._token else answer
 
     def _error(self, reason: str, request: Request, problem: str) -> ApiError:
         return ApiError(reason, f"{request.action} at {self.address}: {problem}")
 
     @contextlib.contextmanager
     def _translated(self, request: Request, seconds: float) -> Iterator[None]:
-        """Turn what transport, credentials and JSON raise into ``ApiError``."""
+        """Convert the errors of transport, credentials and JSON into ``ApiError``."""
         try:
             yield
         except (aiohttp.ClientError, OSError, ValueError, RecursionError, RuntimeError, AssertionError) as error:
@@ -414,25 +414,25 @@ class ApiClient:
     def _explained(self, error: Exception, request: Request, seconds: float) -> ApiError:
         match error:
             case ssl.SSLError() | aiohttp.ClientSSLError():
-                self._stale = True  # the CA may have been replaced: its file is read again for the next request
-                problem = f"TLS failed: {error}; see that the CA of the service account or kubeconfig is this cluster's"
+                self._stale = True  # the CA may have been replaced: the next request reads its file again
+                problem = f"TLS failed: {error}; check that the CA of service account or kubeconfig is this cluster's"
                 return self._error("certificate", request, problem)
             case TimeoutError():
-                problem = "see that the API server is well and no network policy forbids it"
-                return self._error("timeout", request, f"nothing came for {seconds:g} s; {problem}")
+                problem = "check that the API server works and no network policy blocks it"
+                return self._error("timeout", request, f"no data for {seconds:g} s; {problem}")
             case aiohttp.InvalidURL():
                 return self._error("no_config", request, f"no such URL: {error}; fix `server` of the cluster")
             case aiohttp.ClientError() | OSError():
-                problem = "see that the address is right and no network policy forbids it"
+                problem = "check that the address is right and no network policy blocks it"
                 if self._api is not None and self._api.settings.certificate_file:
-                    self._stale = True  # a server that refuses the client's certificate may just hang up
-                    problem += ", and that the client certificate is one that it takes"
+                    self._stale = True  # a server may reject a client certificate by closing the connection
+                    problem += ", and that it accepts the client certificate"
                 return self._error("unreachable", request, f"{str(error) or type(error).__name__}; {problem}")
             case ValueError() | RecursionError():
-                return self._error("garbage", request, f"the answer is no JSON: {str(error)[:200]}")
+                return self._error("garbage", request, f"the answer is not JSON: {str(error)[:200]}")
             case _:
-                # What aiohttp raises in one task when another has just replaced or closed the connections.
-                return self._error("unreachable", request, "the connections were replaced meanwhile")
+                # aiohttp raises this in one task when another has just replaced or closed the connections.
+                return self._error("unreachable", request, "the connections were replaced during the request")
 
 
 def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON
@@ -440,13 +440,13 @@ def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def _without_managed_fields(decoded: dict[str, Any]) -> dict[str, Any]:
-    # While decoding, because they are four fifths of the metadata.
+    # Removed while decoding, because they are four fifths of the metadata.
     decoded.pop("managedFields", None)
     return decoded
 
 
 async def _until_silent(lines: AsyncGenerator[bytes | None, None]) -> AsyncGenerator[bytes | None, None]:
-    """Yield lines until none has come for as long as the connection waits for one."""
+    """Yield lines until the connection times out for lack of one."""
     async with contextlib.aclosing(lines):
         with contextlib.suppress(TimeoutError):
             async for line in lines:
@@ -454,10 +454,10 @@ async def _until_silent(lines: AsyncGenerator[bytes | None, None]) -> AsyncGener
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes | None, None]:
-    """Yield lines without their end; ``None`` for one over the limit.
+    """Yield lines without their line ends; ``None`` for one over the limit.
 
     Raises:
-        ClientError: When the last line has no end.
+        ClientError: The last line is incomplete.
     """
     line, too_long = bytearray(), False
     async for chunk in content.iter_any():

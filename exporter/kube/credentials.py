@@ -1,6 +1,7 @@
-"""Where the Kubernetes API is and what to show it: the pod's service account or a kubeconfig, read when asked.
+"""Provides address and credentials of the Kubernetes API: the pod's service account or a kubeconfig, read when needed.
 
-The only door to the ``kubernetes`` package, which reads kubeconfigs. It takes 20 MiB, so no agent in a pod loads it.
+The only module that imports the ``kubernetes`` package, which reads kubeconfigs. It takes 20 MiB, so no agent in a pod
+loads it.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ class ApiSettings:
     """Address, authority and credentials of a server. Equal ones may share connections."""
 
     host: str
-    """URL without a path's end."""
+    """URL without a trailing path."""
     ca_file: str | None = None
     ca_data: str | bytes | None = None
     certificate_file: str | None = None
@@ -31,17 +32,17 @@ class ApiSettings:
     verify: bool = True
     proxy: str | None = None
     server_name: str | None = None
-    """What its certificate must be for, where that is not the host."""
+    """Name that its certificate must be valid for, if it is not the host."""
     authorization: Callable[[], Awaitable[str]] = field(compare=False)
-    """Gives the header's value, read again where it may be new; empty where a certificate identifies the client."""
+    """Returns the header's value, read again if it may be new; empty if a certificate identifies the client."""
 
 
 def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
-    """Return what a pod is given: address in its environment, token and authority in a folder.
+    """Return the settings of a pod: address from its environment, token and authority from a folder.
 
     Args:
-        environ: Has ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
-        folder: Has ``token`` and ``ca.crt``.
+        environ: Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
+        folder: Contains ``token`` and ``ca.crt``.
 
     Raises:
         OSError: A file cannot be read.
@@ -55,7 +56,7 @@ def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
     _text(token)
 
     async def authorization() -> str:
-        # From the file each time: the kubelet renews it, and a request is rare.
+        # Read from the file each time: the kubelet renews it, and requests are rare.
         return f"Bearer {_text(token)}"
 
     return ApiSettings(
@@ -73,11 +74,11 @@ def _text(path: Path) -> str:
 
 
 class Credentials:
-    """The settings of one cluster.
+    """Settings of one cluster.
 
     Args:
         kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
-        environ: Where ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG`` are looked up.
+        environ: Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``.
         service_account: Folder with the pod's ``token`` and ``ca.crt``.
     """
 
@@ -94,13 +95,13 @@ class Credentials:
 
     @property
     def place(self) -> str:
-        """Where the settings come from, for messages."""
+        """Source of the settings, for messages."""
         if self._in_pod:
             return f"service account in {self._service_account}"
         return f"kubeconfig {self._files}"
 
     async def read(self) -> ApiSettings:
-        """Read everything from its files.
+        """Read all settings from their files.
 
         Raises:
             ApiError: ``no_config``.
@@ -108,14 +109,14 @@ class Credentials:
         if self._in_pod:
             with usable(self.place):
                 return of_service_account(self._environ, self._service_account)
-        # By name, so that a type checker does not read thousands of modules; in a thread, because it takes half a
+        # By name, so a type checker does not read thousands of modules; in a thread, because it takes half a
         # second.
         for module in ("client.configuration", "config.kube_config"):
             await asyncio.to_thread(importlib.import_module, f"kubernetes.aio.{module}")
         configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
         with usable(self.place):
             await self._read_kubeconfig(configuration)
-            # The address is shown in messages and on pages.
+            # Messages and pages show the address.
             if "@" in urlsplit(configuration.host).netloc:
                 raise ApiError(
                     "no_config",
@@ -138,7 +139,7 @@ class Credentials:
         if not any(_is_file(name) for name in files.split(os.pathsep)):
             raise ApiError(
                 "no_config",
-                f"no Kubernetes API to ask: not in a pod with a service account, and no file {files};"
+                f"no Kubernetes API is configured: not in a pod with a service account, and no file {files};"
                 " give --kubeconfig, or let the pod mount its service account's token",
             )
         kube_config = importlib.import_module("kubernetes.aio.config.kube_config")
@@ -156,13 +157,13 @@ class Credentials:
 
 @contextlib.contextmanager
 def usable(place: str) -> Iterator[None]:
-    """Turn what the package raises over bad settings into ``ApiError`` with reason ``no_config``."""
+    """Convert the package's errors about bad settings into ``ApiError`` with reason ``no_config``."""
     try:
         yield
     except ApiError:
         raise
     except Exception as error:
-        # The errors of the package and of its YAML reader have no base of their own.
+        # The errors of the package and of its YAML reader have no common base class.
         ours = (OSError, LookupError, TypeError, ValueError, AttributeError)
         if not isinstance(error, ours) and type(error).__module__.partition(".")[0] not in {"kubernetes", "yaml"}:
             raise
@@ -177,7 +178,7 @@ def _is_file(name: str) -> bool:
 def _settings(configuration: Any) -> ApiSettings:  # noqa: ANN401 - as _read_kubeconfig
     async def authorization() -> str:
         key = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        return str(key or "").strip()  # a line end would make every request an error
+        return str(key or "").strip()  # a line end would make every request fail
 
     return ApiSettings(
         host=configuration.host,

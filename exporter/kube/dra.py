@@ -20,13 +20,13 @@ LOG = logging.getLogger("exporter.kube.dra")
 
 GROUP_PATH = "/apis/resource.k8s.io"
 VERSION_SECONDS = 2.0
-"""How soon a request that was not found leads to the question which version is served."""
+"""Time after which a request that was not found leads to a check of the served version."""
 ABSENT_SECONDS = 600.0
-"""A cluster without DRA is asked again, for the agent does not restart when that changes."""
+"""Time after which a cluster without DRA is checked again, as the agent does not restart when that changes."""
 
 
 VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Of ``resource.k8s.io``, the best first; v1alpha3 (Kubernetes 1.31) had claims of another shape."""
+"""Versions of ``resource.k8s.io``, the best first; v1alpha3 (Kubernetes 1.31) had claims of another structure."""
 
 _DOMAIN = f"{GPU_DRA_DRIVER}/"
 _QUANTITY = re.compile(r"\+?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,2}))?", re.ASCII)
@@ -40,7 +40,7 @@ _UNITS = {
 _MOST_BYTES = 2**63 - 1
 
 Devices = Mapping[str, SliceDevice]
-"""By name within one pool."""
+"""Devices by name within one pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,15 @@ class Slice:
     pool: str
     generation: int
     slice_count: int
-    """Slices that this generation consists of."""
+    """Number of slices of this generation."""
     devices: Devices
 
 
 def parse_slice(item: Mapping[str, Any]) -> tuple[tuple[str, str], Slice] | None:
-    """Read one slice; a slice without devices (shared counters) counts too.
+    """Parse one slice; a slice without devices (shared counters) counts too.
 
     Returns:
-        ("", name) and the slice; ``None`` for what is no slice of NVIDIA's GPU driver.
+        ("", name) and the slice; ``None`` if it is not of NVIDIA's GPU driver.
     """
     spec, pool = mapping_of(item.get("spec")), mapping_of(mapping_of(item.get("spec")).get("pool"))
     name, pool_name = text_of(mapping_of(item.get("metadata")).get("name")), text_of(pool.get("name"))
@@ -77,14 +77,14 @@ def parse_slice(item: Mapping[str, Any]) -> tuple[tuple[str, str], Slice] | None
 
 
 def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str, Devices]:
-    """Put pools together from their slices.
+    """Combine slices into pools.
 
     Args:
-        slices: All that there are, of any generation.
-        before: The last result: a driver replaces slices one by one, and meanwhile no generation is complete.
+        slices: All existing slices, of any generation.
+        before: The last result: a driver replaces slices one by one, and in the meantime no generation is complete.
 
     Returns:
-        Devices by pool, each of its newest complete generation; pools that never were complete are left out.
+        Devices by pool, from its newest complete generation; pools that were never complete are left out.
     """
     parts: dict[str, dict[int, list[Slice]]] = {}
     for part in slices:
@@ -103,12 +103,12 @@ def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str
 
 
 def uid_of(item: Mapping[str, Any]) -> str:
-    """Return the UID of a claim's object, in lower case; empty where it has none."""
+    """Return the UID of a claim's object, in lower case; empty if it has none."""
     return text_of(mapping_of(item.get("metadata")).get("uid")).lower()
 
 
 def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | None:
-    """Read what a ResourceClaim was given; ``None`` while it is not allocated."""
+    """Return the devices that a ResourceClaim has; ``None`` while it is not allocated."""
     allocation = mapping_of(item.get("status")).get("allocation")
     if not isinstance(allocation, dict):
         return None
@@ -126,13 +126,13 @@ def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | 
 
 
 def served_version(group: Mapping[str, Any]) -> str:
-    """Choose from the API group ``resource.k8s.io`` the best version that is read here; empty for none."""
+    """Return the best supported version of the API group ``resource.k8s.io``; empty if there is none."""
     served = {text_of(version.get("version")) for version in _mappings(group.get("versions"))}
     return next((version for version in VERSIONS if version in served), "")
 
 
 def quantity(value: object) -> int | None:
-    """Return a Kubernetes quantity (``40Gi``, ``1e9``, ``85899345920``) in whole units, rounded up; else ``None``."""
+    """Return a Kubernetes quantity (``40Gi``, ``1e9``, ``85899345920``) in whole units, rounded up, or ``None``."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value <= _MOST_BYTES else None
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -167,7 +167,7 @@ def _attribute(attributes: Mapping[str, Any], name: str) -> str:
 
 
 def _named(values: Mapping[str, Any], name: str) -> object:
-    """Look a qualified name up; without a domain the driver's own is meant."""
+    """Return the value of a qualified name; a name without a domain is the driver's own."""
     return values.get(name, values.get(_DOMAIN + name))
 
 
@@ -181,7 +181,7 @@ def _whole(value: object, default: int) -> int:
 
 class _Claim(NamedTuple):
     uid: str
-    """Empty where the kubelet does not report it."""
+    """UID of the claim; empty if the kubelet does not report it."""
     namespace: str
     name: str
 
@@ -192,13 +192,13 @@ class _Read(NamedTuple):
 
 
 class DraReader:
-    """Reads nothing until the kubelet has listed a claimed GPU.
+    """Reads slices and claims; reads nothing until the kubelet has listed a claimed GPU.
 
     Args:
-        client: Of the API.
+        client: Client of the API.
         node: Name of this node.
-        clock: Unix time now.
-        steady: Seconds of a monotonic clock.
+        clock: Current Unix time.
+        steady: Current seconds of a monotonic clock.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class DraReader:
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
         """Devices of claims by their UID, the same object while nothing changes.
 
-        Claims without a UID from the kubelet are also there by ``namespace/name``.
+        Claims without a UID from the kubelet are also included by ``namespace/name``.
         """
         if self._items is not self._claims.items:
             self._items = self._claims.items
@@ -261,21 +261,21 @@ class DraReader:
 
     @property
     def unreadable(self) -> frozenset[str]:
-        """UIDs of claims for which nothing should wait any more."""
+        """UIDs of claims for which no caller should wait any longer."""
         return frozenset(claim.uid for claim in self._listed if claim.uid and self._claims.given_up(claim))
 
     @property
     def reads_claims(self) -> bool:
-        """Whether a claim of which nothing is known yet will still be read."""
+        """Whether an unknown claim will still be read."""
         if self._version or self._asked_at is None:
             return True
         return not self._is_absent and self._steady() - self._asked_at < PATIENCE_SECONDS
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
-        """(reason, one line) of each part that cannot be had."""
+        """(reason, message) of each part that cannot be read."""
         found = [
-            (error.reason, f"{error}; claimed devices go by the kubelet's word")
+            (error.reason, f"{error}; for claimed devices only the kubelet's answer counts")
             for error in (self._discovery_problem, self._claims.problem)
             if error
         ]
@@ -285,13 +285,13 @@ class DraReader:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Counts since the start by reason, with the part before it."""
+        """Counts since the start by reason, prefixed with the part."""
         slices: Mapping[str, int] = self._slices.errors if self._slices is not None else {}
         parts = {"dra": self._discovery_errors, "claim": self._claims.errors, "slices": slices}
         return {f"{part}_{reason}": count for part, counts in parts.items() for reason, count in counts.items()}
 
     def note(self, allocations: Allocations) -> None:
-        """Have the claims read that the kubelet lists now, and forget the others."""
+        """Request the claims that the kubelet lists now, and drop the others."""
         listed = frozenset(
             _Claim(claim_uid(claim) or "", claim.claim_namespace, claim.claim_name)
             for container in allocations.containers
@@ -323,7 +323,7 @@ class DraReader:
             group.create_task(self._follow_version(self._slices))
 
     async def _follow_version(self, slices: ListWatch[Slice]) -> None:
-        """Find the served version again whenever something is not found: an upgraded server may serve another one."""
+        """Check the served version after each object that is not found: an upgraded server may serve another one."""
         seen = 0
         while True:
             await asyncio.sleep(VERSION_SECONDS)
@@ -367,7 +367,7 @@ class DraReader:
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:
-    """Read a claim; a claim that was created again under its name (another UID) is ignored."""
+    """Parse a claim; a claim that was created again under its name (another UID) is ignored."""
     uid, devices = uid_of(item), allocated_devices(item)
     if devices is None or (claim.uid and claim.uid != uid):
         return None

@@ -1,4 +1,4 @@
-"""Asks the kubelet's pod-resources API over its unix socket."""
+"""Polls the kubelet's pod-resources API over its unix socket."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ _SCALARS = {
 
 
 def build_messages(schema: Mapping[str, str] = READ_SCHEMA) -> Mapping[str, type[Message]]:
-    """Make one message class per entry of a schema, in a descriptor pool of its own.
+    """Create one message class per entry of a schema, in a separate descriptor pool.
 
     Args:
         schema: Message name to its fields, in the notation of this module.
@@ -78,7 +78,7 @@ def _add_field(message: descriptor_pb2.DescriptorProto, spec: str, schema: Mappi
         field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".v1.{bare}"
     else:
         field.type = _SCALARS[bare]
-    if kind.startswith("?"):  # proto3 spells "optional" as a oneof of one
+    if kind.startswith("?"):  # proto3 represents "optional" as a oneof with one field
         field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{name}")
 
@@ -88,8 +88,8 @@ FIX_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
 
 
 def _unreachable(path: str, error: Exception) -> AttributionError:
-    """Explain why a call to the kubelet's socket failed, with how to fix it."""
-    reason, text = "bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}"  # a file on the way, a NUL
+    """Return the error for a failed call to the kubelet's socket, with its fix."""
+    reason, text = "bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}"  # a file in the path, a NUL
     match error:
         case OSError() if (length := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
             text = f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {FIX_PATH}"
@@ -107,15 +107,15 @@ def _unreachable(path: str, error: Exception) -> AttributionError:
             cause = "its socket file was mounted instead of the directory and is left over from before a restart"
             reason, text = "refused", f"no process listens on {path}: the kubelet is stopped, or {cause}"
         case ConnectionError() | EOFError() | ProtocolError():
-            broken = "accepts and breaks off: the kubelet is restarting, or this is not its socket"
+            broken = "accepts connections and closes them: the kubelet is restarting, or this is not its socket"
             reason, text = "unavailable", f"{path} {broken}; {FIX_PATH}"
     return AttributionError(reason, text)
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Return what differs between two sockets that were made at one path; ``None`` where there is none.
+    """Return a value that differs between two sockets created at one path; ``None`` without a socket.
 
-    An inode number alone can be used again by the next socket.
+    An inode number alone can be reused by the next socket.
     """
     try:
         found = Path(path).stat()
@@ -133,10 +133,10 @@ _TOO_LARGE = (
     " lists far too many ids (one per MiB?); make its unit larger"
 )
 LONGEST_WAIT_SECONDS = 10.0
-"""One call in so long burdens nobody, and a recovered kubelet's answer must not be long in coming."""
+"""Longest interval of polls: cheap for the kubelet, and a recovered kubelet is noticed soon."""
 LEAST_RETRY_SECONDS = 1.0
 _MESSAGES = build_messages()
-# A kubelet that is gone costs nothing to look for, and must be found again soon; one that suffers is left in peace.
+# A check for an absent kubelet is cheap and must find it soon; an overloaded kubelet must not get more calls.
 _CHEAP_REASONS = frozenset(
     {"no_socket", "no_permission", "not_a_socket", "bad_path", "refused", "unavailable", "kubelet_starting"}
 )
@@ -146,23 +146,23 @@ PodName = tuple[str, str]
 
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> PodName | None:
-    """Return the pod that this process runs in, as its manifest sets it; ``None`` outside a pod."""
+    """Return the pod of this process, as its manifest sets it; ``None`` outside a pod."""
     namespace, name = environ.get("POD_NAMESPACE", ""), environ.get("POD_NAME", "")
     return (namespace, name) if namespace and name else None
 
 
 class Completeness:
-    """Judges whether an answer contains what must be there: a starting kubelet answers before it knows its pods.
+    """Checks that an answer is complete: a starting kubelet answers before it knows its pods.
 
-    Inside a pod the agent's own pod must be listed. Outside a pod an empty answer is believed where no earlier answer
-    had pods, or where the kubelet that listed them has not restarted since; one with static pods only is as good as
+    Inside a pod, the agent's own pod must be listed. Outside a pod, an empty answer is valid only if no earlier answer
+    had pods, or if the kubelet that listed them has not restarted since. An answer with only static pods counts as
     empty, because the kubelet reads those from files before the API server answers it. After a restart of the kubelet,
-    a holder that is missing has ended only when two answers in a row of that kubelet lack it, because a kubelet may
-    list some of its pods before it knows all of them.
+    a missing holder has ended only if two consecutive answers of that kubelet lack it. A kubelet may list some of its
+    pods before it knows all of them.
 
     Args:
         canary: Namespace and name of the agent's own pod, ``None`` outside a pod.
-        node_name: Of the node, with which names of static pods end; empty where it is not known.
+        node_name: Name of the node, the suffix of names of static pods; empty if unknown.
     """
 
     def __init__(self, canary: PodName | None, node_name: str = "") -> None:
@@ -174,7 +174,7 @@ class Completeness:
         self._holders: frozenset[tuple[str, str, str]] = frozenset()
         self._missing_once: frozenset[tuple[str, str, str]] = frozenset()
         self._missing_from: object = None
-        """The socket whose answer lacked them; ``None`` where it is unknown."""
+        """The socket of the answer that lacked them; ``None`` if unknown."""
 
     def check(self, pods: AbstractSet[PodName], holders: frozenset[tuple[str, str, str]], socket: object) -> None:
         """Accept an answer, or refuse it.
@@ -182,11 +182,11 @@ class Completeness:
         Args:
             pods: Every pod of the answer.
             holders: (namespace, pod, container) of the containers with devices.
-            socket: Identity of the socket file, another one after each start of the kubelet; ``None`` where it is
+            socket: Identity of the socket file, which changes with each start of the kubelet; ``None`` if it is
                 unknown, or has changed during the call.
 
         Raises:
-            AttributionError: ``kubelet_starting``: the answer is incomplete and says nothing.
+            AttributionError: ``kubelet_starting``: the answer is incomplete and must not be used.
         """
         self._restarted = self._restarted or socket is None or self._socket not in {None, socket}
         self._socket = socket or self._socket
@@ -205,12 +205,12 @@ class Completeness:
                 f"kubelet has restarted and does not list {len(missing)} of {len(self._holders)} holders any more"
                 f" (container {container} of pod {namespace}/{pod}); the next answer confirms it, or lists them again",
             )
-        # The answer may be of the kubelet before: the next one is then the first of the new kubelet.
+        # The answer may be from the former kubelet: then the next one is the first of the new kubelet.
         self._restarted = socket is None
         self._had_pods, self._missing_once, self._holders = len(pods) > len(static), frozenset(), holders
 
     def _incomplete(self, pods: AbstractSet[PodName], static: int) -> str:
-        """Say what an answer lacks; empty where it lacks nothing."""
+        """Return what an answer lacks, as a message; empty if it is complete."""
         if self._canary and self._canary not in pods:
             return (
                 f"kubelet lists {len(pods)} pods without {'/'.join(self._canary)}, the pod of this agent: it has just"
@@ -234,18 +234,18 @@ _STATUSES = (
 
 
 async def _unary_call(path: str, method: str) -> bytes:
-    """Make one unary gRPC call with an empty request, on a connection of its own.
+    """Make one unary gRPC call with an empty request, on its own connection.
 
-    A connection per call has no memory of an outage. It also needs no threads: the gRPC library keeps up to 16, which
-    wake up 30 times a second, and ends the process where the node has no free process id.
+    A connection per call keeps no state of an outage. It also needs no threads: the gRPC library keeps up to 16, which
+    wake up 30 times a second. It also terminates the process if the node has no free process id.
 
     Returns:
         The answer, still encoded.
 
     Raises:
-        OSError: the socket cannot be connected to.
-        AttributionError: the server refused the call, or its answer is over ``RECEIVE_LIMIT_BYTES``.
-        ProtocolError, EOFError: the server does not speak gRPC, or ended the connection within the answer.
+        OSError: The connection to the socket failed.
+        AttributionError: The server refused the call, or its answer is over ``RECEIVE_LIMIT_BYTES``.
+        ProtocolError, EOFError: The server does not speak gRPC, or closed the connection within the answer.
     """
     reader, writer = await asyncio.open_unix_connection(path)
     try:
@@ -279,7 +279,7 @@ async def _unary_call(path: str, method: str) -> bytes:
 
 
 def _message(path: str, headers: Mapping[str, str], answer: bytes) -> bytes:
-    """Return the message of a complete answer; raise what its status says."""
+    """Return the message of a complete answer; raise the error that its status reports."""
     code = headers.get("grpc-status", "")
     if not code.isdecimal():
         raise ProtocolError(f"no status of a call, HTTP {headers.get(':status')}")
@@ -290,13 +290,13 @@ def _message(path: str, headers: Mapping[str, str], answer: bytes) -> bytes:
 
 
 class KubeletClient:
-    """Reads who holds which device from the kubelet; keeps no connection.
+    """Reads the holders of each device from the kubelet; keeps no connection.
 
     Args:
-        socket_path: Of the kubelet's socket; it need not exist yet.
+        socket_path: Path of the kubelet's socket, which need not exist yet.
         resources: Glob patterns of GPU resource names. Under any other name only UUIDs of GPUs and MIG instances are
             kept; containers without a device are dropped.
-        deadline_seconds: For each call.
+        deadline_seconds: Deadline of each call.
         canary: Namespace and name of the agent's own pod, which a complete answer lists; ``None`` outside a pod.
         node_name: As for ``Completeness``.
     """
@@ -316,18 +316,18 @@ class KubeletClient:
         self._deadline_seconds = deadline_seconds
         self._allocatable: tuple[DeviceIds, ...] | None = None
         self.allocatable_error: AttributionError | None = None
-        """Why the last ``fetch`` had to repeat the advertised devices from an earlier one."""
+        """Why the last ``fetch`` had to repeat the advertised devices of an earlier one."""
 
     async def fetch(self, now: float) -> Allocations:
-        """Ask who is listed with which device, and which devices are advertised.
+        """Return the containers with their devices, and the advertised devices.
 
         Args:
-            now: Unix time, for the answer's stamp.
+            now: Unix time, for the timestamp of the answer.
 
         Raises:
-            AttributionError: When the list cannot be had, or lacks what must be there. The advertised devices are not
-                worth losing it: without them an earlier answer's are repeated, or ``allocatable`` is ``None`` for a
-                kubelet that has none.
+            AttributionError: The list cannot be read, or is incomplete. A failure to read the advertised devices does
+                not raise: those of an earlier answer are repeated, or ``allocatable`` is ``None`` for a kubelet
+                without that call.
         """
         socket = identity(self._path)
         listed = await self._call(LIST_METHOD, "ListPodResourcesResponse")
@@ -356,7 +356,7 @@ class KubeletClient:
         except TimeoutError as error:
             raise AttributionError(
                 "deadline",
-                f"kubelet accepts on {self._path} and did not answer within {self._deadline_seconds:g} s; see its log",
+                f"kubelet accepts on {self._path} but did not answer within {self._deadline_seconds:g} s; see its log",
             ) from error
         except (OSError, EOFError, ProtocolError, ValueError) as error:
             raise _unreachable(self._path, error) from error
@@ -365,7 +365,7 @@ class KubeletClient:
         except DecodeError as error:
             raise AttributionError(
                 "garbage",
-                f"kubelet answered {len(raw)} bytes on {self._path} that are no pod-resources v1 message;"
+                f"kubelet answered {len(raw)} bytes on {self._path} that are not a pod-resources v1 message;"
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
         return message
@@ -378,7 +378,7 @@ class KubeletClient:
         self,
         answer: Any,  # noqa: ANN401 - as _call
     ) -> tuple[tuple[ContainerAllocation, ...], tuple[tuple[str, str, str], ...]]:
-        """Give the containers with devices, and the names of those without."""
+        """Return the containers with devices, and the names of those without."""
         found: list[ContainerAllocation] = []
         others: list[tuple[str, str, str]] = []
         for pod in answer.pod_resources:
@@ -406,7 +406,7 @@ class KubeletClient:
             if kept := ids if is_gpu else named_devices(name, ids):
                 by_resource.setdefault(name, []).extend(kept)
         return tuple(
-            # Thousands of ids that say nothing are not kept until the next answer.
+            # Thousands of redundant ids are not kept until the next answer.
             DeviceIds(resource=name, ids=telling(name, ids) if is_per_unit(name) else tuple(ids))
             for name, ids in by_resource.items()
             if ids
@@ -414,12 +414,12 @@ class KubeletClient:
 
 
 class KubeletPoller:
-    """Keeps the kubelet's last good answer, and says why there is no newer one.
+    """Keeps the kubelet's last good answer, and the reason why there is no newer one.
 
     Args:
-        client: Of the kubelet.
-        interval_seconds: Between two questions while all is well.
-        clock: Unix time now.
+        client: Client of the kubelet.
+        interval_seconds: Interval of polls without failures.
+        clock: Current Unix time.
     """
 
     def __init__(self, client: KubeletClient, *, interval_seconds: float, clock: Callable[[], float]) -> None:
@@ -433,20 +433,20 @@ class KubeletPoller:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Failed questions since the start, by reason; ``allocatable_<reason>`` where only the inventory failed."""
+        """Failed polls since the start, by reason; ``allocatable_<reason>`` if only the advertised devices failed."""
         return dict(self._errors)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         while True:
             wait_seconds = await self.poll()
             await asyncio.sleep(wait_seconds)
 
     async def poll(self) -> float:
-        """Ask once.
+        """Poll once.
 
         Returns:
-            Seconds to wait before the next question.
+            Seconds to wait before the next poll.
         """
         try:
             self.latest = await self._client.fetch(self._clock())
@@ -498,6 +498,6 @@ def _refusal(status: str, details: str, path: str) -> AttributionError:
             missing = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
             return AttributionError("unimplemented", missing)
         case "UNKNOWN" if "disabled" in details.lower():
-            return AttributionError("unimplemented", f"kubelet has this method switched off: {details}")
+            return AttributionError("unimplemented", f"kubelet has disabled this method: {details}")
         case _:
             return AttributionError("kubelet_error", f"kubelet answered {status} on {path}: {details}")

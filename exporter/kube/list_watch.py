@@ -22,20 +22,20 @@ ObjectKey = tuple[str, str]
 """Namespace and name."""
 
 TEXT_LIMIT = 4096
-"""Characters of a value that are kept."""
+"""Maximum length of a value in characters; the rest is cut."""
 SILENCE_SECONDS = 150.0
-"""A server sends no bookmark before something is new; watching again from the last version costs it little."""
+"""Silence after which a watch is renewed: a server sends no bookmark without a change, and a new watch is cheap."""
 INCOMPLETE = "incomplete"
 """Reason: a list lacks the canary."""
 SHORTEST_WATCH_SECONDS = 1.0
-"""A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
+"""A stream that ends sooner without an event is a failure; otherwise a broken proxy would get requests all the time."""
 LIST_SECONDS = 30.0
 SKEW_SECONDS = 10.0
-"""Opt-outs and tokens end by the clock; less than this does not matter."""
+"""Tolerated difference of clocks: opt-outs and tokens end by the clock, and less than this does not matter."""
 GONE_SPREAD_SECONDS = 10.0
-"""A server without its history ends all watches at once, and each lists again: whole fleets of them."""
+"""Jitter after a server has lost its history: it ends all watches at once, and whole fleets list again."""
 _LIST_AGAIN_AFTER = 5
-# Failures after which the last version may be what the server chokes on, or stands still without it.
+# Failures after which the last version may be the cause of the server's error, or may no longer advance.
 _DOUBTFUL = frozenset({"server_error", "timeout"})
 _BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
 
@@ -43,23 +43,23 @@ _BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
 class ListWatch(Generic[Item]):
     """The objects of one list, followed by one watch connection.
 
-    ``items`` and ``errors`` are replaced and not mutated, so that a reader may keep what it got. An object leaves
-    ``items`` by an event, or when a complete list lacks it.
+    ``items`` and ``errors`` are replaced and not mutated, so a reader may keep them. An object leaves ``items``
+    by an event, or when a complete list lacks it.
 
     Args:
-        client: Shared with others.
-        path: Of the list, such as ``/api/v1/pods``; it may be set to another version's later.
+        client: Client, shared with other users.
+        path: Path of the list, such as ``/api/v1/pods``; may be set to another version's later.
         query: Selectors.
-        metadata_only: Whether to ask for metadata alone; a server may answer with whole objects all the same.
-        parse: Key and item of an object, ``None`` for one that is of no interest; what it raises of LookupError,
-            TypeError, ValueError and AttributeError skips the object.
-        clock: Unix time.
-        sleep: Waits.
+        metadata_only: Whether to request only metadata; a server may still return whole objects.
+        parse: Returns key and item of an object, ``None`` for one to ignore; a LookupError, TypeError, ValueError or
+            AttributeError from it skips the object.
+        clock: Returns Unix time.
+        sleep: Waits for some seconds.
         lifetime_seconds: Shortest and longest time after which a watch is renewed.
-        silence_seconds: How long a watch may say nothing before it is made again.
-        keep_seconds: How long after the stream was lost ``known`` stays true.
-        canary: An object that every complete list has; a list without it is a failed lookup.
-        canary_fix: What to do where the canary is missing, for the message.
+        silence_seconds: Time without an event after which a watch is renewed.
+        keep_seconds: Time for which ``known`` stays true after the stream was lost.
+        canary: An object that every complete list contains; a list without it is a failed lookup.
+        canary_fix: Fix for a missing canary, for the message.
     """
 
     def __init__(  # noqa: PLR0913 - what to follow, what time is, and how patient to be
@@ -93,29 +93,29 @@ class ListWatch(Generic[Item]):
         self._resource_version = ""
         self._newest = ""
         self._failures = 0
-        self._gones = 0
+        self._expiries = 0
         self._listed = False
         self._lost_at: float | None = None
         self._errors: Counter[str] = Counter()
         self.items: Mapping[ObjectKey, Item] = MappingProxyType({})
         self.version = 0
-        """Grows with each change of ``items``, and when they become known."""
+        """Increases with each change of ``items``, and when they become known."""
         self.at_seconds: float | None = None
-        """Unix time of the last sign of life."""
+        """Unix time of the last answer or event."""
         self.failure: ApiError | None = None
-        """``None`` while the stream is open."""
+        """The last error; ``None`` while the stream is open."""
         self.skew_seconds = 0.0
-        """By how much this clock is ahead of the server's, as of the last answer; 0 where that is next to nothing."""
+        """Seconds by which this clock is ahead of the server's at the last answer; 0 if negligible."""
 
     @property
     def known(self) -> bool:
-        """Whether ``items`` is the server's word: listed once, and the stream not lost for too long."""
+        """Whether ``items`` is valid: listed once, and the stream not lost for too long."""
         lost = self._lost_at
         return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
 
     @property
     def problem(self) -> str:
-        """One line; empty while the stream is open."""
+        """The failure in one line; empty while the stream is open."""
         return str(self.failure or "")
 
     @property
@@ -139,15 +139,15 @@ class ListWatch(Generic[Item]):
                 await self._sleep(self._note(ApiError("unexpected", words)))
 
     def _note(self, error: ApiError) -> float:
-        """Take note of a failure; say how long to wait."""
+        """Record a failure; return the seconds to wait."""
         self._errors[error.reason] += 1
         self._failures += 1
         if self._lost_at is None:
             self._lost_at = self._clock()
         if error.reason == "gone":
             self._resource_version = ""
-            self._gones += 1
-            if self._gones == 1:
+            self._expiries += 1
+            if self._expiries == 1:
                 return GONE_SPREAD_SECONDS * self._client.random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
@@ -155,8 +155,8 @@ class ListWatch(Generic[Item]):
         return self._client.retry_seconds(error, self._failures)
 
     async def _list(self) -> None:
-        # Any server's cache will do, unless it is behind what has been seen or what a watch can start from.
-        behind = self._gones > 1
+        # Any server's cache is good enough, unless it is older than a seen version or than a watch can start from.
+        behind = self._expiries > 1
         listed = await self._get({} if behind else {"resourceVersion": "0"})
         if not behind and (_older(_version(listed), self._newest) or not self._has_canary(listed)):
             listed = await self._get({})
@@ -184,7 +184,7 @@ class ListWatch(Generic[Item]):
             timeout_seconds=LIST_SECONDS,
         )
         if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
-            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is no list of objects")
+            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is not an object list")
         return listed
 
     async def _watch(self) -> None:
@@ -207,15 +207,15 @@ class ListWatch(Generic[Item]):
                 else:
                     had_event = True
                     self._apply(event["type"], event.get("object", {}))
-                    self._well()
+                    self._succeeded()
         lasted = self._clock() - began
         if not had_event and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
                 "short_watch",
                 f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
-                " see whether a proxy before the server cuts long answers",
+                " check whether a proxy before the server cuts long answers",
             )
-        self._well()
+        self._succeeded()
 
     def _compare_clocks(self) -> None:
         try:
@@ -228,11 +228,11 @@ class ListWatch(Generic[Item]):
             self._errors["clock_skew"] += 1
         self.skew_seconds = skew_seconds
 
-    def _well(self) -> None:
-        self._failures = self._gones = 0
+    def _succeeded(self) -> None:
+        self._failures = self._expiries = 0
 
     def _at(self, version: str) -> None:
-        """Take note of a sign of life and of how far it has come."""
+        """Record the time and the version of an answer or event."""
         self.at_seconds = self._clock()
         if version:
             self._resource_version = version
@@ -254,7 +254,7 @@ class ListWatch(Generic[Item]):
         self._at(_version(shown))
 
     def _take(self, shown: Any, items: dict[ObjectKey, Item]) -> None:  # noqa: ANN401 - JSON
-        """Put an object into ``items``; one that cannot be parsed stays as it was."""
+        """Add an object to ``items``; one that cannot be parsed keeps its earlier item."""
         try:
             parsed = self._parse(shown)
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -275,19 +275,19 @@ class ListWatch(Generic[Item]):
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:
-    """Return a value of JSON where it is an object; an empty mapping for anything else."""
+    """Return a JSON value if it is an object; otherwise an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def text_of(value: object, limit: int = TEXT_LIMIT) -> str:
-    """Return a value of JSON as text that can be encoded, cut; what is no scalar is empty."""
+    """Return a JSON value as encodable text, cut to a limit; empty if it is not a scalar."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         value = str(value)
     if not isinstance(value, str):
         return ""
-    # JSON can write half of a surrogate pair, and no encoder takes it.
+    # JSON can contain half of a surrogate pair, which no encoder accepts.
     return value[:limit].encode(errors="replace").decode()
 
 
@@ -302,7 +302,7 @@ def _version(shown: object) -> str:
 
 
 def _older(version: str, than: str) -> bool:
-    """Versions are numbers in every server there is; of others nothing is said."""
+    """Return whether a version is older; versions are numbers in all known servers, others do not compare."""
     if not (version.isdecimal() and than.isdecimal() and version.isascii() and than.isascii()):
         return False
     one, other = version.lstrip("0"), than.lstrip("0")
@@ -310,15 +310,15 @@ def _older(version: str, than: str) -> bool:
 
 
 REFUSED_SECONDS = 300.0
-"""Rights change by hand, and thousands of nodes may lack the same one."""
+"""Wait after a refusal: permissions are changed by hand, and thousands of nodes may lack the same one."""
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS = 60.0
-"""For so long something is held back for an answer that does not come."""
+"""Maximum time for which callers wait for an answer."""
 
 _FIRST_RETRY_SECONDS = 2.0
 _LONGEST_RETRY_SECONDS = 60.0
 _LONGEST_SLEEP_SECONDS = 3600.0
-# Errors of one object; any other is one of the server or of the way to it, and the next object would meet it too.
+# Errors of one object; any other error is of the server or the connection and would affect the next object too.
 _OWN_REASONS = frozenset({"forbidden", "not_found", "garbage", "too_large"})
 
 Key = TypeVar("Key", bound=Hashable)
@@ -326,29 +326,29 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one key in addition to its item."""
+    """State of one key in addition to its item."""
 
     due_seconds: float = 0.0
-    """Of the event loop's time."""
+    """Due time on the event loop's clock."""
     asked_at: float | None = None
-    """Of ``steady``, the first time."""
+    """Time of the first request, on ``steady``."""
     unready: int = 0
-    """How often it was there and not as it will be."""
+    """Number of answers with an object that was not ready yet."""
     refusal: ApiError | None = None
     """Why this key alone cannot be read."""
 
 
 class Lookups(Generic[Key, Item]):
-    """Keeps what was read of each wanted key.
+    """Keeps the result of reading each wanted key.
 
     Args:
-        client: Of the API.
-        request: For a key's object, or for the list that has it.
-        parse: Reads it; ``None`` for an object that is not yet what it will be.
-        steady: Seconds of a monotonic clock.
-        renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
+        client: Client of the API.
+        request: Returns the request for a key's object, or for a list that contains it.
+        parse: Parses the answer; ``None`` for an object that is not ready yet.
+        steady: Returns seconds of a monotonic clock.
+        renew_seconds: Time after which an object is read again, plus or minus a fifth; ``None`` for constant objects.
         absent_is_problem: Whether an object that does not exist is a problem.
-        refused_seconds: After which what was refused is asked for again.
+        refused_seconds: Time after which a refused request is repeated.
     """
 
     def __init__(
@@ -374,25 +374,25 @@ class Lookups(Generic[Key, Item]):
         self._wake = asyncio.Event()
         self._outage: ApiError | None = None
         self.items: Mapping[Key, Item] = {}
-        """Replaced, not mutated, when something changes."""
+        """Items by key; replaced, not mutated, when one changes."""
         self.errors: Counter[str] = Counter()
 
     @property
     def problem(self) -> ApiError | None:
-        """What keeps wanted objects from being read; ``None`` when all is well."""
+        """The error that prevents reading wanted objects; ``None`` without a problem."""
         if self._outage:
             return self._outage
         refusals = (state.refusal for state in self._states.values() if state.refusal)
         return next((one for one in refusals if self._absent_is_problem or one.reason != "not_found"), None)
 
     def want(self, key: Key) -> None:
-        """Have a key read, now if it never was."""
+        """Request a key, at once if it was never read."""
         if key not in self._states:
             self._states[key] = _State(asked_at=self._steady() if self._outage else None)
             self._wake.set()
 
     def keep(self, keys: Iterable[Key]) -> None:
-        """Want these keys and forget all others."""
+        """Request these keys and drop all others."""
         wanted = dict.fromkeys(keys)
         for key in wanted:
             self.want(key)
@@ -401,14 +401,14 @@ class Lookups(Generic[Key, Item]):
             self.items = {key: item for key, item in self.items.items() if key in wanted}
 
     def retry_absent(self) -> None:
-        """Ask again, now, for every key that was not found."""
+        """Request every key that was not found again, now."""
         for state in self._states.values():
             if state.refusal is not None and state.refusal.reason == "not_found":
                 state.due_seconds = 0.0
         self._wake.set()
 
     def given_up(self, key: Key) -> bool:
-        """Return whether nothing should wait any more for a wanted key that has no item."""
+        """Return whether callers should no longer wait for a wanted key without an item."""
         state = self._states.get(key)
         if state is None or key in self.items:
             return False
@@ -427,13 +427,13 @@ class Lookups(Generic[Key, Item]):
                 continue
             due_seconds = min((state.due_seconds for state in self._states.values()), default=float("inf"))
             pause_seconds = min(max(due_seconds - loop.time(), 0.0), _LONGEST_SLEEP_SECONDS)
-            # Not wait_for: before Python 3.12 it can swallow a cancellation that comes together with the wake-up.
+            # Not wait_for: before Python 3.12 it can swallow a cancellation that arrives together with the wake-up.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_seconds):
                     await self._wake.wait()
 
     async def _read_due(self, loop_time: Callable[[], float]) -> float | None:
-        """Read what is due; give the seconds to leave the server in peace if it cannot be had."""
+        """Read the due keys; return the seconds to wait if the server cannot be reached."""
         for key, state in list(self._states.items()):
             if state.due_seconds > loop_time() or self._states.get(key) is not state:
                 continue
@@ -469,7 +469,7 @@ class Lookups(Generic[Key, Item]):
             self.items = {other: item for other, item in self.items.items() if other != key}
 
     def _answered(self, key: Key, state: _State, answer: dict[str, Any]) -> float:
-        """Keep an answer; give the seconds until the next one is wanted."""
+        """Store an answer; return the seconds until the next request."""
         state.refusal = None
         item = self._parse(key, answer)
         if item is None:

@@ -1,4 +1,4 @@
-"""Follows what the Kubernetes API says of this node: pods, owners, claims and node labels."""
+"""Follows the Kubernetes API's data of this node: pods, owners, claims and node labels."""
 
 import asyncio
 import logging
@@ -41,12 +41,12 @@ _CAPACITY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("cloud.google.com/gke-provisioning", {"spot": SPOT, "preemptible": SPOT, "standard": ON_DEMAND}),
     ("kubernetes.azure.com/scalesetpriority", {"spot": SPOT, "regular": ON_DEMAND}),
 )
-"""Keys in lower case; the first that is there and understood counts."""
+"""Keys in lower case; the first one that is present and valid counts."""
 _LIMIT = 128
 
 
 def node_facts(labels: Mapping[str, str]) -> NodeFacts:
-    """Read a node's labels; what no label says stays empty."""
+    """Return the facts in a node's labels; facts without a label are empty."""
     return NodeFacts(
         instance_type=_first(labels, _INSTANCE_TYPE),
         capacity_type=_capacity(labels),
@@ -67,22 +67,22 @@ def _capacity(labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """What a namespace says; empty where it says nothing or may not be read."""
+    """Labels and annotations of a namespace; empty if it has none or may not be read."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Only those that are read."""
+    """Only the annotations that are read."""
 
 
 NO_NAMESPACE = Namespace()
 
 
 LONG_TEXT_LIMIT = 64 << 10
-"""A device list of HAMi has a line per container and device."""
+"""Limit of long texts: a device list of HAMi has one line per container and device."""
 KEYS_LIMIT = 512
-"""Labels of one object; a node has up to some 200, a pod a dozen."""
+"""Maximum number of labels of one object; a node has up to about 200, a pod about a dozen."""
 LONG_KEYS = vgpu.VGPU_KEYS | vgpu.KAI_KEYS
-"""Annotations that are kept of every pod, whatever is configured."""
+"""Annotations that are kept for every pod, whatever the configuration."""
 
 _KEY_LIMIT = 317
 _NAME_LIMIT = 253
@@ -92,14 +92,14 @@ _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[str, str], PodMetadata] | None:
-    """Read one pod.
+    """Parse one pod.
 
     Args:
-        item: A Pod or the PartialObjectMetadata of one; anything is borne.
-        wanted: Annotations to keep, in addition to those of parts of GPUs.
+        item: A Pod or the PartialObjectMetadata of one; any content is allowed.
+        wanted: Annotations to keep, in addition to those of fractions of GPUs.
 
     Returns:
-        (namespace, name) and the pod; ``None`` for what has no name.
+        (namespace, name) and the pod; ``None`` for an object without a name.
     """
     metadata = mapping_of(item.get("metadata"))
     namespace, name = text_of(metadata.get("namespace"), _NAME_LIMIT), text_of(metadata.get("name"), _NAME_LIMIT)
@@ -121,7 +121,7 @@ def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[st
 
 
 def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of an object that are text or can be."""
+    """Return the labels of an object with values that are text or can be converted."""
     return _texts(mapping_of(mapping_of(item.get("metadata")).get("labels")))
 
 
@@ -150,7 +150,7 @@ def _controller(references: object) -> Mapping[str, Any]:
 
 
 def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
-    """Return the UID in the pod's cgroups: of a static pod it is its file's hash.
+    """Return the UID in the pod's cgroups: for a static pod, the hash of its file.
 
     Any client may write the hash; only the node may mark a pod as the mirror of a static one.
     """
@@ -164,11 +164,11 @@ def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
 LOG = logging.getLogger("exporter.kube.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
-"""Pods that have finished come as deleted; without it only whole pods would show it."""
+"""Selector with which finished pods appear as deleted; without it, only whole pods would show the end."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 LOST_SECONDS = 300.0
-"""An API server that is renewed is away for minutes; what was read of pods that run stays true."""
+"""Time for which data stays valid without the API: a replaced API server is absent for minutes."""
 
 _WITHOUT_NODE = (
     "GPUs are unpriced where the price may depend on this node's labels, unless an earlier run has read them "
@@ -178,33 +178,33 @@ NAME_NODE = "set it (NODE_NAME) to spec.nodeName of the agent's pod, as `kubectl
 _WITHOUT_NAMESPACES = "teams and cost labels that only namespaces name are not known (or set --namespace-teams off)"
 _FACTS_LIMIT = 4096
 _UNEXPECTED_SECONDS = 60.0
-"""A part that failed unexpectedly starts again after this, give or take half."""
+"""Mean wait before a part restarts after an unexpected error, plus or minus half."""
 _LONGEST_STEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    """What is configured."""
+    """Configuration of the metadata."""
 
     node: str
     kubeconfig: Path | None = None
-    """``None``: the pod's service account, else the user's own file."""
+    """Kubeconfig file; ``None``: the pod's service account, otherwise the user's default file."""
     start_jitter_seconds: float = 0.0
-    """The first question comes after a random part of it."""
+    """Upper limit of the random wait before the first request."""
     rules: OwnerRules = field(default_factory=OwnerRules)
     namespace_teams: bool = True
-    """Whether namespaces are read, for teams, cost labels and policies said there."""
+    """Whether namespaces are read for their teams, cost labels and policies."""
     reservation_namespaces: tuple[str, ...] = ()
     own_pod: tuple[str, str] | None = None
 
 
 class Metadata:
-    """Everything of the API that the agent needs; a part that cannot be had costs only that part.
+    """All API data that the agent needs; a failing part does not affect the others.
 
     Args:
-        settings: What is configured.
-        clock: Unix time now.
-        random: 0..1, for waits that thousands of agents must not share.
+        settings: Configuration.
+        clock: Returns the current Unix time.
+        random: Returns 0..1, for waits that differ between thousands of agents.
     """
 
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
@@ -254,23 +254,23 @@ class Metadata:
 
     @property
     def _is_other_node(self) -> bool:
-        """Whether the API knows no node of the configured name, so that an empty list of its pods says nothing."""
+        """Whether the API has no node of the configured name, so that an empty list of its pods is not reliable."""
         problem = self._node.problem
         return problem is not None and problem.reason == "not_found" and not self._pods.items
 
     @property
     def at_seconds(self) -> float | None:
-        """Unix time of the API's last sign of life."""
+        """Unix time of the API's last answer or event."""
         return self._pods.at_seconds
 
     @property
     def node_facts(self) -> NodeFacts | None:
-        """What the node's labels say; ``None`` until they were read."""
+        """Facts in the node's labels; ``None`` until they are read."""
         return self._node.items.get(self._settings.node)
 
     @property
     def problem(self) -> str:
-        """One line on what cannot be had and how to fix it; empty when all is well."""
+        """The missing data and the fix, in one line; empty without a problem."""
         parts = [
             (error.reason, f"{error}; {without}")
             for error, without in ((self._node.problem, _WITHOUT_NODE), (self._namespaces.problem, _WITHOUT_NAMESPACES))
@@ -280,30 +280,30 @@ class Metadata:
             wrong = f"the API at {self._client.address} has no node {self._settings.node!r}"
             parts.insert(0, ("not_found", f"{wrong}, the value of --node-name: {NAME_NODE}"))
         parts += self._dra.problems
-        # While the API itself is away, that is said once and not by every part.
+        # If the API itself does not answer, one message is enough, and not one for each part.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
         return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines, *self._unexpected.values()])))
 
     @property
     def names_other_node(self) -> bool:
-        """Whether ``problem`` is that --node-name is not this node's name in the cluster."""
+        """Whether the problem is that --node-name is not this node's name in the cluster."""
         if self._pods.failure:
             return self._pods.failure.reason == INCOMPLETE
         return self._node.problem is not None and self._node.problem.reason == "not_found"
 
     @property
     def remark(self) -> str:
-        """One line on what is not well though all can be had; empty when there is nothing to say."""
+        """A fault that does not affect the data, in one line; empty if there is none."""
         skew_seconds = self._pods.skew_seconds
         if not skew_seconds:
             return ""
         way = "ahead of" if skew_seconds > 0 else "behind"
         remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
-        return f"{remark}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
+        return f"{remark}: opt-outs and tokens end at the wrong time; check it with chronyc tracking"
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Counts since the start by reason; of all but the pods with the part before it."""
+        """Counts since the start by reason, prefixed with the part except for pods."""
         errors = Counter(self._pods.errors)
         for part, counts in (
             ("node", self._node.errors),
@@ -317,11 +317,11 @@ class Metadata:
         return dict(errors)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Read and follow everything until cancelled."""
         try:
             await asyncio.sleep(self._settings.start_jitter_seconds * self._client.random())
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pods.run())  # bears anything by itself
+                group.create_task(self._pods.run())  # handles any error itself
                 parts = (
                     ("node", self._node),
                     ("namespaces", self._namespaces),
@@ -339,14 +339,14 @@ class Metadata:
             try:
                 await run()
             except Exception as error:
-                LOG.exception("Kubernetes API: reading %s failed unexpectedly; it is begun again", name)
+                LOG.exception("Kubernetes API: reading %s failed unexpectedly; it starts again", name)
                 self._unexpected_count += 1
                 self._unexpected[name] = f"{name}: unexpected {type(error).__name__}; the agent's log has the cause"
             await asyncio.sleep(_UNEXPECTED_SECONDS * (0.5 + self._client.random()))
             self._unexpected.pop(name, None)
 
     def note(self, allocations: Allocations, now: float) -> None:
-        """Note a new answer of the kubelet: its namespaces and claims are read, its pods should be known."""
+        """Process a new answer of the kubelet: request its namespaces and claims, and record its pods."""
         self._advance(now)
         pods = {(container.namespace, container.pod) for container in allocations.containers}
         self._endings.note(pods)
@@ -357,7 +357,7 @@ class Metadata:
             self._asked_for.clear()
 
     def evidence(self, now: float) -> Evidence:
-        """Return what the join is to look at, the same object while nothing changes."""
+        """Return the evidence for the join, the same object while nothing changes."""
         self._advance(now)
         listed = self._pods.at_seconds is not None and not self._is_other_node
         if listed:
@@ -379,7 +379,7 @@ class Metadata:
         return self._evidence
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return the owner and facts of a pod; ``None`` until it and, where that counts, its namespace are known."""
+        """Return the owner and facts of a pod; ``None`` until it and, where needed, its namespace are known."""
         name = (namespace, pod)
         found = self._endings.find(name)
         if found is None:
@@ -398,7 +398,7 @@ class Metadata:
         return facts
 
     def uid(self, namespace: str, pod: str) -> str | None:
-        """Return the UID of a pod, as its cgroups have it."""
+        """Return the UID of a pod in its cgroups."""
         found = self._endings.find((namespace, pod))
         return found.uid if found and found.uid else None
 
@@ -413,7 +413,7 @@ class Metadata:
         return space
 
     def _advance(self, now: float) -> None:
-        """Let time pass by the agent's steps, so that a clock that is set neither holds up nor hastens anything."""
+        """Advance the internal time by at most one step of the agent, so a change of the clock has no effect."""
         if self._last_now is not None:
             self._steady += min(max(now - self._last_now, 0.0), _LONGEST_STEP_SECONDS)
         self._last_now = now
@@ -428,7 +428,7 @@ def _followed_pods(
     wanted: frozenset[str],
     clock: Callable[[], float],
 ) -> ListWatch[PodMetadata]:
-    """Make the list and watch of this node's pods, which must have the agent's own pod among them."""
+    """Create the list and watch of this node's pods, which must include the agent's own pod."""
     return ListWatch(
         client,
         path="/api/v1/pods",
@@ -443,7 +443,7 @@ def _followed_pods(
 
 
 def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:
-    """Read the phase of one pod; a pod that the API does not have may be a static one without a mirror."""
+    """Return whether one pod has finished; a pod missing in the API may be a static one without a mirror."""
     for item in listed.get("items") or ():
         metadata, status = item.get("metadata") or {}, item.get("status") or {}
         if (metadata.get("namespace"), metadata.get("name")) == name:

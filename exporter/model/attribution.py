@@ -1,4 +1,4 @@
-"""Values of attribution: the kubelet's allocations, holders, shares and what is unresolved."""
+"""Values of attribution: the kubelet's allocations, holders, shares and unresolved ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ShareMode(StrEnum):
-    """How a holder has its device."""
+    """The way in which a holder has its device."""
 
     EXCLUSIVE = "exclusive"
     MIG = "mig"
@@ -15,12 +15,12 @@ class ShareMode(StrEnum):
 
 
 class AllocationState(StrEnum):
-    """Three different things that must never be mixed up."""
+    """Allocation of a device; the three states are strictly distinct."""
 
     ALLOCATED = "allocated"
     UNALLOCATED = "unallocated"
     UNKNOWN = "unknown"
-    """The kubelet could not be asked (or not recently enough): neither of the other two may be said."""
+    """The kubelet did not answer (recently enough): the device may be in either of the other states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +66,15 @@ class Allocations:
     allocatable: tuple[DeviceIds, ...] | None = None
     """``GetAllocatableResources``: healthy devices, allocated or not; ``None`` if the kubelet does not list them."""
     other_containers: tuple[tuple[str, str, str], ...] = ()
-    """(namespace, pod, container) of containers without any device; a fraction of a GPU may still be theirs."""
+    """(namespace, pod, container) of containers without any device; they may still have a fraction of a GPU."""
 
 
 HolderKey = tuple[str, str, str, str]
-"""(device uuid, namespace, pod, container): what must be the same for the same container to hold the same device."""
+"""(device uuid, namespace, pod, container): identifies a container that holds a device."""
 
 
 def is_other_pod(before: str | None, after: str | None) -> bool:
-    """Return whether pods of one name are two pods by their UIDs; one with an unknown UID may be the same."""
+    """Return whether the UIDs of pods with one name are of two pods; an unknown UID may be that of the same pod."""
     return bool(before and after and before != after)
 
 
@@ -82,26 +82,26 @@ def is_other_pod(before: str | None, after: str | None) -> bool:
 class Holder:
     """A container that holds a device, or replicas of it.
 
-    ``share_ratio`` is its part of the *physical* GPU, 0..1 (design: share): exclusive 1; a MIG instance
+    ``share_ratio`` is its part of the *physical* GPU, 0..1: an exclusive GPU 1; a MIG instance
     max(compute, memory slices) as parts of the GPU, normalised; a shared device its replicas' part of that.
     """
 
     namespace: str
     pod: str
     container: str
-    """Empty where only the pod is known."""
+    """Container name; empty if only the pod is known."""
     device_uuid: str
-    """Of the whole GPU or the MIG instance."""
+    """UUID of the whole GPU or the MIG instance."""
     mode: ShareMode
     resource: str
     source: str
-    """How it is known: ``device-plugin``, ``dra``, ``annotation`` (HAMi, volcano-vgpu, KAI), ``job-mapping`` (Slurm) or
-    ``process`` (whoever runs there, where nothing allocates)."""
+    """Source of the holder: ``device-plugin``, ``dra``, ``annotation`` (HAMi, volcano-vgpu, KAI), ``job-mapping``
+    (Slurm) or ``process`` (the tenant of a running process, on nodes without an allocator)."""
     share_ratio: float
     device_share_ratio: float
-    """Its part of the *device* (GPU or MIG instance), 0..1; 1 unless shared."""
+    """Part of the *device* (GPU or MIG instance), 0..1; 1 unless shared."""
     share_estimated: bool = False
-    """True where the number of replicas is not known for sure."""
+    """Whether the share is estimated because the number of replicas is uncertain."""
     replicas: int = 1
     pod_uid: str | None = None
 
@@ -113,7 +113,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unresolved:
-    """A device that the kubelet lists with a container and that matches none here, or one that a pod uses unlisted."""
+    """A device of a container in the kubelet's list without a match on this node, or one that an unlisted pod uses."""
 
     namespace: str
     pod: str
@@ -123,14 +123,14 @@ class Unresolved:
     reason: str
     """Snake case: ``unknown_uuid``, ``unknown_form``, ``needs_annotation``, ``dra_unresolved``, ..."""
     gpu_uuids: tuple[str, ...] | None = None
-    """Physical GPUs of which it may be one or a part; ``None`` where it may be any."""
+    """Physical GPUs that it may refer to, whole or in part; ``None`` if it may be any GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
     """Holders of every device at one instant.
 
-    ``known`` is False while the kubelet could not be asked for longer than the expiry: then ``holders`` is
+    ``known`` is False if the kubelet has not answered for longer than the expiry: then ``holders`` is
     empty and every device's allocation is unknown. Devices are keyed by UUID (GPU or MIG instance).
     """
 
@@ -139,12 +139,12 @@ class Attribution:
     holders: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
     unresolved: tuple[Unresolved, ...] = ()
     expected_devices: int | None = None
-    """Physical GPUs that the kubelet advertises or has allocated; ``None`` where it does not report them."""
+    """Physical GPUs that the kubelet advertises or has allocated; ``None`` if it does not report them."""
     unseen_instances: bool = False
-    """Whether the kubelet knows a MIG instance that is on no GPU that the driver lists."""
+    """Whether the kubelet knows a MIG instance on none of the GPUs that the driver lists."""
     advertised_devices: int | None = None
-    """Physical GPUs that the kubelet advertises as healthy; ``None`` where it does not report them."""
+    """Physical GPUs that the kubelet advertises as healthy; ``None`` if it does not report them."""
     allocated_devices: int | None = None
-    """Physical GPUs of which somebody holds something, seen by the driver or not; ``None`` where not known."""
+    """Physical GPUs with at least one holder, seen by the driver or not; ``None`` if unknown."""
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Into how many replicas devices are divided, by (device UUID, resource), as the kubelet advertised it last."""
+    """Last advertised number of replicas by (device UUID, resource)."""

@@ -15,14 +15,14 @@ class DeviceState(StrEnum):
 
     UP = "up"
     LOST = "lost"
-    """Fell off the bus (NVML GpuIsLost); comes back only by itself, a reset or a reboot."""
+    """The GPU fell off the bus (NVML GpuIsLost); recovers only by itself, a reset or a reboot."""
     RESET_REQUIRED = "reset_required"
     FAILED = "failed"
     """Calls fail for another reason; see the reason string."""
     MISSING = "missing"
-    """Was there before, is not enumerated now."""
+    """The GPU was present before and is not enumerated now."""
     UNKNOWN = "unknown"
-    """The host engine that is asked in place of the driver gives no values now; that says nothing of the GPU."""
+    """The host engine that replaces the driver has no values now, which does not indicate a fault of the GPU."""
 
 
 class SourceState(StrEnum):
@@ -31,29 +31,29 @@ class SourceState(StrEnum):
     STARTING = "starting"
     UP = "up"
     FAILED = "failed"
-    """The source said why it cannot work (no driver, no library, mismatch, ...); it is tried again."""
+    """The source cannot work and has reported why (no driver, no library, mismatch, ...); it is tried again."""
     HUNG = "hung"
-    """Past its deadline; the child was killed and another one is started."""
+    """The source exceeded its deadline; its child is killed and another one started."""
     DIED = "died"
-    """The child ended by itself or was killed; another one is started."""
+    """The child exited or was killed; another one is started."""
     RELEASED = "released"
-    """Closed on request, so that a GPU reset or driver upgrade can pass; opens again by itself."""
+    """The source is closed on request, for a GPU reset or driver upgrade; reopens by itself."""
 
 
 class ProfilingState(StrEnum):
-    """Whether DCGM's profiling fields (``DCGM_FI_PROF_*``) can be had of a GPU, and if not, why."""
+    """Availability of DCGM's profiling fields (``DCGM_FI_PROF_*``) for a GPU, and the reason if there are none."""
 
     RUNNING = "running"
     PAUSED = "paused"
-    """Somebody paused it, for the whole host engine (``dcgmi profile --pause``): its values are blank meanwhile."""
+    """Paused by a user for the whole host engine (``dcgmi profile --pause``): its values are blank until resumed."""
     UNSUPPORTED = "unsupported"
     """DCGM has no profiling for this model."""
     NO_MODULE = "no_module"
-    """The engine could not load its profiling module, which only NVIDIA's full package has."""
+    """The engine could not load its profiling module, which only NVIDIA's full package contains."""
     NO_PERMISSION = "no_permission"
-    """The engine lacks a right that profiling takes (root, or CAP_SYS_ADMIN)."""
+    """The engine lacks a permission that profiling needs (root, or CAP_SYS_ADMIN)."""
     REFUSED = "refused"
-    """Refused for another reason, such as a profiler that has the counters, or a driver that is too old."""
+    """Refused for another reason, such as a profiler that uses the counters, or an old driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,55 +69,55 @@ class Gpu:
     minor: int | None
     model: str
     pci_bus_id: str
-    """With 8-digit domain, upper case: ``00000000:17:00.0``."""
+    """PCI bus id with 8-digit domain, upper case: ``00000000:17:00.0``."""
     mig_enabled: bool = False
     compute_slices: int = 0
     memory_slices: int = 0
     memory_total_bytes: int | None = None
-    """Its whole framebuffer; ``None`` where the driver does not report it."""
+    """Size of the whole framebuffer in bytes; ``None`` if the driver does not report it."""
     labels: Mapping[Field, str] = field(default_factory=dict)
     """Text fields of the device, e.g. ``Field.VBIOS_VERSION``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """One MIG compute instance: what the kubelet allocates on a partitioned GPU."""
+    """One MIG compute instance: the unit that the kubelet allocates on a partitioned GPU."""
 
     uuid: str
     parent_uuid: str
     gpu_instance_id: int
     compute_instance_id: int
     profile: str
-    """``1g.10gb``, ``1c.3g.40gb``, ..."""
+    """Profile name: ``1g.10gb``, ``1c.3g.40gb``, ..."""
     compute_slices: int
     memory_slices: int
     profile_id: int | None = None
-    """NVML's number of the GPU instance's profile; ``None``, as the next, where the driver does not report it."""
+    """NVML's number of the GPU instance's profile; ``None``, like the next field, if the driver does not report it."""
     placement_start: int | None = None
-    """First memory slice of its GPU instance: with profile and parent it is what DRA names an instance by."""
+    """First memory slice of its GPU instance; with profile and parent, it is DRA's name of an instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """What one process uses of one device. ``None`` is "not reported", never 0.
+    """Use of one device by one process. ``None`` is "not reported", never 0.
 
     Ratios are 0..1 of the whole device, averaged over the samples since the previous poll of the process
-    ring; a process that is listed and had no sample in a ring that did answer has ratio 0.0.
+    ring. A listed process without a sample has ratio 0.0 if its ring answered.
     """
 
     pid: int
-    """In the host's PID namespace."""
+    """Process id in the host's PID namespace."""
     memory_used_bytes: int | None = None
     sm_ratio: float | None = None
     enc_ratio: float | None = None
     dec_ratio: float | None = None
     jpg_ratio: float | None = None
-    """As the next: ``None`` before R550, where the call has no JPEG and optical-flow engines."""
+    """Like the next field, ``None`` before R550, where the call has no JPEG and optical-flow engines."""
     ofa_ratio: float | None = None
     ended: bool = False
-    """Was sampled since the previous poll and is not on the device any more: activity, but no memory."""
+    """Whether it was sampled since the previous poll and is no longer listed: it has activity, but no memory."""
     mps: bool = False
-    """The driver lists it as a client of an MPS server, or did at the previous poll."""
+    """Whether the driver lists it as a client of an MPS server, or did so at the previous poll."""
 
     @property
     def busiest_ratio(self) -> float | None:
@@ -128,14 +128,14 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigReading:
-    """One MIG instance at one instant; only what is truly measured per instance."""
+    """One MIG instance at one instant; contains only values that are measured per instance."""
 
     instance: MigInstance
     values: Mapping[Field, int | float] = field(default_factory=dict)
     processes: tuple[ProcessUse, ...] | None = None
     """``None``: the driver did not report them; empty: it reported none."""
     from_dcgm: frozenset[Field] = frozenset()
-    """Those of ``values`` that DCGM reported; the others are NVML's. Set where the sources are joined, empty before."""
+    """The keys of ``values`` that DCGM reported; the others are NVML's. Empty until the sources are merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,16 +145,16 @@ class GpuReading:
     gpu: Gpu
     state: DeviceState = DeviceState.UP
     reason: str = ""
-    """Snake-case cause when not up: ``gpu_is_lost``, ``reset_required``, ``unknown_error``, ..."""
+    """Snake-case cause if not up: ``gpu_is_lost``, ``reset_required``, ``unknown_error``, ..."""
     values: Mapping[Field, int | float] = field(default_factory=dict)
     instances: tuple[MigReading, ...] = ()
     processes: tuple[ProcessUse, ...] | None = None
     from_dcgm: frozenset[Field] = frozenset()
-    """As of ``MigReading``."""
+    """Like ``MigReading.from_dcgm``."""
     profiling: ProfilingState | None = None
-    """``None`` where DCGM was not asked for a profiling field, or did not answer."""
+    """State of DCGM's profiling; ``None`` if no profiling field was requested from DCGM, or it did not answer."""
     lacks_instances: bool = False
-    """Whether there are MIG instances that the driver fails to describe, so that ``instances`` are not all of them."""
+    """Whether ``instances`` is incomplete, because the driver fails to describe some MIG instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,50 +162,50 @@ class XidEvent:
     """One Xid (driver error) event. ``at_seconds`` is Unix time."""
 
     uuid: str
-    """Of the physical GPU."""
+    """UUID of the physical GPU."""
     xid: int
     at_seconds: float
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
-    """Of one compute instance of the GPU instance; ``None`` where the source reports none."""
+    """Id of one compute instance of the GPU instance; ``None`` if the source reports none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """Everything one source measured in one sample.
 
-    ``errors`` counts what went wrong since the previous reading, by snake-case reason; ``xids`` are the events
-    since the previous reading. Both are to be added up by whoever keeps them.
+    ``errors`` counts the errors since the previous reading, by snake-case reason; ``xids`` are the events
+    since the previous reading. The consumer must sum both.
     """
 
     source: str
-    """``nvml`` or ``dcgm``."""
+    """Name of the source: ``nvml`` or ``dcgm``."""
     taken_at_seconds: float
     """Unix time at the end of the sample."""
     duration_seconds: float
-    """How long the sample took in the driver."""
+    """Duration of the sample in the driver, in seconds."""
     steady_seconds: float | None = None
-    """The same instant on the machine's monotonic clock, which all processes share; intervals are computed from
-    it. ``None`` where time is replayed: then ``taken_at_seconds`` serves."""
+    """The same instant on the machine's monotonic clock, which all processes share; used to compute intervals.
+    ``None`` in a replay: then ``taken_at_seconds`` is used."""
     driver_version: str | None = None
     nvml_version: str | None = None
     dcgm_version: str | None = None
-    """Of the host engine: ``4.6.0``."""
+    """Version of the host engine: ``4.6.0``."""
     gpus: tuple[GpuReading, ...] = ()
     xids: tuple[XidEvent, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def instant(self) -> float:
-        """When it was taken, in seconds of the monotonic clock; where time is replayed, in Unix time."""
+        """Instant of the reading in seconds of the monotonic clock; in a replay, Unix time."""
         return self.taken_at_seconds if self.steady_seconds is None else self.steady_seconds
 
     def age_seconds(self, now: float, steady: float) -> float:
-        """Return how old it is, by the monotonic clock where it has an instant of that.
+        """Return the age in seconds, by the monotonic clock if the reading has an instant on it.
 
         Args:
-            now: Unix time. A clock that was set back makes a reading look as if it came from the future: it is not old
-                for that, and if no more come, the source's own deadline reports it.
+            now: Unix time. After the clock was set back, a reading seems to be from the future, which does not make it
+                old; if no more readings arrive, the source's own deadline reports it.
             steady: Seconds of the monotonic clock.
         """
         return (now if self.steady_seconds is None else steady) - self.instant
@@ -213,7 +213,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
-    """How a source is doing. ``message`` says what is wrong and how to fix it, in one line."""
+    """State of a source. ``message`` contains the fault and its fix, in one line."""
 
     name: str
     state: SourceState
@@ -233,20 +233,20 @@ CLOCK_EVENTS = (
     "hw_power_brake",
     "display_clocks",
 )
-"""What holds clocks down, in the order of the bits of ``Field.CLOCK_THROTTLE_REASONS``; dcgm-exporter's words."""
+"""Reasons for reduced clocks, in the order of the bits of ``Field.CLOCK_THROTTLE_REASONS``; dcgm-exporter's words."""
 
 
 class XidTier(StrEnum):
-    """Who has to act on an Xid; a label value of ``gpu_xid_last_seen_timestamp_seconds``."""
+    """The party that must act on an Xid; a label value of ``gpu_xid_last_seen_timestamp_seconds``."""
 
     CRITICAL = "critical"
     """The GPU needs a reset or its node a reboot."""
     APPLICATION = "application"
-    """A program did what it cannot do."""
+    """A program performed an illegal operation."""
     WARNING = "warning"
-    """Somebody should look it up: codes of which nothing is known among them."""
+    """An operator should look the code up; includes unknown codes."""
     NONE = "none"
-    """No holder."""
+    """No action."""
 
 
 _XID_TIERS = {
@@ -262,7 +262,7 @@ _XID_TIERS = {
 """docs/runbook.md gives the reasons."""
 _TIER_OF = {xid: tier for tier, xids in _XID_TIERS.items() for xid in xids}
 _RECOVERY_ACTION_CHANGED = 154
-"""Also back to none."""
+"""Also sent when the action changes back to none."""
 
 
 def xid_tier(xid: int, *, tells_action: bool = False) -> XidTier:
@@ -279,14 +279,14 @@ def xid_tier(xid: int, *, tells_action: bool = False) -> XidTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEvents:
-    """Of a GPU, or of one GPU instance of it: what its readings reported since the agent started."""
+    """Events of a GPU, or of one GPU instance of it, since the agent started."""
 
     recent_xids: Mapping[int, int] = field(default_factory=dict)
-    """Events per Xid in the snapshot's ``xid_window_seconds``; empty, too, where no window is kept."""
+    """Events per Xid in the snapshot's ``xid_window_seconds``; empty also if no window is kept."""
     clock_events: Mapping[str, int] | None = None
-    """How often each of ``CLOCK_EVENTS`` began; ``None`` without that report: a GPU instance, some models."""
+    """Number of starts of each of ``CLOCK_EVENTS``; ``None`` without that report: a GPU instance, some models."""
     recent_clock_events: Mapping[str, int] | None = None
-    """Readings of the snapshot's ``clock_events_window_seconds`` in which it held clocks down, for those that did;
-    ``None`` without any reading of it in that time, or where no window is kept."""
+    """Number of readings with reduced clocks in the snapshot's ``clock_events_window_seconds``, by reason; absent if 0,
+    ``None`` without a reading in that time, or if no window is kept."""
     thermal_throttle_ratio: float | None = None
     """Part of the last minutes in which heat reduced clocks, 0..1; ``None`` while unknown."""

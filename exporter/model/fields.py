@@ -15,8 +15,8 @@ class Field(IntEnum):
     ``*_UTIL``, ratio 0..1 for ``PROF_*``, nanoseconds for ``*_VIOLATION`` and ``*_NS``, bytes per second for
     ``PROF_*_BYTES``. Members from ``OWN_FIRST`` up have no DCGM field; their unit is in their comment.
 
-    The members that stand here are those that NVML answers too. Every other id of DCGM's is a member as soon as it is
-    asked for, ``Field(1076)``, called ``DCGM_1076``: only DCGM measures it, in a unit that is DCGM's own.
+    The named members are those that NVML also reports. Every other id of DCGM becomes a member when it is first used:
+    ``Field(1076)``, named ``DCGM_1076``. Only DCGM measures it, in DCGM's own unit.
     """
 
     # Text (label) fields.
@@ -122,7 +122,7 @@ class Field(IntEnum):
     PCIE_COUNT_CORRECTABLE_ERRORS = 1501
     MEMORY_UNREPAIRABLE_FLAG = 1507
     GPU_RECOVERY_ACTION = 1523
-    # Quantities that NVML has and DCGM has no field for.
+    # Quantities of NVML without a field in DCGM.
     OWN_FIRST = 100_000
     JPG_UTIL = 100_001  # percent 0..100
     OFA_UTIL = 100_002  # percent 0..100
@@ -137,33 +137,33 @@ class Field(IntEnum):
             return None
         member = int.__new__(cls, value)
         member._name_, member._value_ = f"DCGM_{value}", value
-        # As enum.Flag keeps unnamed combinations: one object for each value.
+        # Like unnamed combinations in enum.Flag: one object for each value.
         kept: Self = cls._value2member_map_.setdefault(value, member)  # type: ignore[assignment]
         return kept
 
     @property
     def only_dcgm(self) -> bool:
-        """Whether NVML has no answer to it."""
+        """Whether NVML does not report it."""
         return self._name_.startswith("DCGM_")
 
 
 DECODERS = tuple(Field(one) for one in range(1017, 1025))
-"""Activity of each video decoder, ratio 0..1: by DCGM, and by NVML's GPM on MIG instances."""
+"""Activity of each video decoder, ratio 0..1: from DCGM, and from NVML's GPM on MIG instances."""
 
 JPEG_DECODERS = tuple(Field(one) for one in range(1025, 1033))
-"""The same of each JPEG decoder."""
+"""The same for each JPEG decoder."""
 
 FLOW_ENGINES = tuple(Field(one) for one in range(1033, 1035))
-"""The same of each optical-flow engine."""
+"""The same for each optical-flow engine."""
 
 CODECS = frozenset({*DECODERS, *JPEG_DECODERS, *FLOW_ENGINES})
-"""The fields of all of these."""
+"""All fields of the video, JPEG and optical-flow engines."""
 
 PROFILING = frozenset({*range(1001, 1100), 1532, 1533})
-"""Measured by the profiling module or GPM, watched separately; to read one live kills the engine."""
+"""Fields of the profiling module or GPM, watched separately; reading one live terminates the engine."""
 
 COUNTERS = frozenset(
     {156, 202, *range(240, 248), *range(310, 346), *range(390, 395), *range(400, 441), 497, 498, 499}
     | {*range(1084, 1097), *range(1200, 1221), *range(1400, 1425), 1501}
 )
-"""Fields that only grow: they pass through the 32-bit numbers that mean "blank" elsewhere."""
+"""Fields that only increase: values that are 32-bit "blank" markers elsewhere are valid for them."""

@@ -1,4 +1,4 @@
-"""Numbers, money, durations and times as people read them. Nothing here is escaped: templates do that."""
+"""Formats numbers, money, durations and times for display. Nothing here is escaped: templates do that."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,11 +11,11 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _IN_SECONDS_BELOW, _IN_MINUTES_BELOW, _IN_HOURS_BELOW = 2 * _MINUTE, 2 * _HOUR, 2 * _DAY
 _GIB = 1024**3
 _DUST = 1e-9
-"""What floating point leaves of a sum of shares that is 1."""
+"""Floating-point error in a sum of shares that is 1."""
 
 
 def decimal(value: float, digits: int = 2) -> str:
-    """Return ``1,234.50``; a little is never shown as nothing, and nothing has no sign."""
+    """Return ``1,234.50``; a small value is never shown as 0, and 0 has no sign."""
     least = 10**-digits
     if abs(value) < least / 2:
         return f"<{least:.{digits}f}" if value > 0 else f"{0:.{digits}f}"
@@ -23,7 +23,7 @@ def decimal(value: float, digits: int = 2) -> str:
 
 
 def money(value: float, currency: str) -> str:
-    """Return ``$12.34``, ``$1,234``, ``CHF 0.10``, for pages; a little is never shown as nothing."""
+    """Return ``$12.34``, ``$1,234``, ``CHF 0.10``, for pages; a small amount is never shown as 0."""
     symbol = _SYMBOLS.get(currency) or f"{currency} "
     if 0 < value < _CENT:
         return f"<{symbol}0.01"
@@ -31,12 +31,12 @@ def money(value: float, currency: str) -> str:
 
 
 def amounts(values: Mapping[str, float]) -> str:
-    """Return ``€3.00 + $4.00`` of money by currency: currencies are never added up."""
+    """Return ``€3.00 + $4.00`` of money by currency: amounts in different currencies are never summed."""
     return " + ".join(money(value, currency) for currency, value in sorted(values.items()))
 
 
 def money_with_code(value: float, currency: str, digits: int = 2) -> str:
-    """Return ``1,234.50 USD``, for tables and messages in which all cents count."""
+    """Return ``1,234.50 USD``, for tables and messages that need all cents."""
     return f"{decimal(value, digits)} {currency}"
 
 
@@ -47,7 +47,7 @@ def hours(seconds: float) -> str:
 
 
 def hour_digits(seconds: float) -> int:
-    """Return the decimals of hours in a table of so many GPU-seconds: more for a ledger that has just begun."""
+    """Return the number of decimals for hours in a table of that many GPU-seconds: more for a new ledger."""
     value = seconds / _HOUR
     return 1 if value >= _MANY else 2 if value >= _FEW else 4
 
@@ -58,14 +58,14 @@ def gpus(value: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """Return ``<1 %``, ``42 %``, ``99 %``: rounded, but neither a little nor all but a little is rounded away."""
+    """Return ``<1 %``, ``42 %``, ``99 %``: rounded, but never to 0 % or 100 % unless it is exactly that."""
     if 0 < ratio < 0.01:  # noqa: PLR2004 - a per cent
         return "<1 %"
     return "99 %" if 0.99 < ratio < 1 - _DUST else f"{ratio * 100:.0f} %"  # noqa: PLR2004 - 99 per cent
 
 
 def percent_down(ratio: float, digits: int = 2) -> str:
-    """Return ``99.86 %``: rounded down, so that parts never exceed the whole; a little is never shown as nothing."""
+    """Return ``99.86 %``: rounded down, so parts never exceed the whole; a small part is never shown as 0."""
     scale = 10**digits
     if 0 < ratio * 100 * scale < 1:
         return f"<{1 / scale:.{digits}f} %"
@@ -73,7 +73,7 @@ def percent_down(ratio: float, digits: int = 2) -> str:
 
 
 def coverage(ratio: float) -> str:
-    """Return ``99.9 %``: rounded down, and ``100 %`` only where it is all."""
+    """Return ``99.9 %``: rounded down, and ``100 %`` only if it is complete."""
     return "100 %" if ratio >= 1 else percent_down(ratio, 1)
 
 
@@ -95,7 +95,7 @@ def brief(seconds: float) -> str:
 
 
 def brief_minutes(seconds: float) -> str:
-    """Return a brief duration in minutes at least, for figures that are up to a minute old: ``1 min``, ``7 h``."""
+    """Return a brief duration of at least minutes, for figures that are up to a minute old: ``1 min``, ``7 h``."""
     return brief(seconds) if seconds >= _IN_SECONDS_BELOW else f"{max(0, int(seconds)) // _MINUTE} min"
 
 
@@ -135,7 +135,7 @@ def gib_number(size_bytes: float) -> str:
 
 
 def model(name: str) -> str:
-    """Return the model without the vendor, which is always the same."""
+    """Return the model name without the vendor."""
     return name.removeprefix("NVIDIA ")
 
 

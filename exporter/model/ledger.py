@@ -9,23 +9,23 @@ from exporter.model.attribution import HolderKey, ShareMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who pays. Without Kubernetes metadata the namespace alone; empty parts are not known."""
+    """The party that pays. Without Kubernetes metadata only the namespace; unknown parts are empty."""
 
     namespace: str = ""
     kind: str = ""
-    """``Job``, ``Deployment``, ... or one of ours: ``Unallocated``, ``Unattributed``."""
+    """Kind of the workload: ``Job``, ``Deployment``, ..., or ``Unallocated`` or ``Unattributed``."""
     name: str = ""
     team: str = ""
     cost_labels: str = ""
-    """``key=value`` pairs sorted by key and joined with commas: in the ledger only, windows go without them."""
+    """``key=value`` pairs sorted by key and joined with commas; only the ledger has them, windows do not."""
     provisional: bool = False
-    """Stands for a pod with an owner that will be known soon; shown nowhere, and entered at that owner then."""
+    """Whether it replaces a pod's owner that is not known yet; never shown, and replaced by the actual owner later."""
     pod_uid: str = ""
-    """Of that pod, as far as it is known; empty for every other owner."""
+    """UID of that pod if known; empty for every other owner."""
 
     @property
     def without_cost_labels(self) -> "Owner":
-        """Return the owner as everything but the ledger has it."""
+        """Return the owner without cost labels, as used outside the ledger."""
         return replace(self, cost_labels="") if self.cost_labels else self
 
 
@@ -39,12 +39,12 @@ PLATFORM_NAMESPACES = frozenset(
         "runai-reservation",
     }
 )
-"""Namespaces of what holds GPUs for others: alerts and advice on waste leave them out."""
+"""Namespaces of pods that hold GPUs for others: alerts and advice on waste leave them out."""
 
 UNALLOCATED = Owner(kind="Unallocated")
-"""GPU time without a holder: free GPUs and MIG instances, free replicas, stranded slices. The platform's."""
+"""Owner of GPU time without a holder: free GPUs and MIG instances, free replicas, stranded slices; the platform."""
 UNATTRIBUTED = Owner(kind="Unattributed")
-"""GPU time of which it is not known who held it, or that was used by no listed pod."""
+"""Owner of GPU time with an unknown holder, or used by no listed pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +53,19 @@ class Account:
 
     owner: Owner
     model: str
-    """As NVML names it: ``NVIDIA H100 80GB HBM3``."""
+    """Name of the model in NVML: ``NVIDIA H100 80GB HBM3``."""
     mode: ShareMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAccount:
-    """A container on a device, as its series are labelled; another pod under the same name is another account."""
+    """A container on a device, with the labels of its series; another pod under the same name is another account."""
 
     device_uuid: str
-    """Of the whole GPU or the MIG instance."""
+    """UUID of the whole GPU or the MIG instance."""
     gpu_index: int
     gpu_uuid: str
-    """Of the physical GPU."""
+    """UUID of the physical GPU."""
     gpu_instance: str = ""
     """GPU instance id of a MIG instance; empty for a whole GPU."""
     mig_profile: str = ""
@@ -74,7 +74,7 @@ class PodAccount:
     pod: str
     container: str
     pod_uid: str | None = None
-    """``None`` where it is not known."""
+    """UID of the pod; ``None`` if unknown."""
 
     @property
     def key(self) -> HolderKey:
@@ -86,27 +86,27 @@ class PodAccount:
 class Portion:
     """One holder's (or no holder's) part of one physical GPU over one interval.
 
-    The portions of a GPU over an interval sum to the interval: active + idle + unknown seconds over all of them is
-    the interval's length, energy the GPU's. Seconds are share-weighted GPU-seconds.
+    The portions of a GPU over an interval sum to the interval: their active, idle and unknown seconds to its length,
+    their energy to the GPU's. Seconds are share-weighted GPU-seconds.
     """
 
     gpu_uuid: str
     account: Account
     pod: PodAccount | None = None
-    """Who held it; ``None`` for Unallocated and Unattributed."""
+    """Container that held it; ``None`` for Unallocated and Unattributed."""
     active_seconds: float = 0.0
     idle_seconds: float = 0.0
     unknown_seconds: float = 0.0
     energy_joules: float | None = None
-    """``None`` where the GPU's energy was not measured over the interval."""
+    """Energy in joules; ``None`` if the GPU's energy was not measured over the interval."""
     interval_seconds: float | None = None
-    """Length of the interval that the portions of the GPU share: what their seconds must sum to."""
+    """Length of the interval, to which the seconds of the GPU's portions sum; ``None`` for energy alone."""
     estimated: bool = False
     """Whether activity was only estimated: divided by share among the holders of a device."""
 
     @property
     def allocated_seconds(self) -> float:
-        """Active, idle and unknown, always."""
+        """Sum of active, idle and unknown seconds."""
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
     def part(self, ratio: float) -> "Portion":
@@ -123,7 +123,7 @@ class Portion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Money:
-    """Cost in one currency, by the state of the seconds that it is for."""
+    """Cost in one currency, by the state of the seconds that it pays for."""
 
     active: float = 0.0
     idle: float = 0.0
@@ -143,22 +143,22 @@ class Money:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What has been added up on one account or for one pod; never decreases."""
+    """Sums of one account or one pod; they never decrease."""
 
     active_seconds: float = 0.0
     idle_seconds: float = 0.0
     unknown_seconds: float = 0.0
     energy_joules: float = 0.0
     energy_unknown_seconds: float = 0.0
-    """Allocated seconds for which energy was not measured; where these are all, joules are not known rather than 0."""
+    """Allocated seconds without measured energy; if these are all seconds, joules are unknown rather than 0."""
     money: Mapping[str, Money] = field(default_factory=dict)
-    """By ISO 4217 currency; a currency in which nothing was priced is absent."""
+    """Money by ISO 4217 currency; a currency without priced seconds is absent."""
     unpriced_seconds: float = 0.0
-    """Allocated seconds for which there was no price; part of the seconds above."""
+    """Allocated seconds without a price; included in the seconds above."""
 
     @property
     def allocated_seconds(self) -> float:
-        """Active, idle and unknown, always."""
+        """Sum of active, idle and unknown seconds."""
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
     def __add__(self, other: "Totals") -> "Totals":
@@ -179,7 +179,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one hour of one physical GPU costs now, and how that is known."""
+    """Current price of one hour of one physical GPU, and its source."""
 
     per_hour: float
     currency: str
@@ -188,47 +188,47 @@ class Price:
     as_of: str
     """ISO date of the row's source."""
     per_kwh: float = 0.0
-    """On top, per measured kilowatt-hour of the GPU (what cooling takes included); 0 where the hour covers it."""
+    """Additional price per measured kilowatt-hour of the GPU, cooling included; 0 if the hourly price covers it."""
     fallback: bool = False
-    """From the bundled list-price book, because the user's had no match."""
+    """Whether it is from the bundled list-price book, because the user's book has no match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownLedger:
-    """The sums of one ledger: under its identity they begin at 0, never go back and have one writer."""
+    """The sums of one ledger: under its identity they start at 0, never decrease and have one writer."""
 
     identity: str
     created_at_seconds: float
-    """Unix time at which it began."""
+    """Unix time of its start."""
     capacity_seconds: float = 0.0
-    """GPU-seconds metered: the sum of all intervals of all GPUs, without those of owners that are not known yet."""
+    """Metered GPU-seconds: the sum of all intervals of all GPUs, without those of provisional owners."""
     accounts: Mapping[Account, Totals] = field(default_factory=dict)
-    """Every owner since it began; none that is provisional."""
+    """Totals of every owner since the start, without provisional ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerView:
-    """The ledgers of a node at one instant, as they are to be shown.
+    """The shown ledgers of a node at one instant.
 
     At every instant the accounts' allocated seconds and ``withheld_seconds`` sum to ``capacity_seconds``.
     """
 
     ledgers: tuple[ShownLedger, ...] = ()
-    """The one that is on disk, a memory-only one while the disk fails, and those that have ended within 25 hours."""
+    """The ledger on disk, a memory-only one while the disk fails, and those that ended within 25 hours."""
     pods: Mapping[PodAccount, Totals] = field(default_factory=dict)
-    """Containers that hold a device, and for the time of lingering those that did."""
+    """Totals of containers that hold a device, or held one within the linger time."""
     conservation_error_seconds: float = 0.0
     """Sum over GPUs and intervals of |sum of the parts - the interval|."""
     withheld_seconds: float = 0.0
-    """Allocated seconds of owners that are not known yet."""
+    """Allocated seconds of provisional owners."""
     saved_at_seconds: float | None = None
-    """Unix time of the save that these totals are from; ``None`` where they are from memory."""
+    """Unix time of the save that contains these totals; ``None`` if they are from memory."""
     state_problem: str = ""
-    """One line: why the totals are not on disk and how to fix it; empty when all is well or none was asked for."""
+    """Why the totals are not on disk, and the fix, in one line; empty without a problem or a state directory."""
 
     @property
     def capacity_seconds(self) -> float:
-        """GPU-seconds metered: the sum of all intervals of all GPUs."""
+        """Metered GPU-seconds: the sum of all intervals of all GPUs."""
         return sum((ledger.capacity_seconds for ledger in self.ledgers), self.withheld_seconds)
 
     @property
@@ -244,21 +244,21 @@ class LedgerView:
 
     @property
     def started_at_seconds(self) -> float | None:
-        """Unix time at which the oldest of the ledgers began; ``None`` where there is none."""
+        """Unix time at which the oldest of the ledgers began; ``None`` without a ledger."""
         return min((ledger.created_at_seconds for ledger in self.ledgers), default=None)
 
 
 WINDOWS: Mapping[str, float] = {"15m": 900.0, "30m": 1800.0, "1h": 3600.0, "2h": 7200.0, "24h": 86400.0}
 """Activity windows in seconds, by the value of the label ``window``."""
 _OF_POLICY = {"batch": "30m", "interactive": "2h", "inference": "24h"}
-"""The window by which a policy is judged, where it is not the hour that all show."""
+"""Window in which a policy is judged, if it is not the hour that every owner shows."""
 
 
 @cache
 def shown_windows(policy: str) -> frozenset[str]:
-    """Return the windows that an owner shows: 15 minutes, an hour, and the one by which its policy is judged.
+    """Return the windows that an owner shows: 15 minutes, an hour, and the one in which its policy is judged.
 
-    An owner that holds nothing now has no policy, and shows all: its next pods may run elsewhere.
+    An owner without holdings has no policy, and shows all windows: its next pods may run elsewhere.
     """
     return frozenset({"15m", "1h", _OF_POLICY.get(policy, "1h")} if policy else WINDOWS)
 
@@ -267,57 +267,57 @@ def shown_windows(policy: str) -> frozenset[str]:
 class OwnerUse:
     """One owner's use of the node. GPUs are share-weighted: a MIG instance or a replica is a part of one.
 
-    What was only estimated (divided by share) is in no figure but ``gpus``, ``estimated_gpus``, the age, the policy,
-    the opt-out and ``cost_per_hour``.
+    Estimated use (divided by share) is only in ``gpus``, ``estimated_gpus``, the age, the policy, the opt-out and
+    ``cost_per_hour``.
     """
 
     owner: Owner
-    """Never provisional; a pod with an unknown workload is its own owner (kind ``Pod``)."""
+    """Owner, never provisional; a pod with an unknown workload is its own owner (kind ``Pod``)."""
     active_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Active GPU-seconds by window, ended holders included; a window in which nothing was measured is absent."""
+    """Active GPU-seconds by window, ended holders included; a window without measurement is absent."""
     measured_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Active and idle GPU-seconds by window; absent where they are 0 and nothing is held that could be measured."""
+    """Active and idle GPU-seconds by window; absent if they are 0 and no measurable device is held."""
     gpus: float | None = None
-    """GPUs held now; ``None``, as all that follows, where the owner holds nothing now."""
+    """GPUs held now; ``None``, like all following fields, if the owner holds none now."""
     estimated_gpus: float | None = None
-    """Of those: parts of shared devices with recent activity that was only estimated; ``None`` without any."""
+    """The part of them in shared devices with recent activity that was only estimated; ``None`` without any."""
     underused_gpus: float | None = None
     """GPUs with low own activity; ``None`` without any."""
     unused_gpus: Mapping[str, float] = field(default_factory=dict)
-    """GPUs that did nothing over a window; a window without any is absent."""
+    """GPUs without activity over a window, by window; a window without any is absent."""
     active_gpus: float | None = None
-    """GPUs at work; ``None`` where the activity of none was measured."""
+    """GPUs at work; ``None`` if no activity was measured."""
     idle_for_seconds: float | None = None
-    """Shortest time for which a device has been idle; ``None`` where it is not known of any."""
+    """Shortest time for which a device has been idle; ``None`` if unknown for all devices."""
     age_seconds: float | None = None
     """Longest time for which a device has been held."""
     policy: str = ""
-    """The most patient class of the owner's pods; empty where the owner holds nothing now."""
+    """The most patient class of the owner's pods; empty if the owner holds nothing now."""
     opt_out_until_seconds: float | None = None
-    """Unix time of the latest opt-out of the pods; ``inf`` is for good."""
+    """Unix time of the latest opt-out of the pods; ``inf`` is permanent."""
     cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """Price now of what is held now, by currency; GPUs without a price are left out."""
+    """Current price per hour of the held GPUs, by currency; GPUs without a price are left out."""
     idle_cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """The part of it for the idle part of the last 15 minutes; what was not measured is left out."""
+    """The part of it for the idle part of the last 15 minutes; unmeasured time is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUse:
-    """Physical GPUs of one model on the node, those that are down among them."""
+    """Physical GPUs of one model on the node, including those that are down."""
 
     model: str
     gpus: int
     unallocated_gpus: float | None = None
     """GPUs without a holder, by share; ``None`` while the allocation of all of them is unknown."""
     unallocated_cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """By currency; GPUs without a price are left out."""
+    """Their price per hour by currency; GPUs without a price are left out."""
     unpriced_gpus: int = 0
     """GPUs without a known price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerXid:
-    """An Xid that a program caused on a device, and a pod that held the device then."""
+    """An Xid that a program caused on a device, and a pod that held the device at that time."""
 
     owner: Owner
     gpu_index: int
@@ -349,6 +349,6 @@ class OwnersView:
     pools: tuple[PoolUse, ...] = ()
     shared_idle: tuple[SharedIdle, ...] = ()
     broken_gpus: Mapping[Owner, int] = field(default_factory=dict)
-    """Physical GPUs with a critical fault that an owner holds, or held not long ago; an owner without one is absent."""
+    """Physical GPUs with a critical fault that an owner holds or recently held; an owner without one is absent."""
     xids: tuple[OwnerXid, ...] = ()
-    """Of the last minutes."""
+    """Xids of the last minutes."""

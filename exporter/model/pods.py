@@ -8,20 +8,20 @@ from exporter.model.ledger import Owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodMetadata:
-    """One pod of this node, as much of it as anybody here reads."""
+    """One pod of this node, with the data that the agent reads."""
 
     namespace: str
     name: str
     uid: str
-    """As the kubelet and its cgroups have it: of a static pod the hash of its file, not the API object's own."""
+    """UID in the kubelet and cgroups: for a static pod the hash of its file, not the API object's UID."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Only those that are read; the rest can be a megabyte."""
+    """Only the annotations that are read; the rest can be a megabyte."""
     owner_kind: str = ""
-    """Of the owner reference with ``controller: true``; empty for a pod that nothing controls."""
+    """Kind of the owner reference with ``controller: true``; empty for a pod without a controller."""
     owner_name: str = ""
     owner_api: str = ""
-    """Group and version: ``apps/v1``, ``batch/v1``, ``ray.io/v1``."""
+    """Group and version of the controller: ``apps/v1``, ``batch/v1``, ``ray.io/v1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +30,26 @@ class PodFacts:
 
     owner: Owner
     queue: str = ""
-    """Of Kueue, KAI, Volcano or Run:ai."""
+    """Queue of Kueue, KAI, Volcano or Run:ai."""
     workload_class: str = ""
-    """For the rules: ``batch``, ``interactive``, ``inference``, ``reserved``."""
+    """Class for the rules: ``batch``, ``interactive``, ``inference``, ``reserved``."""
     opt_out_until_seconds: float | None = None
-    """Unix time until which waste alerts leave it alone; ``inf`` is for good, ``None`` is not at all."""
+    """Unix time until which waste alerts skip the pod; ``inf`` is permanent, ``None`` means no opt-out."""
     exported: tuple[tuple[str, str], ...] = ()
-    """Allowed labels and annotations as (label name, value), sanitised, in the order of names."""
+    """Allowed labels and annotations as (label name, value), sanitised, sorted by name."""
     problems: tuple[str, ...] = ()
-    """Snake case: what in the pod's own words could not be understood, such as ``bad_opt_out``."""
+    """Snake-case reasons for values of the pod that could not be parsed, such as ``bad_opt_out``."""
     pod_uid: str = field(default="", compare=False)
     """UID of the pod; empty when unknown. It does not depend on the owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What is known of a node, for its prices; empty where it is not known."""
+    """Known facts of a node for its prices; unknown ones are empty."""
 
     instance_type: str = ""
     capacity_type: str = ""
-    """``on-demand``, ``spot`` or ``reserved``."""
+    """Capacity type: ``on-demand``, ``spot`` or ``reserved``."""
     region: str = ""
     gpu_product: str = ""
-    """As the node's labels have it; the driver's word on the model counts, this is to compare it with."""
+    """Model in the node's labels, for comparison only; the driver's model is authoritative."""

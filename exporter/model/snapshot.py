@@ -13,7 +13,7 @@ from exporter.model.pods import NodeFacts, PodFacts
 
 
 class ActivitySource(StrEnum):
-    """Where an activity ratio comes from; a label value of ``gpu_activity_ratio``."""
+    """Source of an activity ratio; a label value of ``gpu_activity_ratio``."""
 
     ENGINE = "engine"
     """GPM or DCGM graphics-engine-active, the true mean over the sample."""
@@ -24,33 +24,33 @@ class ActivitySource(StrEnum):
     PROCESS_SAMPLES = "process_samples"
     """A holder's part, divided in proportion to the driver's per-process samples."""
     ESTIMATED = "estimated"
-    """A holder's part, most of which was divided by share because processes do not attribute it."""
+    """A holder's part, mostly divided by share because processes do not attribute it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """How busy something was over a sample, 0..1, and how that is known."""
+    """Activity over a sample, 0..1, and its source."""
 
     ratio: float
     source: ActivitySource
     measured_by: str = "nvml"
-    """Which source's reading it is made of: ``nvml`` or ``dcgm``."""
+    """Source of the reading: ``nvml`` or ``dcgm``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodUse:
-    """A holder and what is known of its use of its device. ``None`` is unknown, never 0."""
+    """A holder and its known use of its device. ``None`` is unknown, never 0."""
 
     holder: Holder
     age_seconds: float
-    """Since the container was first seen to hold the device."""
+    """Seconds since the container was first seen to hold the device."""
     activity: Activity | None = None
-    """Its part of the device's activity, 0..1 of the *device*; the parts and the remainder sum to the device's."""
+    """Part of the device's activity, 0..1 of the *device*; the parts and the remainder sum to the device's."""
     idle_for_seconds: float | None = None
     """Measured idle time since it was last busy, in seconds; ``None`` while it may be idle or busy."""
     memory_used_bytes: int | None = None
     values: Mapping[Field, int | float] = field(default_factory=dict)
-    """Drop-in fields measured per holder on a shared device (utilisation, memory); empty where not measured."""
+    """Drop-in fields measured per holder on a shared device (utilisation, memory); empty if not measured."""
     facts: PodFacts | None = None
     """Owner of the pod; ``None`` without Kubernetes metadata, or until it is known."""
 
@@ -59,7 +59,7 @@ class PodUse:
 class DeviceView:
     """One device: a whole GPU (``instance`` is ``None``) or one MIG instance of it.
 
-    A GPU that is partitioned appears once as a GPU, with the board's values, and once per instance.
+    A partitioned GPU appears once as a GPU, with the board's values, and once per instance.
     """
 
     gpu: Gpu
@@ -73,21 +73,21 @@ class DeviceView:
     share_ratio: float = 1.0
     """The device's part of its physical GPU: 1, or an instance's normalised part."""
     allocation: AllocationState | None = AllocationState.UNKNOWN
-    """``None`` for a partitioned GPU, which is not a unit that can be held."""
+    """Allocation state; ``None`` for a partitioned GPU, which is not allocatable itself."""
     pods: tuple[PodUse, ...] = ()
     rest_is_free: bool = True
-    """Of a device that is held in part, or a partitioned GPU with slices of no instance: whether the rest is free.
+    """Whether the rest is free, for a partly held device or a partitioned GPU with slices outside its instances.
 
     False if it may have an unknown holder.
     """
     lacks_instances: bool = False
-    """Of a partitioned GPU: whether it has instances that the driver does not describe, of which there is no view."""
+    """Whether a partitioned GPU has instances that the driver does not describe, which have no view."""
     unattributed_activity_ratio: float | None = None
     """Activity of the device that belongs to no listed pod; ``None`` while unknown."""
     unattributed_memory_bytes: int | None = None
     unattributed_processes: int | None = None
     profiling: ProfilingState | None = None
-    """Of the physical GPU, as DCGM has it; ``None`` where DCGM is not asked or does not answer."""
+    """DCGM's profiling state of the physical GPU; ``None`` if DCGM is not used or does not answer."""
     xids: Mapping[int, int] = field(default_factory=dict)
     """Events per Xid since the agent started."""
     xid_last_seen_seconds: Mapping[int, float] = field(default_factory=dict)
@@ -102,12 +102,12 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Snapshot:
-    """One node at one instant; everything the exposition shows comes from here."""
+    """One node at one instant; contains everything that the exposition shows."""
 
     taken_at_seconds: float
     """Unix time of the tick."""
     taken_steady_seconds: float | None = None
-    """The same instant on the monotonic clock; ``None``: the age is not judged."""
+    """The same instant on the monotonic clock; ``None``: the age is not checked."""
     stale_after_seconds: float = inf
     """Age from which the snapshot no longer shows the node as it is."""
     node: str
@@ -115,17 +115,17 @@ class Snapshot:
     driver_version: str | None = None
     nvml_version: str | None = None
     dcgm_version: str | None = None
-    """Of the host engine; ``None`` where DCGM is not asked or does not answer."""
+    """Version of the host engine; ``None`` if DCGM is not used or does not answer."""
     sample_at_seconds: float | None = None
     """Unix time of the newest reading; ``None`` before the first."""
     sample_duration_seconds: float | None = None
     devices: tuple[DeviceView, ...] = ()
     expected_devices: int | None = None
     unseen_instances: bool = False
-    """Whether the kubelet knows a MIG instance that is on no GPU that the driver lists: its GPU may be missing."""
+    """Whether the kubelet knows a MIG instance on none of the driver's GPUs: its GPU may be missing."""
     sources: tuple[SourceStatus, ...] = ()
     events: Mapping[str, DeviceEvents] = field(default_factory=dict)
-    """By UUID of the device, a GPU or a MIG instance; a device without any is absent."""
+    """Events by UUID of the device, a GPU or a MIG instance; a device without any is absent."""
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
     attribution_enabled: bool = True
@@ -134,22 +134,22 @@ class Snapshot:
     attribution_known: bool = False
     attribution_at_seconds: float | None = None
     attribution_problem: str = ""
-    """One line: why attribution is not known or not fresh, and how to fix it; empty when all is well."""
+    """Why attribution is unknown or outdated, and the fix, in one line; empty without a problem."""
     unresolved: tuple[Unresolved, ...] = ()
     advertised_devices: int | None = None
     allocated_devices: int | None = None
     metadata_enabled: bool = False
-    """Whether the Kubernetes API is asked about this node's pods."""
+    """Whether the agent reads this node's pods from the Kubernetes API."""
     metadata_known: bool = False
-    """The pods have been listed, and changes are being followed."""
+    """Whether the pods have been listed and changes are followed."""
     metadata_at_seconds: float | None = None
-    """Unix time of the API's last sign of life: a list, an event, a bookmark."""
+    """Unix time of the API's last list, event or bookmark."""
     metadata_problem: str = ""
-    """One line: what of the API cannot be had and how to fix it; empty when all is well."""
+    """The missing data of the API and the fix, in one line; empty without a problem."""
     metadata_names_other_node: bool = False
-    """Whether the problem is a wrong --node-name: an error of configuration, which does not pass by itself."""
+    """Whether the problem is a wrong --node-name: an error of configuration, which needs a change by the user."""
     metadata_remark: str = ""
-    """One line: what is not well with the API though all can be had, such as clocks that differ."""
+    """A fault that does not affect the data of the API, such as clocks that differ, in one line."""
     node_facts: NodeFacts = field(default_factory=NodeFacts)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Counts since start by (part, reason), e.g. ("attribution", "unavailable")."""
@@ -157,26 +157,26 @@ class Snapshot:
     ready: bool = False
     not_ready_reasons: tuple[str, ...] = ()
     ledger: LedgerView | None = None
-    """``None`` before the first reading was metered."""
+    """The shown ledgers; ``None`` before the first reading was metered."""
     ledger_writer: bool | None = None
-    """Whether this agent, of those on the node, writes the ledger; ``None`` where nothing is metered."""
+    """Whether this agent is the one on the node that writes the ledger; ``None`` if nothing is metered."""
     ledger_locked: bool | None = None
-    """Whether the writer holds the lock of the host; ``None`` where it does not write or asks for no such lock."""
+    """Whether the writer holds the host lock; ``None`` if it does not write or has no such lock."""
     ledger_note: str = ""
-    """Why this agent does not write it, or why another may write it too, in one line; empty where neither is so."""
+    """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
     owners: OwnersView | None = None
-    """``None`` where no ledger is shown, and when the picture is too old."""
+    """Figures of owners; ``None`` if no ledger is shown, or the snapshot is too old."""
     prices: Mapping[str, Price] = field(default_factory=dict)
-    """Price now by UUID of the physical GPU; a GPU without a price is absent."""
+    """Current price by UUID of the physical GPU; a GPU without a price is absent."""
     price_book: str = ""
     """Name of the price book in use; empty without one."""
     unpriced_gpus: int = 0
-    """GPUs without a price."""
+    """Number of GPUs without a price."""
     prices_await_labels: bool = False
     """Whether the node's labels, which prices may depend on, have not been read yet."""
 
     def stale_reason(self, steady: float) -> str:
-        """Return why the snapshot is too old at an instant of the monotonic clock; empty while it is not."""
+        """Return why the snapshot is too old at an instant of the monotonic clock; empty if it is not."""
         age = 0.0 if self.taken_steady_seconds is None else steady - self.taken_steady_seconds
         if age <= self.stale_after_seconds:
             return ""

@@ -14,18 +14,18 @@ UNIX = "unix://"
 
 
 def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> str:
-    """Check that something accepts a connection at an address.
+    """Check that an address accepts connections.
 
     Args:
         address: ``host:port`` or ``unix:///path``.
-        timeout_seconds: How long to wait for an answer.
-        by: What to try it with, instead of a socket; raises what that would.
+        timeout_seconds: Maximum wait for an answer.
+        by: Function that tries the connection instead of a socket; raises the same errors.
 
     Returns:
-        Where that was, without a name to look up: libdcgm would look up IPv4 alone, and take the first of several.
+        The resolved address: libdcgm would resolve only IPv4, and use the first of several.
 
     Raises:
-        SourceError: nothing does; the message has the cause and the fix.
+        SourceError: No connection is accepted; the message has the cause and the fix.
     """
     try:
         if by is None:
@@ -83,20 +83,20 @@ def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
 
 EMBEDDED = "embedded"
 MISMATCH = "dcgm_version_mismatch"
-"""Reason: engine and library are of different major versions."""
+"""Reason: engine and library have different major versions."""
 _CONNECT_SECONDS = 3.0
 _SILENT_PART = 0.8
-"""Of the time there is for connecting: an engine that used it up did not answer, a refusal is quicker."""
+"""Part of the connection timeout after which the engine counts as silent; a refusal is quicker."""
 _UNINITIALIZED = -10
 _GONE = frozenset({Code.CONNECTION_LOST, _UNINITIALIZED})
 _AUTOMATIC = 1
 
 NO_VALUES = "dcgm_no_values"
-"""Reason: the engine has GPUs and gives no values of them."""
+"""Reason: the engine has GPUs but no values of them."""
 
 
 def no_values(address: str, gpus: int) -> str:
-    """Return what is wrong with an engine that has GPUs and gives no values, and what to do."""
+    """Return the message for an engine that has GPUs but no values, with the fix."""
     return (
         f"the DCGM host engine at {address} has {gpus} GPUs and gives no values of them: its telemetry is paused, as a"
         " diagnosis (dcgmi diag) does, or it cannot read the driver; wait for the diagnosis to end, which a restart of"
@@ -109,7 +109,7 @@ NO_GPUS = "dcgm_no_gpus"
 
 
 def no_gpus(address: str) -> str:
-    """Return what is wrong with an engine that lists no GPU, and what to do."""
+    """Return the message for an engine that lists no GPU, with the fix."""
     return (
         f"the DCGM host engine at {address} has no GPU: see nvidia-smi on its machine; an engine that was"
         " started before the driver has to be restarted"
@@ -117,7 +117,7 @@ def no_gpus(address: str) -> str:
 
 
 def no_room(address: str, gpus: int) -> str:
-    """Return what is wrong with an engine that has no room for another group, and what to do."""
+    """Return the message for an engine without room for another group, with the fix."""
     return (
         f"the DCGM host engine at {address} has {gpus} GPUs and no room for another group, so that none of them is"
         " watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again every minute"
@@ -135,19 +135,19 @@ _ADVICE = {
 
 
 def advice_of(reason: str) -> str:
-    """Return what a reason means and what to do, in one line."""
+    """Return the meaning of a reason and the fix, in one line."""
     return _ADVICE.get(reason, "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons")
 
 
 class Engine:
-    """A connection that stands, until ``close`` or until a call says that it is gone.
+    """An open connection, until ``close`` or until a call reports that it is gone.
 
     Args:
-        library: Through which it was made.
-        handle: Of the connection.
-        address: Where the engine is, for messages.
-        count: Called with the reason of everything that goes wrong.
-        progress: Called after each call that came back.
+        library: Library that opened it.
+        handle: Handle of the connection.
+        address: Address of the engine, for messages.
+        count: Called with the reason of each error.
+        progress: Called after each call that returned.
     """
 
     def __init__(
@@ -165,13 +165,13 @@ class Engine:
         self.count = count
         self._progress = progress
         self.version: str | None = None
-        """Of the engine: ``4.6.0``."""
+        """Version of the engine: ``4.6.0``."""
 
     def call(self, name: str, *arguments: object) -> int:
         """Call a function of this connection and return its code.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         code = self.library.call(name, self.handle, *arguments)
         self._progress()
@@ -184,16 +184,16 @@ class Engine:
         return code
 
     def close(self) -> None:
-        """Leave the engine, with everything that this connection made there; never raises for the engine's error."""
+        """Close the connection with all its groups and watches; never raises for the engine's error."""
         name = "dcgmStopEmbedded" if self.address == EMBEDDED else "dcgmDisconnect"
         self.library.call(name, self.handle)
         self.library.call("dcgmShutdown")
 
     def supported_gpus(self) -> list[int]:
-        """Return the engine's own ids of the GPUs that it can work with.
+        """Return the engine's own ids of the GPUs that it supports.
 
         Raises:
-            SourceError: it does not list them.
+            SourceError: It does not list them.
         """
         ids, count = (ctypes.c_uint * libdcgm.MAX_GPUS)(), ctypes.c_int(libdcgm.MAX_GPUS)
         code = self.call(
@@ -208,13 +208,13 @@ class Engine:
         return list(ids[: count.value])
 
     def gpu_status(self, gpu_id: int) -> int | None:
-        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not reported."""
+        """Return a GPU's DcgmEntityStatus_t, ``None`` if it is not reported."""
         status = ctypes.c_int(0)
         code = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
         return status.value if code == Code.OK else None
 
     def profiling_paused(self) -> bool | None:
-        """Return whether profiling is paused for the whole engine; ``None`` where it is not reported."""
+        """Return whether profiling is paused for the whole engine; ``None`` if it is not reported."""
         statuses = libdcgm.versioned(libdcgm.ModuleStatuses)
         if self.call("dcgmModuleGetStatuses", byref(statuses)) != Code.OK:
             return None
@@ -222,7 +222,7 @@ class Engine:
         return any(row.id == libdcgm.PROFILING_MODULE and row.status == libdcgm.MODULE_PAUSED for row in rows)
 
     def profiling_fields(self, gpu_id: int) -> tuple[int, frozenset[int]]:
-        """Return the code of asking, and the profiling fields that can be had of a GPU."""
+        """Return the code of the call, and the available profiling fields of a GPU."""
         groups = libdcgm.versioned(libdcgm.MetricGroups, gpuId=gpu_id)
         code = self.call("dcgmProfGetSupportedMetricGroups", byref(groups))
         if code != Code.OK:
@@ -242,15 +242,15 @@ def connect(
 
     Args:
         address: ``host:port``, ``unix:///path`` or ``embedded``.
-        count: Called with the reason of everything that goes wrong.
-        progress: Called after each call over the connection that came back.
+        count: Called with the reason of each error.
+        progress: Called after each call over the connection that returned.
         monotonic: Clock, in seconds.
 
     Raises:
-        SourceError: there is no library, nothing listens, something else does, ...; the message has the fix.
+        SourceError: There is no library, no listener, another kind of listener, ...; the message has the fix.
     """
     library = libdcgm.load()
-    # The library itself takes its whole time for a closed port and has one code for everything.
+    # The library itself uses its whole timeout for a closed port and has one code for all errors.
     reached = address if address == EMBEDDED else knock(address, _CONNECT_SECONDS, library.knock)
     code = library.call("dcgmInit")
     if code != Code.OK:
@@ -262,7 +262,7 @@ def connect(
     connected = code = _open(library, reached, handle)
     engine = Engine(library, handle, address, count=count, progress=progress)
     if connected == Code.OK:
-        # It returns OK for a login that failed, too, and closes the connection: the next call fails.
+        # It returns OK also for a failed login, and closes the connection: the next call fails.
         code, engine.version = _engine_version(library, handle)
     silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
     trouble = _trouble(library, address, code, engine.version, silent=silent)
@@ -276,7 +276,7 @@ def connect(
 
 
 def _trouble(library: Library, address: str, code: int, version: str | None, *, silent: bool) -> SourceError | None:
-    """Return what is wrong with an engine that was just found; ``None`` where it can be worked with."""
+    """Return the error of an engine after connecting; ``None`` if it is usable."""
     if code != Code.OK:
         return _refusal(library, address, code, silent=silent)
     if version is not None and not version.startswith(f"{library.major}."):
@@ -301,7 +301,7 @@ def _open(library: Library, address: str, handle: Handle) -> int:
 
 
 def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
-    """Return the code of asking, and the version; an engine that does not report it is fine."""
+    """Return the code of the call, and the version; an engine that does not report it is accepted."""
     info = libdcgm.versioned(libdcgm.VersionInfo)
     code = library.call("dcgmHostengineVersionInfo", handle, byref(info))
     if code == Code.OK:
@@ -310,7 +310,7 @@ def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
 
 
 def library_version(library: Library) -> str | None:
-    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not report it."""
+    """Return the version of libdcgm itself: ``4.6.0``; ``None`` if it does not report it."""
     info = libdcgm.versioned(libdcgm.VersionInfo)
     return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == Code.OK else None
 
@@ -321,7 +321,7 @@ def library_report(field_ids: Iterable[int]) -> dict[str, object]:
         library = libdcgm.load()
     except SourceError as error:
         return {"problem": str(error)}
-    # It knows its fields only when it has been initialised; it does not connect to anything by that.
+    # It knows its fields only after initialisation, which opens no connection.
     code = library.call("dcgmInit")
     if code != Code.OK:
         return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM again"}

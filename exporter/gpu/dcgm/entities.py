@@ -18,17 +18,17 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One MIG instance, and the entity that is measured for it."""
+    """One MIG instance, and the entity with its measurements."""
 
     instance: MigInstance
     measured: Entity
-    """Its GPU instance where it is all of that, else the compute instance itself."""
+    """Its GPU instance if it is the only part of that, otherwise the compute instance itself."""
     has_memory: bool
-    """Whether no other compute instance is in its GPU instance; they have its memory together."""
+    """Whether its GPU instance has no other compute instance, which would share the memory."""
 
     @property
     def is_part(self) -> bool:
-        """Whether it is not all of its GPU instance."""
+        """Whether its GPU instance has other parts."""
         return self.measured[0] == COMPUTE_INSTANCE
 
 
@@ -48,8 +48,8 @@ class Instances:
     """Follows the MIG instances of all GPUs over one connection.
 
     Args:
-        engine: To ask.
-        live: Reads names.
+        engine: Connected engine.
+        live: Reader of names.
     """
 
     def __init__(self, engine: Engine, live: Live) -> None:
@@ -75,14 +75,14 @@ class Instances:
             yield row.entity, top[1], row.instance_id, part
 
     def follow(self, gpus: Mapping[int, Gpu], *, again: bool) -> None:
-        """See which instances there are now.
+        """Read the current instances.
 
         Args:
-            gpus: By the engine's id.
-            again: Read identities again though they seem to be the same.
+            gpus: GPUs by the engine's id.
+            again: Whether to read identities again even if they seem unchanged.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         if not any(gpu.mig_enabled for gpu in gpus.values()):
             self._rows, self._uuids, self._found = (), {}, {}
@@ -90,16 +90,16 @@ class Instances:
         self._hierarchy.version = library.version_word(Hierarchy)
         code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
         if code != Code.OK:
-            # No answer is no change: the instances of before may still have holders.
+            # No answer means no change: the earlier instances may still have holders.
             self._engine.count(f"mig_{reason_of(code)}")
             return
         rows = tuple(_row(info) for info in self._hierarchy.entityList[: self._hierarchy.count])
         parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
-        told = self._live.read(parts, (UUID,))
-        # The ids of an instance that was destroyed are given to the next one.
-        # One that is not reported now, as while the engine's telemetry is paused, is as it was.
+        values = self._live.read(parts, (UUID,))
+        # The ids of a destroyed instance are reused for the next one.
+        # An instance that is not reported now, for example while telemetry is paused, is unchanged.
         known = self._uuids if rows == self._rows else {}
-        uuids = {entity: told[entity].get(UUID, known.get(entity)) for entity in parts}
+        uuids = {entity: values[entity].get(UUID, known.get(entity)) for entity in parts}
         if rows == self._rows and uuids == self._uuids and self._complete and not again:
             return
         self._rows, self._uuids = rows, uuids
@@ -124,7 +124,7 @@ class Instances:
             memory_slices = _memory_slices(gpu, whole(memory[parent.entity].get(_FB_TOTAL)))
             profile = names[entity].get(NAME) or (known.profile if known else "unknown")
             if memory_slices is None:
-                # An instance has just been made, or its GPU is being reset.
+                # An instance has just been created, or its GPU is being reset.
                 self._complete = False
                 memory_slices = known.memory_slices if known else 1
             instance = MigInstance(
@@ -157,7 +157,7 @@ def _row(info: library.HierarchyInfo) -> _Row:
 
 
 def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
-    # Rounded: an instance has a little less memory than its slices, for the driver keeps some.
+    # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
     if not mib or not gpu.memory_total_bytes:
         return None
     return max(1, round(gpu.memory_slices * mib * _MIB / gpu.memory_total_bytes))
@@ -187,16 +187,16 @@ _STATES = {
     6: (DeviceState.FAILED, "disabled"),
     7: (DeviceState.MISSING, "detached"),
 }
-"""By DcgmEntityStatus_t; 5 is a GPU made up for a test."""
+"""States by DcgmEntityStatus_t; 5 is a fake GPU for tests."""
 
 
 Place = tuple[str, int | None, int | None]
-"""UUID of a GPU, and NVML's ids of a GPU instance and compute instance; ``None`` for what holds all of them."""
+"""UUID of a GPU, and NVML's ids of a GPU instance and compute instance; ``None`` for the containing entity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmDevice:
-    """One GPU as the engine has it; ``gpu_id`` is the engine's own number and holds for one connection."""
+    """One GPU in the engine; ``gpu_id`` is the engine's own number and valid for one connection."""
 
     gpu_id: int
     gpu: Gpu
@@ -212,21 +212,21 @@ class DcgmDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmLayout:
-    """All devices, and of which GPU and GPU instance an entity is a part: for events."""
+    """All devices, and the place of each entity in a GPU and GPU instance: for events."""
 
     devices: tuple[DcgmDevice, ...] = ()
     places: Mapping[Entity, Place] = field(default_factory=dict)
     listed: int = 0
-    """GPUs that the engine lists, also those of which it gives no UUID."""
+    """Number of GPUs that the engine lists, including those without a UUID."""
 
 
 class Entities:
     """Follows the engine's entities over one connection.
 
     Args:
-        engine: To ask.
-        texts: Text fields to read of every GPU, in addition to those that NVML reports too.
-        node_fields: Fields of no entity (driver version, ...) to read.
+        engine: Connected engine.
+        texts: Text fields to read of every GPU, in addition to those that NVML also reports.
+        node_fields: Fields without an entity (driver version, ...) to read.
     """
 
     def __init__(self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int]) -> None:
@@ -237,21 +237,21 @@ class Entities:
         self._instances = Instances(engine, self._live)
         self._gpus: dict[int, Gpu] = {}
         self._present: set[int] = set()
-        self._told: dict[int, Mapping[int, Value]] = {}
+        self._values: dict[int, Mapping[int, Value]] = {}
         self.node_values: Mapping[int, Value] = {}
-        """What is the same for all devices, by field id."""
+        """Values that are the same for all devices, by field id."""
 
     def look(self, *, again: bool = False) -> DcgmLayout:
-        """Return the devices as they are now; identities are read again where they may have changed.
+        """Return the current devices; identities are read again if they may have changed.
 
         Args:
-            again: Read everything again, though the devices are the same.
+            again: Whether to read everything again even if the devices are the same.
 
         Raises:
-            SourceError: the engine is gone, or does not list its GPUs.
+            SourceError: The engine is gone, or does not list its GPUs.
         """
         present = self._engine.supported_gpus()
-        # The driver numbers its GPUs again when one comes or goes.
+        # The driver renumbers its GPUs when one is added or removed.
         again, self._present = again or set(present) != self._present, set(present)
         changed = self._follow_gpus(present, again=again)
         if not self.node_values or again:
@@ -266,10 +266,10 @@ class Entities:
         return DcgmLayout(devices=ordered, places=places, listed=len(present))
 
     def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
-        """Ask the engine, or its first GPU where it has no entity for the node."""
+        """Read the node's fields from the engine, or from its first GPU if it has no entity for the node."""
         for entity in (_NODE, *((GPU, gpu_id) for gpu_id in present[:1])):
-            if told := self._live.read([entity], self._node_fields)[entity]:
-                return told
+            if values := self._live.read([entity], self._node_fields)[entity]:
+                return values
         return {}
 
     def _device(self, gpu_id: int, present: Sequence[int]) -> DcgmDevice:
@@ -281,11 +281,11 @@ class Entities:
         return DcgmDevice(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
     def _follow_gpus(self, present: Sequence[int], *, again: bool) -> bool:
-        """Read the identity of a GPU that is new, replaced, or switched to MIG or back; of all with ``again``."""
+        """Read the identity of a new or replaced GPU, or one switched to MIG or back; of all with ``again``."""
         changed = False
-        told = self._live.read([(GPU, gpu_id) for gpu_id in present], _CHANGES)
+        values = self._live.read([(GPU, gpu_id) for gpu_id in present], _CHANGES)
         for gpu_id in present:
-            known, now = self._gpus.get(gpu_id), told[GPU, gpu_id]
+            known, now = self._gpus.get(gpu_id), values[GPU, gpu_id]
             same = (
                 known is not None
                 and now.get(UUID, known.uuid) == known.uuid
@@ -298,7 +298,7 @@ class Entities:
                 self._engine.count("dcgm_nameless_gpu")
                 continue
             for other, one in list(self._gpus.items()):
-                # The engine may give a GPU that comes back another number.
+                # The engine may number a GPU differently after its return.
                 if one.uuid == gpu.uuid:
                     del self._gpus[other]
             changed = changed or gpu != known
@@ -308,23 +308,23 @@ class Entities:
     def _identity(self, gpu_id: int) -> Gpu | None:
         entity = (GPU, gpu_id)
         now = self._live.read([entity], (*_IDENTITY, *self._texts))[entity]
-        before = self._told.get(gpu_id, {})
-        # What a GPU does not report while it is being reset is as it was.
-        told = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
-        self._told[gpu_id] = told
-        uuid, slices = told.get(UUID), whole(told.get(MIG_MAX_SLICES)) or 0
+        before = self._values.get(gpu_id, {})
+        # Values that a GPU does not report during a reset are unchanged.
+        values = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
+        self._values[gpu_id] = values
+        uuid, slices = values.get(UUID), whole(values.get(MIG_MAX_SLICES)) or 0
         if not isinstance(uuid, str):
             return None
-        index, memory_mib = whole(told.get(NVML_INDEX)), whole(told.get(int(Field.FB_TOTAL)))
+        index, memory_mib = whole(values.get(NVML_INDEX)), whole(values.get(int(Field.FB_TOTAL)))
         return Gpu(
             uuid=uuid,
             index=gpu_id if index is None else index,
-            minor=whole(told.get(MINOR)),
-            model=str(told.get(NAME, "unknown")),
-            pci_bus_id=str(told.get(BUS_ID, "")).upper(),
-            mig_enabled=told.get(MIG_MODE) == 1,
+            minor=whole(values.get(MINOR)),
+            model=str(values.get(NAME, "unknown")),
+            pci_bus_id=str(values.get(BUS_ID, "")).upper(),
+            mig_enabled=values.get(MIG_MODE) == 1,
             compute_slices=slices,
             memory_slices=_FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices,
             memory_total_bytes=memory_mib * _MIB if memory_mib else None,
-            labels={Field(one): str(told[one]) for one in self._texts if one in told},
+            labels={Field(one): str(values[one]) for one in self._texts if one in values},
         )

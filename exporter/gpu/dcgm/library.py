@@ -25,7 +25,7 @@ from exporter.errors import SourceError
 
 
 class Code:
-    """Return codes (dcgmReturn_t) in use here. No enum: its members take ten times as long to read."""
+    """Return codes (dcgmReturn_t) in use. No enum: access to its members takes ten times as long."""
 
     OK = 0
     BAD_PARAMETER = -1
@@ -64,7 +64,7 @@ _REASONS: Mapping[int, str] = {code: name.lower() for name, code in vars(Code).i
 
 
 def reason_of(code: int) -> str:
-    """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
+    """Return a snake-case reason for a dcgmReturn_t, valid as a label value."""
     return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
 
 
@@ -82,31 +82,31 @@ PROFILING_MODULE = 8
 MODULE_FAILED, MODULE_LOADED, MODULE_PAUSED = 2, 3, 5
 
 LIVE = 0x1
-"""Flag of dcgmEntitiesGetLatestValues: ask the driver now. Never with a profiling field: it kills the engine."""
+"""Flag of dcgmEntitiesGetLatestValues: read from the driver now. Never with a profiling field: the engine would die."""
 SUPPORTED_ONLY = 0x1
 
 MAX_GPUS = 32
 MAX_FIELDS_PER_GROUP = 127
-"""One less than DCGM_MAX_FIELD_IDS_PER_FIELD_GROUP, with which the engine refuses the group."""
+"""One less than DCGM_MAX_FIELD_IDS_PER_FIELD_GROUP, at which the engine refuses the group."""
 MAX_ENTITIES_PER_GROUP = 64
-"""Of DCGM 3; 4 takes 1024."""
+"""Limit of DCGM 3; DCGM 4 allows 1024."""
 MAX_HIERARCHY = 448
 STRING_BYTES = 256
 BLOB_BYTES = 4096
 
 Layout = TypeVar("Layout", bound=Structure)
 Handle = c_size_t
-"""Of a connection, a group of entities or a group of fields: as wide as a pointer, whatever ctypes takes an int for."""
+"""Handle of a connection, a group of entities or a group of fields: as wide as a pointer, unlike ctypes' int."""
 
 
 class Value(ctypes.Union):
-    """What a field value holds; ``type`` next to it says which."""
+    """Content of a field value; the ``type`` next to it selects the member."""
 
     _fields_ = (("i64", c_int64), ("dbl", c_double), ("str", c_char * STRING_BYTES), ("blob", c_char * BLOB_BYTES))
 
 
 class FieldValueV1(Structure):
-    """dcgmFieldValue_v1: what a callback gets."""
+    """dcgmFieldValue_v1: passed to callbacks."""
 
     _fields_ = (
         ("version", c_uint),
@@ -119,7 +119,7 @@ class FieldValueV1(Structure):
 
 
 class FieldValueV2(Structure):
-    """dcgmFieldValue_v2: with the entity that it is of."""
+    """dcgmFieldValue_v2: includes its entity."""
 
     _fields_ = (
         ("version", c_uint),
@@ -152,7 +152,7 @@ class ConnectV2Params(Structure):
 
 
 class ConnectV3Params(Structure):
-    """dcgmConnectV3Params_v1, of DCGM 4.5 and later."""
+    """dcgmConnectV3Params_v1, in DCGM 4.5 and later."""
 
     _fields_ = (("version", c_uint), ("persistAfterDisconnect", c_uint), ("timeoutMs", c_uint))
 
@@ -172,7 +172,7 @@ class EmbeddedParams(Structure):
 
 
 class HierarchyInfo(Structure):
-    """dcgmMigHierarchyInfo_v2: one GPU instance or compute instance, and what it is a part of."""
+    """dcgmMigHierarchyInfo_v2: one GPU instance or compute instance, and its parent."""
 
     _fields_ = (
         ("entity", EntityPair),
@@ -193,7 +193,7 @@ class Hierarchy(Structure):
 
 
 class FieldMeta(Structure):
-    """dcgm_field_meta_t: what the library knows of a field."""
+    """dcgm_field_meta_t: the library's description of a field."""
 
     _fields_ = (
         ("fieldId", c_ushort),
@@ -269,7 +269,7 @@ STRUCT_VERSIONS: Mapping[type[Structure], int] = {
 
 
 def version_word(layout: type[Structure]) -> int:
-    """Return what stands in a struct's ``version``: its size, and the number of its version in the top byte."""
+    """Return a struct's ``version``: its size, and the number of its version in the top byte."""
     return ctypes.sizeof(layout) | STRUCT_VERSIONS[layout] << 24
 
 
@@ -280,7 +280,7 @@ def versioned(layout: type[Layout], **values: object) -> Layout:
 
 CALLBACK = CFUNCTYPE(c_int, c_uint, c_uint, c_void_p, c_int, c_void_p)
 """dcgmFieldValueEntityEnumeration_f: entity group, entity id, address of ``FieldValueV1`` records, their number, user
-data; a negative answer ends the enumeration. The records are the library's and are gone after the call."""
+data; a negative result ends the enumeration. The records belong to the library and are invalid after the call."""
 
 _HANDLE_OUT = POINTER(Handle)
 SIGNATURES: Mapping[str, tuple[object, ...]] = {
@@ -324,20 +324,20 @@ OTHER_SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
 
 
 SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
-"""Client and engine have to be of one major version; the newer library is tried first."""
+"""Client and engine must have the same major version; the newer library is tried first."""
 
 
 class Library:
     """A loaded libdcgm.
 
     Args:
-        functions: Has the C functions as attributes: a ``ctypes.CDLL``, or what the simulator puts in its place.
-        soname: By which it was found; the digit at its end is its major version.
-        knock: Stands for a first connection to an engine's address (``host:port``, ``unix:///path``) within so many
-            seconds, and raises the OSError that a socket would; ``None``: a socket is what is tried.
+        functions: Object with the C functions as attributes: a ``ctypes.CDLL``, or the simulator's replacement.
+        soname: Name of the library; the digit at its end is its major version.
+        knock: Replaces a first connection to an engine's address (``host:port``, ``unix:///path``) within some
+            seconds, and raises the OSError of a socket; ``None``: a socket is used.
 
     Raises:
-        SourceError: a function that every supported DCGM has is missing; reason ``dcgm_library_incomplete``.
+        SourceError: A function that every supported DCGM has is missing; reason ``dcgm_library_incomplete``.
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class Library:
 
     @property
     def major(self) -> int:
-        """Major version by its name: 3 or 4."""
+        """Major version from its name: 3 or 4."""
         return int(self.soname.rpartition(".")[2])
 
     def has(self, name: str) -> bool:
@@ -380,44 +380,44 @@ class Library:
         return int(self._functions[name](*arguments))
 
     def describe(self, code: int) -> str:
-        """Return the library's words for a return code."""
+        """Return the library's text for a return code."""
         text: bytes | None = self._functions["errorString"](code)
         return text.decode("utf-8", "replace") if text else f"error {code}"
 
     def field_meta(self, field_id: int) -> FieldMeta | None:
-        """Return what the library knows of a field; ``None`` for a field that this version does not have."""
+        """Return the library's description of a field; ``None`` for a field that this version does not have."""
         found = self._functions["DcgmFieldGetById"](field_id)
         return found.contents if found else None
 
 
 class _Loaded:
-    """The library of this process: once mapped, it stays."""
+    """The library of this process; it stays loaded."""
 
     library: Library | None = None
     preferred = SONAMES[0]
 
 
 def install(functions: object, soname: str = SONAMES[0], *, knock: Callable[[str, float], None] | None = None) -> None:
-    """Put something in the place of the library, as if the process had just loaded it: the simulator's door."""
+    """Replace the library, as if the process had just loaded the replacement; used by the simulator."""
     _Loaded.library = Library(functions, soname, knock)
 
 
 def uninstall() -> None:
-    """Forget the library; the next ``load`` looks for one."""
+    """Forget the library; the next ``load`` searches for one."""
     _Loaded.library = None
 
 
 def prefer(soname: str) -> None:
-    """Have ``load`` look for this one first."""
+    """Make ``load`` try this library first."""
     _Loaded.preferred = soname
 
 
 def beside(library: Library) -> str | None:
-    """Return the name of a libdcgm of another major version that is installed, too; ``None``: there is none.
+    """Return the name of an installed libdcgm of another major version; ``None`` if there is none.
 
-    It is loaded to see that, and a process must not use both: after a name was returned, this one has to end.
+    The check loads it, and a process must not use both: after a name was returned, this process must end.
     """
-    # Beside a simulated one nothing real is touched.
+    # With a simulated library, no real one is loaded.
     for soname in SONAMES if library.knock is None else ():
         if soname != library.soname:
             with contextlib.suppress(OSError):
@@ -427,10 +427,10 @@ def beside(library: Library) -> str | None:
 
 
 def load() -> Library:
-    """Load libdcgm where it is not loaded yet.
+    """Load libdcgm if it is not loaded yet.
 
     Raises:
-        SourceError: there is none (reason ``dcgm_library_not_found``), or one that is too old.
+        SourceError: There is none (reason ``dcgm_library_not_found``), or it is too old.
     """
     if _Loaded.library is None:
         _Loaded.library = _open()
@@ -441,7 +441,7 @@ def _open() -> Library:
     errors = []
     for soname in sorted(SONAMES, key=lambda one: one != _Loaded.preferred):
         try:
-            # Its modules are loaded by the library itself and take its symbols from the process.
+            # The library loads its modules itself, and they use its symbols from the process.
             return Library(ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL), soname)
         except OSError as error:
             errors.append(str(error))
@@ -471,11 +471,11 @@ _VALUE_OFFSET = FieldValueV1.value.offset
 
 
 def records(address: int, count: int) -> Iterator[Record]:
-    """Read the records that a callback was given, where they lie: nothing of their 4 KiB each is copied.
+    """Read the records of a callback in place: their 4 KiB each are not copied.
 
     Args:
-        address: Of the first ``FieldValueV1``.
-        count: How many there are.
+        address: Address of the first ``FieldValueV1``.
+        count: Number of records.
     """
     memory = memoryview((ctypes.c_char * (_RECORD_BYTES * count)).from_address(address)).cast("B")
     for start in range(0, _RECORD_BYTES * count, _RECORD_BYTES):

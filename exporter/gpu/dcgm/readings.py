@@ -1,4 +1,4 @@
-"""Converts DCGM records to values: blanks, codes, stale timestamps and impossible ratios are no values."""
+"""Converts DCGM records to values; drops blanks, codes, stale timestamps and impossible ratios."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from exporter.model import Field, ProfilingState
 from exporter.model.fields import COUNTERS, PROFILING
 
 Entity = tuple[int, int]
-"""Entity group and id: a GPU, a GPU instance, a compute instance, by the engine's own numbers."""
+"""Entity group and id, in the engine's own numbers: a GPU, a GPU instance or a compute instance."""
 Value = int | float | str
 Event = tuple[Entity, int, int]
 """Entity, value, microseconds of the engine's clock."""
@@ -37,18 +37,18 @@ _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
 _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
 _BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>"})
 RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
-"""Profiling fields that are a part of a whole: 0..1, whatever the counters' noise makes of them."""
+"""Profiling fields that are parts of a whole: limited to 0..1 despite the counters' noise."""
 
 _RATIO_DIGITS = 6
-"""As DCGM's tools print ratios."""
+"""Precision of ratios in DCGM's tools."""
 _ROUNDING = 1e-6
 _NOISE = 0.01
 
 
 def decode(record: Record) -> Value | None:
-    """Return what a record says; ``None`` where it says that there is nothing, or says nothing that can be used.
+    """Return a record's value; ``None`` if it has none, or none that is usable.
 
-    A status of 0 means neither that there is a value nor that it is new.
+    A status of 0 does not mean that there is a value or that it is new.
     """
     value = record.value
     if record.status != Code.OK or record.type not in _USABLE:
@@ -65,17 +65,17 @@ def decode(record: Record) -> Value | None:
 
 
 def whole(value: Value | None) -> int | None:
-    """Return a value as a whole number, ``None`` where there is none or it is text."""
+    """Return a value as a whole number, ``None`` if there is none or it is text."""
     return None if value is None or isinstance(value, str) else int(value)
 
 
 def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
-    """Return a value as it is passed on, and whether it was out of what is possible.
+    """Return a value limited to its range, and whether it was outside.
 
     Args:
-        field_id: Its field; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
-            hundredth below 0 is no value: a counter began again, and 0 would mean an idle device.
-        value: In the field's unit.
+        field_id: Field of the value; parts of a whole are 0..1, and noise of the counters exceeds that. More than a
+            hundredth below 0 is not a value: a counter restarted, and 0 would mean an idle device.
+        value: Value in the field's unit.
     """
     if field_id not in RATIOS:
         return value, False
@@ -85,11 +85,11 @@ def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
 
 
 class TimestampMovement:
-    """Tells a value that is measured again from one that a dead watch left: its time moves, by our own clock.
+    """Distinguishes a current value from one of a dead watch: its timestamp changes, checked on our own clock.
 
     Args:
-        lasts_seconds: How long a value whose time does not move is still good.
-        count: Called with a reason when a value stopped moving, once each time.
+        lasts_seconds: Time for which a value with an unchanged timestamp is still valid.
+        count: Called with a reason when a value stops changing, once each time.
     """
 
     def __init__(self, lasts_seconds: float, count: Callable[[str], None]) -> None:
@@ -98,12 +98,12 @@ class TimestampMovement:
         self._seen: dict[Entity, dict[int, tuple[int, float]]] = {}
 
     def is_fresh(self, entity: Entity, field_id: int, at_microseconds: int, now: float) -> bool:
-        """Note the time of a value, and return whether the value is good now.
+        """Store the timestamp of a value, and return whether the value is valid now.
 
         Args:
             entity: Entity of the value.
-            field_id: Of what.
-            at_microseconds: The time it bears, of the engine's clock, which may be another machine's.
+            field_id: Field of the value.
+            at_microseconds: Timestamp of the value on the engine's clock, which may be another machine's.
             now: Seconds of this process's monotonic clock.
         """
         seen = self._seen.setdefault(entity, {})
@@ -120,12 +120,12 @@ class TimestampMovement:
 
 
 class RecordBuffer:
-    """Takes in what the engine delivers by callback; one for the source's life, for the library is given its address.
+    """Receives the records of callbacks; one for the source's life, because the library is given its address.
 
-    It and its callback hold each other, so that one per connection would stay in memory for good.
+    It and its callback reference each other, so one per connection would never be freed.
 
     Args:
-        count: Called with the reason of everything that goes wrong.
+        count: Called with the reason of each error.
     """
 
     def __init__(self, count: Callable[[str], None]) -> None:
@@ -141,15 +141,15 @@ class RecordBuffer:
     def values(
         self, call: Callable[[Callable[..., int]], int], movement: TimestampMovement, now: float
     ) -> tuple[int, Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
-        """Return the code of a call for the latest values of one watch, and what it delivers.
+        """Return the code of a call for the latest values of one watch, and its values.
 
         Args:
-            call: Makes the call, with the callback that it is given.
-            movement: Of the watch.
+            call: Makes the call, with the callback passed to it.
+            movement: Timestamps of the watch.
             now: Seconds of the monotonic clock.
 
         Returns:
-            The code, the good values by entity and field id, and the code of entities that are lost or need a reset.
+            The code, the valid values by entity and field id, and the code of entities that are lost or need a reset.
         """
         self._movement, self._now, self._events = movement, now, None
         return self._called(call), self._values, self._codes
@@ -173,7 +173,7 @@ class RecordBuffer:
                 self._take_values((group, entity), address, count)
             else:
                 self._take_events((group, entity), address, count, self._events)
-        except Exception as error:  # noqa: BLE001 - nothing passes through C; it is raised again after the call
+        except Exception as error:  # noqa: BLE001 - must not pass through C; raised again after the call
             self._error = error
             return -1
         return 0
@@ -206,16 +206,16 @@ class RecordBuffer:
 
 
 _RECORDS = 32
-"""So many values at once: a record takes 4 KiB, whatever is in it."""
+"""Maximum number of values per call: a record takes 4 KiB, whatever its content."""
 _NOT_LIVE = frozenset({230})
-"""Events cannot be read at once: the whole call would fail."""
+"""Fields of events, which cannot be read directly: the whole call would fail."""
 
 
 class Live:
-    """Reads fields at once, without a watch; one that makes the call fail does not cost the others.
+    """Reads fields directly, without a watch; a field that makes the call fail does not affect the others.
 
     Args:
-        engine: To ask.
+        engine: Connected engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -226,11 +226,11 @@ class Live:
         """Return values by entity and field id.
 
         Args:
-            entities: Of one or several groups.
-            field_ids: None of them profiled: to read one of those at once would kill the engine for everybody.
+            entities: Entities of one or several groups.
+            field_ids: Fields without profiling: reading one of those directly would terminate the engine.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         wanted = [one for one in field_ids if one not in PROFILING and one not in _NOT_LIVE]
         found: dict[Entity, dict[int, Value]] = {entity: {} for entity in entities}
@@ -274,7 +274,7 @@ class Live:
 
 _VGPU = 2
 _OF_GPUS = frozenset({library.GPU, _VGPU, library.GPU_INSTANCE, library.COMPUTE_INSTANCE})
-"""Levels of a GPU or a part of one; what a vGPU has its host's GPU is asked for. Others: switches, links, CPUs."""
+"""Levels of a GPU or a part of one; a vGPU's fields are read from its host's GPU. Others: switches, links, CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,22 +282,22 @@ class SessionFields:
     """The fields of one session by how they are read."""
 
     levels: Mapping[int, int]
-    """Numbers of GPUs and their parts, which are watched: field id to entity level."""
+    """Watched numeric fields of GPUs and their parts: entity level by field id."""
     texts: tuple[int, ...]
-    """Of GPUs; read at once, and rarely."""
+    """Text fields of GPUs; read directly, and rarely."""
     of_the_node: tuple[int, ...]
-    """Of no entity."""
+    """Fields without an entity."""
     xids: bool
     left_out: Mapping[int, str]
-    """Field id to the reason why it is not read."""
+    """Reason by field id for fields that are not read."""
 
 
 def sort(fields: Iterable[Field], library: Library) -> SessionFields:
-    """Return how each field is read; of NVML's own and of Xid events there is nothing to read here.
+    """Return how each field is read; NVML's own fields and Xid events are not read here.
 
     Args:
-        fields: What is asked for.
-        library: Initialised: before that it does not know its fields.
+        fields: Selected fields.
+        library: Initialised library; before that it does not know its fields.
     """
     asked = frozenset(fields)
     levels: dict[int, int] = {}
@@ -341,16 +341,16 @@ _STATES: Mapping[int, ProfilingState] = {
 
 
 def state_of(code: int) -> ProfilingState:
-    """Return why there is no profiling where it was refused with a code."""
+    """Return the profiling state for the code of a refusal."""
     return _STATES.get(code, ProfilingState.REFUSED)
 
 
 class Profiling:
-    """What the engine can profile, over one connection.
+    """The profiling capabilities of the engine, over one connection.
 
     Args:
-        engine: To ask.
-        wanted: Profiling fields that are asked for.
+        engine: Connected engine.
+        wanted: Selected profiling fields.
     """
 
     def __init__(self, engine: Engine, wanted: Iterable[int]) -> None:
@@ -362,14 +362,14 @@ class Profiling:
         self._looked_at = -math.inf
 
     def follow(self, gpu_ids: Iterable[int], now: float) -> None:
-        """Ask what can be had of GPUs that are new, and again of those that had nothing.
+        """Read the available fields of new GPUs, and again of those without any.
 
         Args:
-            gpu_ids: By the engine's number.
+            gpu_ids: The engine's numbers of the GPUs.
             now: Seconds of the monotonic clock.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         if not self._wanted:
             return
@@ -388,15 +388,15 @@ class Profiling:
                 self._engine.count(reason_of(code))
 
     def fields_of(self, gpu_id: int) -> frozenset[int]:
-        """Return the wanted profiling fields that can be had of a GPU."""
+        """Return the selected profiling fields that a GPU supports."""
         return self._wanted & self._can.get(gpu_id, (0, frozenset()))[1]
 
     def state(self, gpu_id: int, refusal: int | None) -> ProfilingState | None:
-        """Return how profiling of a GPU is; ``None`` where it is not wanted.
+        """Return the profiling state of a GPU; ``None`` if no profiling field is selected.
 
         Args:
             gpu_id: The engine's number.
-            refusal: Code with which the engine would not watch any of its fields; ``None`` where it does.
+            refusal: Code with which the engine refused to watch all of its fields; ``None`` otherwise.
         """
         if gpu_id not in self._can:
             return None
@@ -411,18 +411,18 @@ class Profiling:
 
     @property
     def paused(self) -> bool:
-        """Whether it is paused, as of the last ``look``."""
+        """Whether profiling was paused at the last ``look``."""
         return self._paused
 
     def look(self, now: float, *, at_once: bool) -> None:
-        """Check whether it is paused: at once, or where it is time.
+        """Check whether profiling is paused: at once, or if the check is due.
 
         Args:
             now: Seconds of the monotonic clock.
-            at_once: Values have stopped coming, or are awaited again.
+            at_once: Whether values have stopped, or are expected again.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         if not self._wanted or (not at_once and now - self._looked_at < _LOOK_SECONDS):
             return

@@ -43,7 +43,7 @@ _LOOK_SECONDS = 4.9
 _REREAD_SECONDS = 60.0
 _SILENT_INTERVALS = 3.0
 _field = lru_cache(maxsize=1024)(Field)
-"""Finds a field several times faster than ``Field``, which goes through functions of Python."""
+"""Returns a field several times faster than ``Field``, which calls Python functions."""
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
 _DOWN: Mapping[int, tuple[DeviceState, str]] = {
@@ -64,9 +64,9 @@ class Xids:
     """Reads the events of all GPUs and instances of one connection.
 
     Args:
-        engine: On whose connection.
-        every_seconds: How often the engine looks.
-        inbox: Takes in the events.
+        engine: Connected engine.
+        every_seconds: Interval at which the engine checks for events.
+        inbox: Receives the events.
     """
 
     def __init__(self, engine: Engine, every_seconds: float, inbox: RecordBuffer) -> None:
@@ -82,7 +82,7 @@ class Xids:
         """Watch these entities from now on.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         if members == self._members:
             return
@@ -107,54 +107,54 @@ class Xids:
                 )
             except RefusedError as refusal:
                 self._engine.count(f"xids_{reason_of(refusal.code)}")
-                # Asked for again at the next look.
+                # The next look tries again.
                 self._members = frozenset()
 
     def read(self, places: Mapping[Entity, Place], now: float) -> tuple[XidEvent, ...]:
         """Return the events since the last call.
 
         Args:
-            places: Where each entity is.
-            now: Unix time of this machine, which the events get: the engine's clock may be another one.
+            places: Place of each entity.
+            now: Unix time of this machine for the events: the engine's clock may be another machine's.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         found: dict[tuple[str, int, int], XidEvent] = {}
         for entity, xid, at in [event for group in self._groups for event in self._events(group)]:
             with contextlib.suppress(KeyError):
                 uuid, instance, part = places[entity]
                 event = XidEvent(uuid=uuid, xid=xid, at_seconds=now, gpu_instance_id=instance, compute_instance_id=part)
-                # The engine may note one event of a GPU and of its parts: the smallest part says most.
+                # The engine may report one event for a GPU and its parts: the smallest part is the most precise.
                 before = found.setdefault((uuid, xid, at), event)
                 if _depth(before) < _depth(event):
                     found[uuid, xid, at] = event
         return tuple(found.values())
 
     def _events(self, group: FieldGroup) -> list[Event]:
-        """Return what is new; the newest of each are looked at first, which takes one round trip for all of them."""
+        """Return new events; the newest of each entity are read first, in one round trip for all."""
         latest = self._ask(group.latest)
         if latest is None:
             return []
         newest = {entity: at for entity, _, at in latest}
         last = {entity: self._reported_to.setdefault(entity, newest.get(entity, _NEVER)) for entity in group.members}
-        # An event that is older than the last one came after the engine's clock was set back.
+        # An event older than the last one was recorded after the engine's clock was set back.
         after = {entity: min(last[entity], at - 1) for entity, at in newest.items() if at != last.get(entity, at)}
         if not after:
             return []
-        told = self._ask(partial(group.since, min(after.values()) + 1)) or []
-        events = [event for event in told if event[0] in after and event[2] > after[event[0]]]
+        recent = self._ask(partial(group.since, min(after.values()) + 1)) or []
+        events = [event for event in recent if event[0] in after and event[2] > after[event[0]]]
         self._reported_to.update({entity: at for entity, _, at in events})
         return events
 
     def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[Event] | None:
-        """Return events, oldest first; ``None`` where the engine does not answer."""
+        """Return events, oldest first; ``None`` if the engine does not answer."""
         code, events = self._inbox.events(call)
         if code in _QUIET:
             return events
         self._engine.count(f"xids_{reason_of(code)}")
         if code == Code.NOT_CONFIGURED:
-            # Watched again at the next look.
+            # The next look watches again.
             self._members = frozenset()
         return None
 
@@ -164,13 +164,13 @@ def _depth(event: XidEvent) -> int:
 
 
 class Session:
-    """What is known and watched over one connection.
+    """State and watches of one connection.
 
     Args:
-        engine: Connected.
-        wanted: What to read.
-        interval_seconds: Between samples.
-        inbox: Takes in what the engine delivers.
+        engine: Connected engine.
+        wanted: Fields to read.
+        interval_seconds: Time between samples.
+        inbox: Receives the engine's values.
     """
 
     def __init__(self, engine: Engine, wanted: SessionFields, interval_seconds: float, inbox: RecordBuffer) -> None:
@@ -187,13 +187,13 @@ class Session:
         self._spoke_at: dict[str, float] = {}
 
     def look(self, now: float) -> None:
-        """See which devices there are and how they are, and watch what they can have.
+        """Read the devices and their states, and watch their available fields.
 
         Args:
             now: Seconds of the monotonic clock.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         again = now - self._reread_at >= _REREAD_SECONDS
         layout = self._entities.look(again=again)
@@ -211,7 +211,7 @@ class Session:
             now,
         )
         if self._wanted.xids:
-            # One that is lost, too: the event that says why may still be on its way.
+            # Lost devices included: the event with the cause may still arrive.
             uuids = {device.gpu.uuid for device in layout.devices if device.state is not DeviceState.MISSING}
             self._xids.follow(frozenset(one for one, place in layout.places.items() if place[0] in uuids))
         self.layout, self._looked_at = layout, now
@@ -223,8 +223,8 @@ class Session:
             now: Seconds of the monotonic clock.
 
         Raises:
-            NoValuesError: the engine answers and lists no GPU, or gives no values of any.
-            SourceError: the engine is gone.
+            NoValuesError: The engine answers and lists no GPU, or has no values of any.
+            SourceError: The engine is gone.
         """
         if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one or not self.layout.listed:
             self.look(now)
@@ -239,27 +239,27 @@ class Session:
         """Return the Xid events since the last call; ``now`` is Unix time.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         return self._xids.read(self.layout.places, now)
 
     def text(self, field: Field) -> str | None:
-        """Return a text of the node, ``None`` where it is not reported."""
-        told = self._entities.node_values.get(int(field))
-        return told if isinstance(told, str) else None
+        """Return a text of the node, ``None`` if it is not reported."""
+        value = self._entities.node_values.get(int(field))
+        return value if isinstance(value, str) else None
 
     def _fell_silent(self) -> bool:
-        """Return whether a GPU that had values at the last sample has none now: then its state is read at once."""
+        """Return whether a GPU that had values at the last sample has none now; its state is then read at once."""
         speaking = frozenset(device.gpu.uuid for device in self.layout.devices if self._watches.speaks(device.entity))
         before, self._speaking = self._speaking, speaking
         return not before <= speaking
 
     def _note_silence(self, codes: Mapping[Entity, int], now: float) -> None:
-        """Note since when each GPU gives no values.
+        """Record since when each GPU has no values.
 
         Raises:
-            NoValuesError: none of those that are up gives any, or all are missing at once. That is evidence about the
-                engine and not about the GPUs.
+            NoValuesError: None of the GPUs that are up has values, or all are missing at once. That indicates a fault
+                of the engine and not of the GPUs.
         """
         if all(one.state is DeviceState.MISSING for one in self.layout.devices):
             raise NoValuesError(NO_GPUS, no_gpus(self.engine.address))
@@ -305,52 +305,52 @@ class Session:
         )
 
     def _gpu(self, device: DcgmDevice) -> Gpu:
-        told = self._entities.node_values
+        values = self._entities.node_values
         texts = {
             Field(one): text
             for one in self._wanted.of_the_node
-            if one not in _VERSIONS and isinstance(text := told.get(one), str)
+            if one not in _VERSIONS and isinstance(text := values.get(one), str)
         }
         return replace(device.gpu, labels={**device.gpu.labels, **texts}) if texts else device.gpu
 
     def _of_the_node(self) -> dict[Field, int | float]:
-        told = self._entities.node_values
+        values = self._entities.node_values
         return {
-            Field(one): number for one in self._wanted.of_the_node if isinstance(number := told.get(one), int | float)
+            Field(one): number for one in self._wanted.of_the_node if isinstance(number := values.get(one), int | float)
         }
 
 
-def _numbers(told: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
-    """Keep numbers; while profiling is paused, what the engine still has of it is from before."""
+def _numbers(values: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
+    """Return the numbers; while profiling is paused, without the engine's old profiling values."""
     return {
         _field(one): value
-        for one, value in told.items()
+        for one, value in values.items()
         if not isinstance(value, str) and not (paused and one in PROFILING)
     }
 
 
 NAME = "dcgm"
 OTHER_LIBRARY = "dcgm_other_library"
-"""Reason: the engine is of another major version, of which there is a library, too; it takes a fresh process."""
+"""Reason: the engine has another major version, for which a library is installed; that needs a new process."""
 _SHORTEST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 10.0
 _LONG_SECONDS = 2.0
 
 _NOT_LOGGED = frozenset({"dcgm_clamped", "dcgm_unknown_field", "dcgm_binary_field", "dcgm_field_of_other_entity"})
-"""Reasons that are only counted: noise of the counters, and fields that are left out, which are logged by number."""
+"""Reasons that are only counted: noise of the counters, and omitted fields, which are logged by number."""
 
 _log = logging.getLogger("exporter.gpu.dcgm.session")
 
 
 class DcgmSource:
-    """Asks one host engine; open, sample again and again, close; may be opened again.
+    """Reads one host engine; open, sample repeatedly, close; may be opened again.
 
     Args:
-        fields: What to read, and nothing else; those that DCGM has none of are left absent.
-        address: Of the engine: ``host:port``, ``unix:///path``, or ``embedded`` to have one in this process.
-        interval_seconds: Between samples, as planned; the engine measures as often.
+        fields: Fields to read, and no others; those that DCGM lacks are absent.
+        address: Address of the engine: ``host:port``, ``unix:///path``, or ``embedded`` for one in this process.
+        interval_seconds: Planned time between samples; the engine measures at the same interval.
         monotonic: Clock that times the samples, in seconds.
-        is_first_library: Whether another libdcgm, of another major version, was not tried before.
+        is_first_library: Whether no other libdcgm, of another major version, was tried before.
     """
 
     name = NAME
@@ -365,10 +365,10 @@ class DcgmSource:
         is_first_library: bool = True,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
-        """Called now and then while the engine is slow and does answer, so that it is not taken for a hanging one."""
+        """Called from time to time while the engine is slow but answers, so that it does not count as hung."""
         self.other_library: str | None = None
-        """The libdcgm that a fresh process has to load, where ``open`` found that the engine does not fit this one."""
-        # A profiling field takes an interval to its first value; with these waits it is back within two.
+        """The libdcgm that a new process must load, if ``open`` found that the engine does not match this one."""
+        # A profiling field needs one interval for its first value; with these waits it returns within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
             min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 3)),
@@ -390,13 +390,13 @@ class DcgmSource:
         """Connect, find the devices and watch them.
 
         Raises:
-            SourceError: there is no library, no engine, none that can be used, no GPU; the message has the fix.
+            SourceError: There is no library, no engine, no usable engine, no GPU; the message has the fix.
         """
         self._busy_since = self._monotonic()
         try:
             engine = connect(self._address, count=self._count, progress=self._progress, monotonic=self._monotonic)
         except SourceError as error:
-            # Once for each engine that was met, not back and forth.
+            # Once for each engine, without alternating.
             if error.reason == MISMATCH and (self._known or self._is_first_library):
                 self.other_library = library.beside(library.load())
             if self.other_library:
@@ -420,7 +420,7 @@ class DcgmSource:
         raise SourceError(NO_GPUS, no_gpus(self._address))
 
     def close(self) -> None:
-        """Leave the engine, with all that was watched there; GPUs that were seen stay known."""
+        """Close the connection with all its watches; GPUs that were seen stay known."""
         if self._session is not None:
             session, self._session = self._session, None
             session.engine.close()
@@ -432,8 +432,8 @@ class DcgmSource:
             now: Unix time at the start of the sample, in seconds.
 
         Raises:
-            NoValuesError: the engine answers and gives no values of any GPU; sample again.
-            SourceError: the engine is gone; close, and open again.
+            NoValuesError: The engine answers and has no values of any GPU; sample again.
+            SourceError: The engine is gone; close, and open again.
         """
         session = self._session
         if session is None:
@@ -471,7 +471,7 @@ class DcgmSource:
             _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
 
     def _log_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
-        """Say once which fields cannot be read, not at every connection."""
+        """Log the fields that cannot be read once, not at every connection."""
         new = wanted.left_out.keys() - self._left_out
         self._left_out |= new
         for field_id in sorted(new):

@@ -1,4 +1,4 @@
-"""Keeps the watches of one connection: plans fields, splits refused ones, and reads values."""
+"""Manages the watches of one connection: plans fields, splits refused watches, and reads values."""
 
 import math
 import os
@@ -25,28 +25,28 @@ from exporter.model.fields import PROFILING
 
 
 class RefusedError(Exception):
-    """The engine would not watch; never leaves the sources. ``code`` is its dcgmReturn_t."""
+    """The engine refused a watch; not raised outside the sources. ``code`` is its dcgmReturn_t."""
 
     def __init__(self, code: int) -> None:
-        """Keep the code of the refusal."""
+        """Store the code of the refusal."""
         super().__init__(code)
         self.code = code
 
 
 class FieldGroup:
-    """A watch that stands; ``close`` takes it back.
+    """An active watch; ``close`` ends it.
 
     Args:
-        engine: On whose connection it is made.
+        engine: Engine of the connection.
         members: Entities, of any groups; at most ``MAX_ENTITIES_PER_GROUP``.
         field_ids: At most ``MAX_FIELDS_PER_GROUP``, each known to the library.
-        every_seconds: How often the engine measures.
-        keep_seconds: How long it keeps what it measured, 0.0 for no limit.
-        samples: How many values of each it keeps.
+        every_seconds: Interval at which the engine measures.
+        keep_seconds: Time for which it keeps values, 0.0 for no limit.
+        samples: Number of values that it keeps of each field.
 
     Raises:
-        RefusedError: one of the steps was refused; what was made by then is taken back.
-        SourceError: the engine is gone.
+        RefusedError: One of the steps was refused; the completed steps are undone.
+        SourceError: The engine is gone.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class FieldGroup:
     def renew(self) -> None:
         """Watch again after another group with some of the same members and fields was closed.
 
-        To the engine a connection watches a field of an entity or it does not, through however many groups.
+        The engine watches a field of an entity once per connection, whatever the number of groups.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         self._engine.call("dcgmWatchFields", *self._watch)
 
     def _make(self, field_ids: Sequence[int]) -> None:
-        # Names of field groups are the engine's, not the connection's: two agents on one engine must not meet.
+        # Names of field groups are global in the engine: those of two agents must not collide.
         name = f"gpu-cost-exporter-{os.urandom(8).hex()}".encode()
         self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
         self._undo.append(("dcgmGroupDestroy", (self._group,)))
@@ -101,25 +101,25 @@ class FieldGroup:
             raise RefusedError(code)
 
     def close(self) -> None:
-        """Take the watch back; what the engine says to that changes nothing.
+        """End the watch; an error of the engine is ignored.
 
         Raises:
-            SourceError: the engine is gone, and all of this with it.
+            SourceError: The engine is gone, and the watch with it.
         """
         while self._undo:
             name, arguments = self._undo.pop()
             self._engine.call(name, *arguments)
 
     def latest(self, callback: Callable[..., int]) -> int:
-        """Have the latest values delivered, and return the code."""
+        """Request the latest values for the callback, and return the code."""
         return self._engine.call("dcgmGetLatestValues_v2", self._group, self._fields, callback, None)
 
     def since(self, microseconds: int, callback: Callable[..., int]) -> int:
-        """Have every value since a time of the engine's clock delivered, and return the code.
+        """Request every value since a time of the engine's clock for the callback, and return the code.
 
         The library makes a round trip for each entity and field.
         """
-        # It returns where to continue by the engine's clock, which may be set back meanwhile: not used.
+        # It returns the time to continue from on the engine's clock, which may be set back: not used.
         go_on = c_int64(0)
         return self._engine.call(
             "dcgmGetValuesSince_v2",
@@ -128,13 +128,13 @@ class FieldGroup:
 
 
 NOT_OF_INSTANCES = frozenset({1009, 1010, 1011, 1012})
-"""PCIe and NVLink belong to the board; the engine logs an error at each beat where one is watched on an instance."""
+"""Fields of PCIe and NVLink, which belong to the board; on an instance, the engine logs an error at each interval."""
 
 MEMORY = frozenset({90, 92, 93, 250, 251, 252, 253, 254})
-"""The compute instances of one GPU instance have it together."""
+"""Memory fields, which the compute instances of one GPU instance share."""
 
 DRAM_ACTIVE = 1005
-"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each beat."""
+"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each interval."""
 
 _FAST = frozenset(
     {
@@ -161,20 +161,20 @@ _FAST = frozenset(
     }
 )
 OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
-"""Levels of fields of which a MIG instance has its own value, and not its GPU's."""
+"""Levels of fields for which a MIG instance has a separate value."""
 
 
 class WatchPace(Enum):
-    """How often the engine measures, and apart from what else."""
+    """How often the engine measures, and which fields share a group."""
 
     FAST = auto()
     """Every sample."""
     SLOW = auto()
-    """Every few samples; the last value is carried between."""
+    """Every few samples; the last value is reported in between."""
     PROFILING = auto()
-    """Every sample, in groups of their own: without the module a whole watch fails."""
+    """Every sample, in separate groups: without the module, a whole watch fails."""
     CODECS = auto()
-    """The same of codec units; apart, for those that a GPU lacks are soon left out, which disturbs a group."""
+    """The same for codec units; separate, because missing units are soon left out, which interrupts a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +193,14 @@ def plan(
     refused: Callable[[Entity, int], bool],
     most_fields: int = MAX_FIELDS_PER_GROUP,
 ) -> tuple[Watching, ...]:
-    """Return what to watch; devices that can have the same are together.
+    """Return the watches to create; devices with the same fields are combined.
 
     Args:
-        layout: The devices; those that are not up are left alone.
+        layout: The devices; those that are not up are not watched.
         levels: Field id to the entity level of the field.
-        profiled: Gives the profiling fields that can be had of a GPU, by the engine's id of it.
-        refused: Returns whether the engine refused to watch a field of an entity a while ago.
-        most_fields: How many fields the engine takes in one watch.
+        profiled: Returns the profiling fields of a GPU, by the engine's id.
+        refused: Returns whether the engine recently refused to watch a field of an entity.
+        most_fields: Maximum number of fields in one watch.
     """
     members: dict[tuple[WatchPace, int, tuple[int, ...]], list[Entity]] = {}
     for entity, field_ids in _wanted(layout, levels, profiled):
@@ -249,7 +249,7 @@ def _pace(field_id: int) -> WatchPace:
 
 _SLOW_SECONDS = 10.0
 _QUICKEST_PROFILING_SECONDS = 0.1
-"""A hard limit of the hardware's counters."""
+"""A limit of the hardware's counters."""
 _MISSED_UPDATES = 3.0
 _RETRY_SECONDS = 600.0
 _FULL_RETRY_SECONDS = 60.0
@@ -257,7 +257,7 @@ _SILENT_SECONDS = 10.0
 _SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
 _EARLY = 0.1
-"""Part of an interval by which a beat may come early."""
+"""Part of an interval by which a read may be early."""
 _NOTHING_YET = frozenset({Code.OK, Code.NO_DATA, Code.NOT_WATCHED, Code.STALE})
 
 Values = Mapping[Entity, Mapping[int, Value]]
@@ -265,7 +265,7 @@ Values = Mapping[Entity, Mapping[int, Value]]
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """A watch that stands, and what was last read of it."""
+    """An active watch, and its last values."""
 
     group: FieldGroup
     pace: WatchPace
@@ -277,28 +277,28 @@ class _Watch:
     codes: Mapping[Entity, int]
     gone: bool = False
     spoke: bool = False
-    """Whether it gave a value at the last read."""
+    """Whether it had a value at the last read."""
 
     def is_awaited(self, now: float) -> bool:
-        """Whether a first value should be there by now, and the engine's own beat may be a little behind ours."""
+        """Return whether a first value is expected now; the engine's interval may be a little behind ours."""
         age = now - self.begun_at
         begun = (1 - _EARLY) * self.every_seconds <= age <= _MISSED_UPDATES * self.every_seconds
         return self.pace is WatchPace.PROFILING and not self.spoke and begun
 
     def is_due(self, now: float) -> bool:
-        # At first as often as samples are taken: the first values come when they come.
+        # At first with every sample: the time of the first values is unknown.
         if now - self.begun_at < 2 * self.every_seconds:
             return True
         return now - self.read_at >= self.every_seconds * (0.5 - _EARLY)
 
 
 class Watches:
-    """Everything that is watched over one connection.
+    """All watches of one connection.
 
     Args:
-        engine: On whose connection.
-        interval_seconds: Between samples.
-        inbox: Takes in the values.
+        engine: Engine of the connection.
+        interval_seconds: Time between samples.
+        inbox: Receives the values.
     """
 
     def __init__(self, engine: Engine, interval_seconds: float, inbox: RecordBuffer) -> None:
@@ -307,10 +307,10 @@ class Watches:
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
         self.most_fields = library.MAX_FIELDS_PER_GROUP
-        """How many fields the engine takes in one watch, as far as it was found."""
+        """Maximum number of fields in one watch, as far as known."""
         self._codecs: dict[Entity, Mapping[int, Value]] = {}
         self.profiling_stopped = False
-        """Whether profiled values were there before the last read and are not now."""
+        """Whether profiling values existed before the last read but do not now."""
         self._every_seconds = {
             WatchPace.FAST: interval_seconds,
             WatchPace.SLOW: max(interval_seconds, _SLOW_SECONDS),
@@ -319,35 +319,35 @@ class Watches:
         }
 
     def is_refused(self, entity: Entity, field_id: int) -> bool:
-        """Return whether the engine refused to watch a field of an entity a while ago."""
+        """Return whether the engine recently refused to watch a field of an entity."""
         return (entity, field_id) in self._refused
 
     def stands_for(self, entity: Entity) -> bool:
-        """Return whether anything of an entity is watched."""
+        """Return whether any field of an entity is watched."""
         return any(entity in watching.members for watching in self._standing)
 
     @property
     def full(self) -> bool:
-        """Whether nothing is watched because the engine has no room for another group."""
+        """Whether no field is watched because the engine has no room for another group."""
         return not self._standing and any(code == Code.LIMIT_REACHED for code, _ in self._refused.values())
 
     def refusal_of(self, entity: Entity, field_ids: Sequence[int]) -> int | None:
-        """Return the code with which every one of the fields was refused; ``None`` where not all were."""
+        """Return the code with which all of the fields were refused; ``None`` if not all were."""
         codes = [self._refused[entity, one][0] if (entity, one) in self._refused else None for one in field_ids]
         return codes[0] if codes and None not in codes else None
 
     def follow(self, planned: Callable[[], Sequence[Watching]], now: float) -> bool:
-        """Watch what is planned and nothing else; what is watched already goes on undisturbed.
+        """Create the planned watches and end all others; existing watches continue undisturbed.
 
         Args:
-            planned: Gives the plan; called again after a refusal, which ``is_refused`` reports.
+            planned: Returns the plan; called again after a refusal, which ``is_refused`` reports.
             now: Seconds of the monotonic clock.
 
         Returns:
-            Whether a new watch was made.
+            Whether a new watch was created.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         self._refused = {key: (code, until) for key, (code, until) in self._refused.items() if now < until}
         self._leave_out_silent(now)
@@ -361,11 +361,11 @@ class Watches:
             missing = [one for one in wanted if one not in self._standing]
             refusals = [one for one in missing if not self._begin(one, now)]
             made = made or len(refusals) < len(missing)
-            # Of those each part was tried, and ended again.
+            # Their parts were tried, and ended again.
             ended += refusals
             if not refusals:
                 break
-        # Only now: a value that both the old and the new watch have never stops coming.
+        # Last: a value that both the old and the new watch have is then never interrupted.
         for watching in [one for one in self._standing if one not in wanted]:
             self._standing.pop(watching).group.close()
             ended.append(watching)
@@ -377,7 +377,7 @@ class Watches:
         return made
 
     def _leave_out_silent(self, now: float) -> None:
-        """Refuse codec units that give no value: GPUs have fewer than DCGM has fields, and engines log each miss."""
+        """Refuse codec units without values: GPUs have fewer units than DCGM has fields, and engines log each miss."""
         for watching, watch in self._standing.items():
             patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.every_seconds)
             if watch.pace is not WatchPace.CODECS or not watch.spoke or now - watch.begun_at < patience:
@@ -387,24 +387,24 @@ class Watches:
                     self._refused[entity, unit] = (Code.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
 
     def _carry_codecs(self, watching: Watching, watch: _Watch, now: float) -> None:
-        """Keep the values of codecs over a change of the plan: the first ones of a new watch take an interval."""
+        """Keep the codecs' values during a change of the plan: the first values of a new watch take an interval."""
         if watch.spoke:
             self._codecs.update({entity: values for entity, values in watch.values.items() if values})
         elif now - watch.begun_at <= _MISSED_UPDATES * watch.every_seconds:
             watch.values = {entity: self._codecs[entity] for entity in watching.members if entity in self._codecs}
 
     def hurry(self) -> None:
-        """Have the engine measure at once what is due, and wait until it has."""
+        """Make the engine measure all due fields at once, and wait for the end."""
         self._engine.call("dcgmUpdateAllFields", 1)
 
     def read(self, now: float) -> tuple[dict[Entity, dict[int, Value]], dict[Entity, int]]:
-        """Return the good values by entity and field id, and the codes of entities that are lost or need a reset.
+        """Return the valid values by entity and field id, and the codes of entities that are lost or need a reset.
 
         Args:
             now: Seconds of the monotonic clock.
 
         Raises:
-            SourceError: the engine is gone.
+            SourceError: The engine is gone.
         """
         values: dict[Entity, dict[int, Value]] = {}
         codes: dict[Entity, int] = {}
@@ -420,14 +420,14 @@ class Watches:
         return values, codes
 
     def speaks(self, entity: Entity) -> bool:
-        """Return whether an entity had a value at the last read that is not carried over from an earlier one."""
+        """Return whether an entity had a new value at the last read, not one kept from an earlier read."""
         own = [watch for watching, watch in self._standing.items() if entity in watching.members]
         quick = [watch for watch in own if watch.pace is WatchPace.FAST]
         return any(watch.values.get(entity) for watch in quick or own)
 
     @property
     def lost_one(self) -> bool:
-        """Whether the engine does not know a watch any more, so that the plan has to be followed again."""
+        """Whether the engine has dropped a watch, so that the plan must be applied again."""
         return any(watch.gone for watch in self._standing.values())
 
     def _read(self, watch: _Watch, now: float) -> None:
@@ -445,7 +445,7 @@ class Watches:
             self._engine.count(reason_of(code))
 
     def _begin(self, watching: Watching, now: float) -> bool:
-        """Make a watch; where it is refused, find the entities and fields, and return False."""
+        """Create a watch; if it is refused, find the entities and fields, and return False."""
         every_seconds = self._every_seconds[watching.pace]
         try:
             group = FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
@@ -464,10 +464,10 @@ class Watches:
         return True
 
     def _settle(self, watching: Watching, code: int, every_seconds: float, now: float) -> None:
-        """Note which fields of which entities are refused; first by entity, then by field."""
+        """Record the refused fields of each entity; first by entity, then by field."""
         members, retry_seconds = watching.members, _RETRY_SECONDS
         if code == Code.LIMIT_REACHED:
-            # The engine has no room for another group now, whatever is in it.
+            # The engine has no room for another group now, whatever its content.
             refused, retry_seconds = dict.fromkeys(watching.field_ids, code), _FULL_RETRY_SECONDS
         else:
             if len(members) > 1:
@@ -477,7 +477,7 @@ class Watches:
         if not refused:
             self._engine.count(reason_of(code))
             if len(watching.field_ids) > 1 and self._try(members, watching.field_ids, every_seconds):
-                # Each part is accepted, only not all at once: this engine takes fewer fields in a watch.
+                # Each part is accepted, but not all at once: this engine allows fewer fields per watch.
                 self.most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
             self._engine.count(reason)
@@ -486,7 +486,7 @@ class Watches:
                 self._refused[entity, field_id] = (why, now + retry_seconds)
 
     def _halve(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> dict[int, int]:
-        """Return the fields that are refused, with the code of the refusal."""
+        """Return the refused fields, with the code of the refusal."""
         code = self._try(members, field_ids, every_seconds)
         if code == Code.OK:
             return {}

@@ -14,14 +14,14 @@ from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, NO_PRO
 
 _MIB = 2**20
 _MINIMUM_SECONDS = 0.1
-"""Two samples that are closer give nonsense (a hard limit of the hardware's counters)."""
+"""Minimum distance of two samples; closer ones are not valid (a limit of the hardware's counters)."""
 OLDEST_SECONDS = 60.0
-"""A mean over longer than this says nothing about now, unless the user samples as rarely: start again."""
+"""A mean over a longer time is not current, unless the user's sample interval is as long: start again."""
 _RETRY_SECONDS = 600.0
 _SOON_SECONDS = 10.0
-"""Until the next attempt where the driver refused for a reason that may pass; doubles up to ``_RETRY_SECONDS``."""
+"""Time to the next attempt after a refusal that may be temporary; doubles up to ``_RETRY_SECONDS``."""
 _RATIO_DIGITS = 6
-"""As DCGM's tools print ratios; what lies behind is noise of the division by percent."""
+"""Precision of ratios in DCGM's tools; further digits are noise of the division by percent."""
 _ROUNDING = 1e-6
 _NOISE_PERCENT = 1.0
 
@@ -42,7 +42,7 @@ METRICS: Mapping[Field, int] = {
     **dict(zip(JPEG_DECODERS, range(40, 48), strict=True)),
     **dict(zip(FLOW_ENGINES, range(50, 52), strict=True)),
 }
-"""Field to GPM metric id. Ratios come as percent, bytes per second as MiB per second."""
+"""GPM metric id by field. Ratios are reported as percent, bytes per second as MiB per second."""
 
 _RATES = frozenset(
     {
@@ -55,7 +55,7 @@ _RATES = frozenset(
 
 
 class GpmLevel(Enum):
-    """What a sampler watches; decides which metrics mean something."""
+    """The entity that a sampler measures; determines the available metrics."""
 
     GPU = auto()
     GPU_INSTANCE = auto()
@@ -65,10 +65,10 @@ class GpmLevel(Enum):
 
 
 class Support:
-    """Whether a GPU has GPM at all: asked until the driver has answered.
+    """Whether a GPU supports GPM; asked until the driver has answered.
 
     Args:
-        handle: Of the GPU.
+        handle: Handle of the GPU.
         count: Called with the reason of each failure.
     """
 
@@ -79,10 +79,10 @@ class Support:
         self._not_before = -math.inf
 
     def known(self, now: float) -> bool:
-        """Return whether GPM is known to be there.
+        """Return whether GPM is known to be supported.
 
         Raises:
-            pynvml.NVMLError: the GPU is lost or the driver is gone.
+            pynvml.NVMLError: The GPU is lost or the driver is gone.
         """
         if self._answer is None and now >= self._not_before:
             try:
@@ -99,8 +99,8 @@ class Support:
 def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
     """Return the wanted fields that exist at a level, with their metric ids.
 
-    The codecs of an instance are always wanted: nothing else measures them. Of a whole GPU NVML has their utilisation;
-    rows of a collectors file for each of their units are DCGM's.
+    The codecs of an instance are always included: no other source measures them. For a whole GPU, NVML has their
+    utilisation, and DCGM provides the single units that a collectors file selects.
     """
     wanted = frozenset(fields)
     wanted = wanted - CODECS if level is GpmLevel.GPU else (wanted | CODECS) - _RATES
@@ -110,10 +110,10 @@ def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
 
 
 def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
-    """Return a metric in the field's unit, and whether it was out of what is possible.
+    """Return a metric in the field's unit, and whether it was out of range.
 
-    Below zero it is absent: a counter began again between the samples, as with a MIG instance that was made again in
-    place of another, and 0 would say that the device was idle. What is less than a hundredth below is noise.
+    A negative value becomes absent: a counter restarted between the samples, as when a MIG instance was created again
+    in place of another, and 0 would mean an idle device. A value less than a hundredth below 0 is noise.
 
     Args:
         field: A ratio (0..1) or a rate (whole bytes per second).
@@ -135,10 +135,10 @@ class Sampler:
     Args:
         take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
         fields: Wanted fields and their metric ids, from ``fields_at``.
-        count: Called with the reason of everything that goes wrong.
-        oldest_seconds: The longest time over which a mean is still reported.
-        took: Seconds since the ``now`` of ``sample``, for the driver may be silent for any part of it.
-        supported: Returns whether the GPU is known to have GPM at a time, as ``now`` of ``sample``.
+        count: Called with the reason of each error.
+        oldest_seconds: Longest time over which a mean is still reported.
+        took: Seconds since the ``now`` of ``sample``, because the driver may be silent for any part of it.
+        supported: Returns whether the GPU is known to support GPM at a time, in the unit of ``now``.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Sampler:
         self._take = take
         self._fields = dict(fields)
         self._known: dict[Field, int] = {}
-        """Those that this driver was last found to know."""
+        """Fields that this driver knew at the last check."""
         self._probe_at = -math.inf
         self._probe_pause = _SOON_SECONDS
         self._supported = supported
@@ -169,10 +169,10 @@ class Sampler:
         self._metrics: Any = None
 
     def sample(self, now: float) -> Mapping[Field, int | float]:
-        """Return the means since the previous sample; empty at the first one and where the driver reports none.
+        """Return the means since the previous sample; empty at the first one and if the driver reports none.
 
         Raises:
-            pynvml.NVMLError: the device is lost or the driver is gone.
+            pynvml.NVMLError: The device is lost or the driver is gone.
         """
         if not self._fields or now < self._not_before or not self._supported(now):
             return {}
@@ -186,18 +186,18 @@ class Sampler:
         return self._values
 
     def begin_again(self) -> None:
-        """Report no mean that includes a time in which the device was down: it says little about the present."""
+        """Drop means that include a time in which the device was down: they do not describe the present."""
         self._taken_at = None
         self._values = {}
 
     def close(self) -> None:
-        """Free the buffers; to be called before the driver is shut down or the instance's handle is dropped."""
+        """Free the buffers; call it before the driver is shut down or the instance's handle is dropped."""
         for sample in (self._old, self._new):
             if sample is not None:
                 try:
                     pynvml.nvmlGpmSampleFree(sample)
                 except pynvml.NVMLError:
-                    # Gone with its device or driver; nothing is left to free.
+                    # Already freed with its device or driver.
                     continue
         self._old = self._new = None
         self.begin_again()
@@ -243,7 +243,7 @@ class Sampler:
     def _probe(self, now: float) -> None:
         """Find the metrics that this driver knows: some drivers refuse a whole call for one unknown id.
 
-        One that is refused is asked for again later: a single refusal does not say that it is unknown for good.
+        A refused metric is tried again later: a single refusal does not mean that it is unknown.
         """
         known = {}
         for field, metric in self._fields.items():
@@ -268,7 +268,7 @@ class Sampler:
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
 _NO_SUCH_LIST = frozenset({NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.INVALID_ARGUMENT})
-"""Codes after which no process can be in a list; after any other one processes may be missing."""
+"""Codes after which a list has no process; after any other code, processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
 _ATTEMPTS = 3
@@ -294,15 +294,15 @@ class ProcessSample(NamedTuple):
 
     pid: int
     timestamp_us: int
-    """Of the driver's clock."""
+    """Time in microseconds of the driver's clock."""
     percents: tuple[int | None, ...]
-    """Use of each of ``_ENGINES``; ``None`` of the last two where only the call from before R550 answers."""
+    """Use of each of ``_ENGINES``; ``None`` for the last two if only the call from before R550 answers."""
 
 
 def record_type() -> type[ctypes.Structure]:
-    """Return the layout of a process record in the library that is loaded.
+    """Return the layout of a process record in the loaded library.
 
-    Between the two symbols lie just the drivers with the long record.
+    The drivers between the two symbols are exactly those with the long record.
     """
     long = library.function("nvmlDeviceGetConfComputeMemSizeInfo") is not None
     fixed = library.function("nvmlDeviceGetRunningProcessDetailList") is not None
@@ -313,7 +313,7 @@ def record_type() -> type[ctypes.Structure]:
 
 
 def good_samples(samples: Iterable[ProcessSample], last_us: int) -> list[ProcessSample]:
-    """Drop what the driver left unfilled: it answers with more slots than it has samples, and with garbage in them."""
+    """Drop the samples that the driver left unfilled: it returns more slots than samples, with garbage in them."""
     return [
         one
         for one in samples
@@ -324,13 +324,13 @@ def good_samples(samples: Iterable[ProcessSample], last_us: int) -> list[Process
 
 
 class Poller:
-    """Processes of one GPU or MIG instance, from poll to poll.
+    """Reports the processes of one GPU or MIG instance, from poll to poll.
 
     Args:
-        handle: Of the GPU or MIG instance.
-        utilisation: Whether the driver has utilisation samples for it; it has none for MIG instances.
+        handle: Handle of the GPU or MIG instance.
+        utilisation: Whether the driver has utilisation samples for it; there are none for MIG instances.
         record: Layout of a process record, from ``record_type``.
-        count: Called with the reason of everything that goes wrong.
+        count: Called with the reason of each error.
     """
 
     def __init__(
@@ -347,32 +347,33 @@ class Poller:
         self._last_us = 0
         self._baseline = False
         self._with_jpg_ofa = True
-        """Whether the last answer was of the call that has these engines."""
+        """Whether the last answer was from the call that covers these engines."""
         self._no_utilisation_before = -math.inf if utilisation else math.inf
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
-        self._untold: set[str] = set()
-        """Lists that exist and whose last request failed."""
+        self._failed_lists: set[str] = set()
+        """Existing lists with a failed last request."""
         self._mps_clients: frozenset[int] = frozenset()
         self._polled_at = -math.inf
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
-        """Records that there is room for at the first attempt: mostly enough, so that one call returns all."""
+        """Size of the first attempt in records: usually enough for one call to return all."""
 
     def poll(self, now: float, memory_used_mib: float = 0.0) -> tuple[ProcessUse, ...] | None:
-        """Return the processes now; ``None`` where the driver does not report them.
+        """Return the current processes; ``None`` if the driver does not report them.
 
-        A process with samples that is listed no more has ended since the last poll, and is there once more.
+        A process with samples that is no longer listed has ended since the last poll, and is reported once more.
 
         Args:
             now: Seconds; only differences matter.
-            memory_used_mib: Of the device: an empty list is no evidence while there is more than a driver needs itself.
+            memory_used_mib: Memory in use on the device: with more than the driver itself needs, an empty list is not
+                reliable.
 
         Raises:
-            pynvml.NVMLError: the device is lost or the driver is gone.
+            pynvml.NVMLError: The device is lost or the driver is gone.
         """
         if now < self._polled_at:
-            # The clock was set back, and the driver stamps its samples with it: none would be new for as long.
+            # The clock was set back, and the driver's samples have its timestamps: none would be new for that time.
             self._last_us, self._baseline = 0, False
         self._polled_at = now
         clients_before, self._mps_clients = self._mps_clients, frozenset()
@@ -382,7 +383,7 @@ class Poller:
         samples = self._samples(now)
         hides = not memory and memory_used_mib >= NO_PROCESS_MEMORY_MIB
         if self._hides not in {None, hides}:
-            # The driver lost its processes meanwhile, or has them again: samples are of a part of the time, and a
+            # The driver had lost its processes, or has them again: samples cover only a part of the time, and a
             # process without one may have been busy in the rest.
             samples = None
         self._hides = hides
@@ -415,9 +416,9 @@ class Poller:
         return tuple(None if percent is None else percent / _PERCENT for percent in percents)
 
     def _listed(self, now: float) -> dict[int, int | None] | None:
-        """Return memory by pid over all kinds of contexts, or ``None`` when some that there are could not be listed.
+        """Return memory by pid over all kinds of contexts, or ``None`` if an existing list could not be read.
 
-        A process that is missing from half a list would look as if it used nothing.
+        A process missing in an incomplete list would look unused.
         """
         found: dict[int, int | None] = {}
         answered = False
@@ -429,17 +430,17 @@ class Poller:
             except pynvml.NVMLError as error:
                 self._no_list_before[name] = self._later(error, now)
                 if library.code_of(error) not in _NO_SUCH_LIST:
-                    self._untold.add(name)
+                    self._failed_lists.add(name)
                 continue
             answered = True
-            self._untold.discard(name)
+            self._failed_lists.discard(name)
             if name == _MPS_LIST:
                 self._mps_clients = frozenset(pid for pid, _ in rows)
             for pid, memory in rows:
                 # A process with both compute and graphics contexts is in two lists, with the same memory.
                 known = found.get(pid)
                 found[pid] = memory if known is None else max(known, memory or 0)
-        return found if answered and not self._untold else None
+        return found if answered and not self._failed_lists else None
 
     def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
         call = library.function(name)
@@ -458,12 +459,12 @@ class Poller:
                 ]
             if code != NvmlCode.INSUFFICIENT_SIZE:
                 break
-            # Room for processes that start meanwhile, too.
+            # With room for processes that start in the meantime.
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
         raise pynvml.NVMLError(code)
 
     def _samples(self, now: float) -> dict[int, ProcessSample] | None:
-        """Return the samples since the last poll by pid; ``None`` where the driver has none to give."""
+        """Return the samples since the last poll by pid; ``None`` if the driver has none."""
         if now < self._no_utilisation_before:
             return None
         try:
@@ -474,7 +475,7 @@ class Poller:
         first = not self._baseline
         self._baseline = True
         self._last_us = max((one.timestamp_us for one in samples), default=self._last_us)
-        # The first answer is the whole ring: the mean of the ten seconds before.
+        # The first answer is the whole ring: the mean of the last ten seconds.
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:
@@ -490,10 +491,10 @@ class Poller:
                     if code in (_SUCCESS, NvmlCode.NOT_FOUND):
                         return []
                     if code == NvmlCode.INSUFFICIENT_SIZE:
-                        # More processes since the first of the binding's two calls.
+                        # More processes have started since the first of the binding's two calls.
                         continue
                     if code in library.UNAVAILABLE or code == NvmlCode.INVALID_ARGUMENT:
-                        # Perhaps the older call is there.
+                        # The older call may exist.
                         break
                     raise
                 return [
@@ -503,7 +504,7 @@ class Poller:
         raise pynvml.NVMLError(code)
 
     def _later(self, error: pynvml.NVMLError, now: float) -> float:
-        """Return when to ask again, after an error of one call."""
+        """Return the time of the next attempt after an error of one call."""
         code = library.code_unless_fatal(error)
         if code == NvmlCode.FUNCTION_NOT_FOUND:
             return math.inf

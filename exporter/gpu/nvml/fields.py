@@ -16,21 +16,21 @@ from exporter.model import Field, Gpu
 
 Number = int | float
 Handle = Any
-"""A device handle as pynvml gave it; never a number, which ctypes would cut to 32 bits."""
+"""A device handle from pynvml; never a number, which ctypes would cut to 32 bits."""
 
 MIB = 2**20
 ALL_LINKS = 0xFFFFFFFF
 
 
 class Pace(IntEnum):
-    """How often something is asked."""
+    """How often a value is read."""
 
     FAST = auto()
     """Every sample."""
     SLOW = auto()
-    """Every few samples; the last value is carried between."""
+    """Every few samples; the last value is reported in between."""
     STATIC = auto()
-    """Until it is answered once."""
+    """Until it is read once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Getter:
 class FieldValue:
     """One item of the batched field-value call.
 
-    Ids from 199 up moved between drivers, so those carry the first driver branch in which they are sure.
+    The meaning of ids from 199 up changed between drivers, so those have the first driver branch with this meaning.
     """
 
     field: Field
@@ -58,7 +58,7 @@ class FieldValue:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What distinguishes the items of the batch."""
+        """Key that distinguishes the items of the batch."""
         return self.id, self.scope
 
 
@@ -67,12 +67,12 @@ def _number(value: object) -> tuple[Number | None, ...]:
 
 
 def _one(field: Field, call: Callable[[Handle], object], pace: Pace = Pace.FAST) -> Getter:
-    """A call that answers one number in the field's own unit."""
+    """Return a getter for one number in the field's own unit."""
     return Getter(fields=(field,), read=lambda handle: _number(call(handle)), pace=pace)
 
 
 def _either(handle: Handle, new: Callable[[Handle], Any], old: Callable[[Handle], Any]) -> Any:  # noqa: ANN401 - pynvml is untyped
-    """Ask the newer form of a call first; older drivers lack it, some say that it is not supported."""
+    """Try the newer form of a call first; older drivers lack it, and some report it as not supported."""
     try:
         return new(handle)
     except pynvml.NVMLError as error:
@@ -112,7 +112,7 @@ MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED
 def memory(handle: Handle) -> tuple[Number | None, ...]:
     """Return ``MEMORY_FIELDS`` of a GPU or MIG handle: MiB, and the used part as a ratio.
 
-    The old form of the call counts what the driver reserves as used and does not separate it.
+    The old form of the call counts the driver's reserved memory as used and does not separate it.
     """
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
@@ -138,7 +138,7 @@ def _limits(handle: Handle) -> tuple[int, int]:
 
 
 def _licence(handle: Handle) -> int:
-    """1 where a vGPU guest has its licence; 0 where there is none to have, as dcgm-exporter shows it."""
+    """Return 1 if a vGPU guest has its licence; 0 without one, like dcgm-exporter."""
     try:
         features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
     except pynvml.NVMLError as error:
@@ -164,16 +164,16 @@ def _threshold(field: Field, threshold: int) -> Getter:
 
 
 def _first(field: Field, call: Callable[[Handle], Any]) -> Getter:
-    """A call that answers [value, sampling period]."""
+    """Return a getter for an answer of [value, sampling period]."""
     return _one(field, lambda handle: call(handle)[0])
 
 
 def _milliwatts(field: Field, call: Callable[[Handle], Any]) -> Getter:
-    """A limit in milliwatts; DCGM reports whole watts."""
+    """Return a getter for a limit in milliwatts; DCGM reports whole watts."""
     return _one(field, lambda handle: call(handle) // 1000, Pace.SLOW)
 
 
-# The functions are looked up when called: a binding of another version may lack one, which then is one absent field.
+# Functions are resolved when called: a binding of another version may lack one, and then only one field is absent.
 def _call(name: str) -> Callable[[Handle], Any]:
     def call(handle: Handle) -> Any:  # noqa: ANN401 - pynvml is untyped
         target = getattr(pynvml, name, None)
@@ -269,24 +269,24 @@ FIELD_VALUES = (
     _slow(Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, 213, scope=ALL_LINKS, since_driver=570),
     _slow(Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, 214, scope=ALL_LINKS, since_driver=570),
     _slow(Field.GPU_RECOVERY_ACTION, 230, since_driver=565),
-    # These moved within 575 and 580: other things were counted there.
+    # These changed within 575 and 580, where the ids had other meanings.
     _slow(Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS, 269, since_driver=590),
     _slow(Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS, 270, since_driver=590),
     _slow(Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS, 271, since_driver=590),
 )
 
 LAST_ECC_ID = 31
-"""Up to this id items count errors: whole numbers, whatever type the driver leaves them with."""
+"""Last id of error counters: whole numbers, whatever type the driver reports."""
 
 
 def getters(fields: Iterable[Field]) -> tuple[Getter, ...]:
-    """Return the calls that give at least one of the fields."""
+    """Return the calls that provide at least one of the fields."""
     wanted = frozenset(fields)
     return tuple(getter for getter in GETTERS if wanted.intersection(getter.fields))
 
 
 def field_values(fields: Iterable[Field], driver_major: int) -> tuple[FieldValue, ...]:
-    """Return the batch items that give one of the fields and whose meaning is sure on this driver branch."""
+    """Return the batch items of the fields that have a known meaning on this driver branch."""
     wanted = frozenset(fields)
     if Field.NVLINK_BANDWIDTH_TOTAL in wanted:
         wanted |= {Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL}
@@ -296,7 +296,7 @@ def field_values(fields: Iterable[Field], driver_major: int) -> tuple[FieldValue
 _RETRY_SECONDS = 10.0
 _UNAVAILABLE_RETRY_SECONDS = 600.0
 
-# As DCGM spells them.
+# In DCGM's spelling.
 _BRANDS = {
     0: "Unknown",
     1: "Quadro",
@@ -322,8 +322,8 @@ def identity_of(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is w
     """Return the identity of the GPU behind a handle.
 
     Raises:
-        pynvml.NVMLError: the GPU does not report its identity.
-        SourceError: its UUID is not text (a damaged InfoROM).
+        pynvml.NVMLError: The GPU does not report its identity.
+        SourceError: Its UUID is not text (a damaged InfoROM).
     """
     try:
         uuid = str(pynvml.nvmlDeviceGetUUID(handle))
@@ -344,10 +344,10 @@ def identity_of(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is w
 
 
 class DeviceFacts:
-    """Facts of one GPU that do not change: each is asked for until the driver has answered.
+    """Constant facts of one GPU: each is read until the driver has answered.
 
     Args:
-        handle: Of the GPU, in the present generation of the driver.
+        handle: Handle of the GPU, in the current session of the driver.
         count: Called with the reason of each failure.
     """
 
@@ -357,14 +357,14 @@ class DeviceFacts:
         self._due = dict.fromkeys(_FACTS, -math.inf)
 
     def complete(self, gpu: Gpu, now: float) -> Gpu:
-        """Return the GPU with what is known by now.
+        """Return the GPU with the facts known so far.
 
         Args:
-            gpu: The GPU as it is known so far.
+            gpu: The GPU with the facts known before.
             now: Seconds; only differences matter.
 
         Raises:
-            pynvml.NVMLError: the GPU is lost, or the driver as a whole is gone.
+            pynvml.NVMLError: The GPU is lost, or the driver as a whole is gone.
         """
         for fact in [fact for fact, due in self._due.items() if due <= now]:
             try:
@@ -424,4 +424,4 @@ _FACTS: Mapping[str | Field, Callable[[Any], int | str | None]] = {
     Field.INFOROM_IMAGE_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomImageVersion, handle),
     Field.VBIOS_VERSION: lambda handle: _text(pynvml.nvmlDeviceGetVbiosVersion, handle),
 }
-"""By the label's field, or by the name of what else they are; memory and MIG shape are read with every sample."""
+"""Calls by the label's field, or by the name of another fact; memory and MIG shape are read with every sample."""

@@ -10,7 +10,7 @@ from exporter.errors import SourceError
 
 
 class NvmlCode:
-    """Return codes (nvmlReturn_t) that have a reason. No enum: its members take ten times as long to read."""
+    """Return codes (nvmlReturn_t) in use. No enum: access to its members takes ten times as long."""
 
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
@@ -55,7 +55,7 @@ UNAVAILABLE = frozenset(
         NvmlCode.DEPRECATED,
     }
 )
-"""Codes that will be the same at the next sample, so the call is left out for a while."""
+"""Codes that will be the same at the next sample, so the call is skipped for a while."""
 
 _FIXES = {
     "library_not_found": "the driver library libnvidia-ml.so.1 was not found: install the NVIDIA driver on the node, or"
@@ -84,7 +84,7 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
     """Return the return code of an error.
 
     Raises:
-        pynvml.NVMLError: the same, where the device is lost or the driver as a whole is gone.
+        pynvml.NVMLError: The same error, if the device is lost or the driver as a whole is gone.
     """
     code = code_of(error)
     if code == NvmlCode.GPU_IS_LOST or code in DRIVER_GONE:
@@ -93,7 +93,7 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
 
 
 def reason_of(code: int) -> str:
-    """Return a snake-case reason, fit for a label value, for an NVML return code."""
+    """Return a snake-case reason for an NVML return code, valid as a label value."""
     return _REASONS.get(code, f"nvml_error_{code}")
 
 
@@ -109,10 +109,10 @@ def problem(reason: str) -> SourceError:
 
 
 def open_driver() -> None:
-    """Load the library where it is not loaded yet, and initialise it; succeeds on a node without a GPU too.
+    """Load the library if it is not loaded yet, and initialise it; also succeeds on a node without a GPU.
 
     Raises:
-        SourceError: with reason ``library_not_found``, ``driver_not_loaded``, ``library_mismatch``, ...
+        SourceError: With reason ``library_not_found``, ``driver_not_loaded``, ``library_mismatch``, ...
     """
     if not hasattr(pynvml, "_nvmlGetFunctionPointer") or not hasattr(pynvml, "NVMLError"):
         raise problem("wrong_package")
@@ -129,17 +129,17 @@ def close_driver() -> None:
     try:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        # The driver is gone already; there is nothing left to close.
+        # The driver is already gone; there is nothing to close.
         return
 
 
 def read_text(call: Callable[..., object], *arguments: object) -> str | None:
-    """Return a text of the driver; ``None`` where it has none or where the bytes are not text.
+    """Return a text of the driver; ``None`` without one or if its bytes are not text.
 
     A damaged InfoROM gives bytes that are not UTF-8.
 
     Raises:
-        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+        pynvml.NVMLError: The device is lost, or the driver as a whole is gone.
     """
     try:
         value = call(*arguments)
@@ -153,7 +153,7 @@ def read_text(call: Callable[..., object], *arguments: object) -> str | None:
 
 
 def function(name: str) -> Callable[..., int] | None:
-    """Return the library's C function of this name, or ``None`` where this driver does not have it."""
+    """Return the library's C function of this name, or ``None`` if this driver does not have it."""
     try:
         pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the binding has no other door
     except pynvml.NVMLError:
@@ -162,5 +162,5 @@ def function(name: str) -> Callable[..., int] | None:
 
 
 def address(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return the number behind a handle, by which two handles are compared; never to be given to the driver."""
+    """Return the number behind a handle, to compare two handles; never pass it to the driver."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

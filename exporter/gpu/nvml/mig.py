@@ -15,20 +15,20 @@ _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _MIB = 2**20
 _NOT_OFFERED = library.UNAVAILABLE | {NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND}
-"""Codes that say that there is no such thing here; any other one says nothing of it."""
+"""Codes for a missing feature or object; any other code does not imply that it is missing."""
 _VANISHED = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND})
-"""Codes that the handle of an instance answers with when the instance was destroyed."""
+"""Codes of calls with the handle of a destroyed instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a GPU can be partitioned; zeros where it cannot."""
+    """The possible partitioning of a GPU; zeros if there is none."""
 
     enabled: bool = False
     compute_slices: int = 0
     memory_slices: int = 0
     memory_mib: int = 0
-    """Of the largest profile."""
+    """Memory of the largest profile in MiB."""
 
 
 class MigLayout(NamedTuple):
@@ -36,7 +36,7 @@ class MigLayout(NamedTuple):
 
     found: tuple["Found", ...]
     failed: tuple["Failed", ...] = ()
-    """Without one, those found are all there are."""
+    """Instances that the driver did not describe; empty if ``found`` is complete."""
 
 
 class Failed(NamedTuple):
@@ -44,17 +44,17 @@ class Failed(NamedTuple):
 
     slot: int
     uuid: str | None
-    """``None`` where the driver did not even return that."""
+    """UUID; ``None`` if the driver did not return it."""
     error: pynvml.NVMLError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One MIG instance with the handle that is good until the instance is destroyed."""
+    """One MIG instance with its handle, which is valid until the instance is destroyed."""
 
     instance: MigInstance
     slot: int
-    """Its device index within the GPU."""
+    """Device index of the instance within the GPU."""
     handle: Any
     gpu_instance_slices: int
 
@@ -65,10 +65,10 @@ class Found:
 
 
 def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return whether MIG is on and how large the largest profile is.
+    """Return whether MIG is enabled and the size of the largest profile.
 
     Raises:
-        pynvml.NVMLError: the device does not report it.
+        pynvml.NVMLError: The device does not report it.
     """
     current = enabled(handle)
     if current is None:
@@ -78,21 +78,21 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
         try:
             info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=1)
         except pynvml.NVMLError as error:
-            # Not every GPU offers every profile; one that is left out for another reason would make all shares wrong.
+            # Not every GPU offers every profile; a profile missing for another reason would make all shares wrong.
             _reraise_unless_not_offered(error)
             continue
         largest = max(largest, (int(info.sliceCount), int(info.memorySizeMB)))
     slices, memory_mib = largest
-    # The driver reports compute slices only; GPUs with 7 of them have 8 of memory, others as many as of compute.
+    # The driver reports only compute slices; GPUs with 7 of them have 8 of memory, others the same number.
     memory_slices = _FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices
     return Shape(enabled=current, compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
 
 
 def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return whether MIG is on now, or ``None`` for a GPU without MIG.
+    """Return whether MIG is enabled now, or ``None`` for a GPU without MIG.
 
     Raises:
-        pynvml.NVMLError: the device does not report it.
+        pynvml.NVMLError: The device does not report it.
     """
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
@@ -103,10 +103,10 @@ def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever 
 
 
 def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
+    """Return every compute instance of a GPU, in the driver's order; one that is destroyed during the call is left out.
 
     Raises:
-        pynvml.NVMLError: the GPU is lost, the driver gone, or it does not report the largest number.
+        pynvml.NVMLError: The GPU is lost, the driver gone, or it does not report the maximum number.
     """
     found: list[Found] = []
     failed: list[Failed] = []
@@ -115,7 +115,7 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: A
         try:
             one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
         except pynvml.NVMLError as error:
-            # A hole is none of them: instances keep their index when another one is destroyed.
+            # An empty slot is not an instance: instances keep their index when another one is destroyed.
             if library.code_unless_fatal(error) not in _NOT_OFFERED:
                 failed.append(Failed(slot, uuid, error))
             continue
@@ -159,7 +159,7 @@ def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, 
             memory_mib=attributes.memorySizeMB,
             total_mib=of.memory_mib,
         )
-    # Rounded: an instance has a little less memory than its slices, for the driver keeps some.
+    # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
     parts = round(of.memory_slices * attributes.memorySizeMB / of.memory_mib) if of.memory_mib else 0
     profile_id, placement_start = _placement(parent, gpu_instance)
     return Found(
@@ -190,7 +190,7 @@ def _name(handle: Any) -> str:  # noqa: ANN401 - a handle is whatever pynvml gav
 
 
 def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:  # noqa: ANN401 - as _describe
-    """Give a GPU instance's profile number and first memory slice; not every user may ask for them."""
+    """Return a GPU instance's profile number and first memory slice; not every user is allowed to read them."""
     try:
         info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(parent, gpu_instance))
     except pynvml.NVMLError as error:
@@ -201,6 +201,6 @@ def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:
 
 
 def _reraise_unless_not_offered(error: pynvml.NVMLError) -> None:
-    """Raise an error again that is no answer: a GPU that fails to report its instances has not lost them."""
+    """Raise an error again unless it means "not offered": a GPU that fails to report its instances still has them."""
     if library.code_of(error) not in _NOT_OFFERED:
         raise error

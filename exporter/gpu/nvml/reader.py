@@ -22,14 +22,14 @@ _RETRY_SECONDS = 600.0
 _KIB = 1024
 _DOUBLE = 0
 _SLOT = struct.Struct("8xq8xII8s")
-"""Time stamp, type, return code and value of an ``nvmlFieldValue_t``, whose attributes take ten times as long."""
+"""Timestamp, type, return code and value of an ``nvmlFieldValue_t``; its attributes take ten times as long."""
 _VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
-"""By ``nvmlValueType_t``."""
+"""Formats by ``nvmlValueType_t``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What is read of every GPU of this driver."""
+    """The values to read from every GPU of this driver."""
 
     fields: frozenset[Field]
     getters: tuple[Getter, ...]
@@ -37,26 +37,26 @@ class ReadPlan:
     record: type[ctypes.Structure]
     """Layout of a process record in the loaded library."""
     oldest_seconds: float
-    """The longest time over which a mean is still reported."""
+    """Longest time over which a mean is still reported."""
     count: Callable[[str], None]
-    """Called with the reason of everything that goes wrong."""
+    """Called with the reason of each error."""
     took: Callable[[], float]
-    """Seconds since the sample that is being taken began: a driver may have been silent for any part of it."""
+    """Seconds since the start of the current sample: the driver may have been silent for any part of it."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one read of a device gave, and which return codes it met."""
+    """Result of one read of a device, and its return codes."""
 
     values: dict[Field, Number]
     codes: list[int]
-    """Codes of calls that failed and were expected to work; each once."""
+    """Distinct codes of failed calls that were expected to succeed."""
     silent: bool = True
-    """Whether nothing at all was answered now; ``values`` may still carry what was read before."""
+    """Whether no call was answered; ``values`` may still contain earlier values."""
 
 
 class Batch:
-    """The field-value array of one device, kept between samples: filling it again costs more than the call."""
+    """The field-value array of one device, kept between samples: filling it takes longer than the call."""
 
     def __init__(self, items: Sequence[FieldValue]) -> None:
         self.items = tuple(items)
@@ -69,11 +69,11 @@ class Batch:
         """Return (item, return code, value) of each item.
 
         Raises:
-            pynvml.NVMLError: the call as a whole failed.
+            pynvml.NVMLError: The call as a whole failed.
         """
         if not self.items:
             return []
-        # Some drivers leave slots untouched: what the previous sample wrote must not pass for new.
+        # Some drivers leave slots untouched: values of the previous sample must not count as new.
         ctypes.memmove(self._array, self._template, len(self._template))
         call = library.function("nvmlDeviceGetFieldValues")
         if call is None:
@@ -89,10 +89,10 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
     if code != 0:
         return code, 0
     if kind == _DOUBLE and timestamp == 0:
-        # Untouched by the driver (known of error counters where ECC is off): a zero that was not measured.
+        # Left untouched by the driver (error counters with ECC off): a zero that was not measured.
         return NvmlCode.NOT_SUPPORTED, 0
     if item.id <= LAST_ECC_ID:
-        # The type of these may be left at "double" though the value is a whole number.
+        # The driver may report the type "double" for these though the value is a whole number.
         return 0, int.from_bytes(raw, sys.byteorder)
     if kind >= len(_VALUES):
         return NvmlCode.NOT_SUPPORTED, 0
@@ -103,11 +103,11 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
 
 
 class NvmlDevice:
-    """The numbers of one GPU from sample to sample; what it does not support is asked again only rarely.
+    """The values of one GPU from sample to sample; unsupported ones are retried only rarely.
 
     Args:
-        handle: Of this GPU, in the present generation of the driver.
-        plan: What to read.
+        handle: Handle of this GPU, in the current session of the driver.
+        plan: The values to read.
     """
 
     def __init__(self, handle: Any, plan: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
@@ -122,10 +122,10 @@ class NvmlDevice:
         self._nvlink: tuple[float, float] | None = None
 
     def read(self, now: float) -> Outcome:
-        """Return everything that this GPU reports now; stops at the first sign that it is lost.
+        """Return everything that this GPU reports now; stop at the first sign that it is lost.
 
         Raises:
-            pynvml.NVMLError: the driver as a whole is gone.
+            pynvml.NVMLError: The driver as a whole is gone.
         """
         slow = not 0 <= now - self._slow_at < _SLOW_SECONDS
         self._retry_left_out(now)
@@ -147,7 +147,7 @@ class NvmlDevice:
         return outcome
 
     def _is_due(self, key: int, pace: Pace, *, slow: bool) -> bool:
-        """Return whether a getter is to be called now; a fact that does not change, until it is answered."""
+        """Return whether a getter must be called now; one of a constant fact, until it is answered."""
         return key not in self._static_answered if pace is Pace.STATIC else slow or pace is Pace.FAST
 
     def _get(self, key: int, getter: Getter, into: dict[Field, Number], codes: list[int], now: float) -> None:
@@ -160,8 +160,8 @@ class NvmlDevice:
             return
         if getter.pace is Pace.STATIC:
             self._static_answered.add(key)
-        told = zip(getter.fields, answer, strict=True)
-        into.update({field: value for field, value in told if value is not None})
+        pairs = zip(getter.fields, answer, strict=True)
+        into.update({field: value for field, value in pairs if value is not None})
 
     def _get_batch(self, by_pace: dict[Pace, dict[Field, Number]], codes: list[int], now: float, *, slow: bool) -> None:
         batch = self._batches.get(slow)
@@ -183,11 +183,11 @@ class NvmlDevice:
             return
         for item, code, value in answers:
             if code == 0:
-                # Two ids of one counter: the one that this generation of boards does not count by may say 0.
+                # Two ids of one counter: the id that this board generation does not use may report 0.
                 into = by_pace[item.pace]
                 into[item.field] = max(value, into.get(item.field, value))
             else:
-                # Items speak for themselves: an argument that one of them does not take is "not supported".
+                # In a batch, an invalid argument of one item means "not supported".
                 invalid = code == NvmlCode.INVALID_ARGUMENT
                 self._failed(item.key, NvmlCode.NOT_SUPPORTED if invalid else code, codes, now)
 
@@ -207,7 +207,7 @@ class NvmlDevice:
             codes.append(code)
 
     def _leave_out(self, key: object, code: int, now: float) -> None:
-        # A function that the library lacks cannot come; anything else may (ECC switched on, MIG switched off).
+        # A function missing in the library stays missing; other errors may end (ECC enabled, MIG disabled).
         self._left_out[key] = math.inf if code == NvmlCode.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
         self._batches.clear()
 
@@ -219,7 +219,7 @@ class NvmlDevice:
             self._batches.clear()
 
     def _add_nvlink_rate(self, values: dict[Field, Number], now: float) -> None:
-        """DCGM's field is a rate though its name says total: kibibytes per second over a thousand, of both ways."""
+        """Add DCGM's field, a rate despite its name: kibibytes per second divided by a thousand, both directions."""
         sent, received = values.get(Field.NVLINK_TX_BYTES_TOTAL), values.get(Field.NVLINK_RX_BYTES_TOTAL)
         if Field.NVLINK_BANDWIDTH_TOTAL not in self._plan.fields or sent is None or received is None:
             self._nvlink = None
@@ -237,13 +237,13 @@ _MIB = 2**20
 
 
 class _Instance:
-    """One MIG instance and what is kept of it between samples."""
+    """One MIG instance and its state between samples."""
 
     def __init__(self, found: mig.Found, parent: Any, wanted: ReadPlan, has_gpm: Callable[[float], bool]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.found = found
         self.processes: tuple[ProcessUse, ...] | None = None
         self.has_memory = True
-        """Whether no other compute instance is in its GPU instance; they have its memory together."""
+        """Whether its GPU instance has no other compute instance, which would share the memory."""
         self._fields = wanted.fields
         self._no_memory_before = -math.inf
         self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
@@ -282,12 +282,12 @@ class _Instance:
                 raise
             self._no_memory_before = now + _RETRY_SECONDS
             return {}
-        told = zip(MEMORY_FIELDS, answer, strict=True)
-        return {field: value for field, value in told if value is not None and field in self._fields}
+        pairs = zip(MEMORY_FIELDS, answer, strict=True)
+        return {field: value for field, value in pairs if value is not None and field in self._fields}
 
 
 def without_means(reading: GpuReading) -> GpuReading:
-    """Return a reading during which the MIG layout changed, without what GPM measured of the instances."""
+    """Return a reading during which the MIG layout changed, without the GPM values of the instances."""
     instances = tuple(
         replace(one, values={field: value for field, value in one.values.items() if field not in activity.METRICS})
         for one in reading.instances
@@ -299,16 +299,16 @@ class Unit:
     """One GPU from attaching to losing it; never used after the driver was shut down.
 
     Args:
-        handle: Of this GPU, in the present generation of the driver.
+        handle: Handle of this GPU, in the current session of the driver.
         gpu: Its identity.
-        wanted: What to read.
+        wanted: The values to read.
     """
 
     def __init__(self, handle: Any, gpu: Gpu, wanted: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.handle = handle
         self._facts = DeviceFacts(handle, wanted.count)
         self.gpu = self._facts.complete(gpu, -math.inf)
-        """With the facts and the MIG shape that are known by now."""
+        """The GPU with the facts and the MIG shape that are known so far."""
         self._wanted = wanted
         self._device = NvmlDevice(handle, wanted)
         self._gpm = activity.Support(handle, wanted.count)
@@ -328,20 +328,20 @@ class Unit:
         self._layout_at = -math.inf
 
     def _new_poller(self) -> Poller | None:
-        """Begin to follow processes; of a partitioned GPU only the instances list theirs."""
+        """Create a poller for processes; on a partitioned GPU, only the instances list processes."""
         if self.gpu.mig_enabled:
             return None
         return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
 
     def clock_was_set_back(self) -> None:
-        """Begin again with processes: the driver stamps samples of them by the wall clock, and none would be new."""
+        """Restart the processes: the driver's samples have wall-clock timestamps, and none would be new."""
         self._poller = self._new_poller()
 
     def layout_changed(self) -> None:
-        """Describe the MIG layout again at the next sample, and report no mean that includes the time before now.
+        """Read the MIG layout again at the next sample, and drop means that include earlier time.
 
-        An instance that was destroyed and created again keeps its UUID, and its counters start again: a difference
-        between the two may be any value.
+        An instance that was destroyed and created again keeps its UUID, but its counters restart: a difference between
+        the two may be any value.
         """
         self._layout_at = -math.inf
         for one in self._instances:
@@ -354,7 +354,7 @@ class Unit:
             now: Seconds; only differences matter.
 
         Raises:
-            pynvml.NVMLError: the driver as a whole is gone.
+            pynvml.NVMLError: The driver as a whole is gone.
         """
         outcome = self._device.read(now)
         if NvmlCode.GPU_IS_LOST in outcome.codes:
@@ -373,7 +373,7 @@ class Unit:
                 self._polled_at = now
                 used = outcome.values.get(Field.FB_USED, 0)
                 self._processes = None if self._poller is None else self._poller.poll(now, used)
-                # The next samples are of the time since this answer, not since the start of this sample.
+                # The next samples cover the time since this answer, not since the start of this sample.
                 self._polled_at = now + self._wanted.took()
             self._follow_layout(now)
             instances = self._read_instances(now, poll=poll)
@@ -393,7 +393,7 @@ class Unit:
         )
 
     def close(self) -> None:
-        """Free what the driver holds for this GPU; to be called before the driver is shut down."""
+        """Free the driver's resources for this GPU; call it before the driver is shut down."""
         self._sampler.close()
         self._drop_instances()
 
@@ -403,7 +403,7 @@ class Unit:
             self.gpu = replace(self.gpu, memory_total_bytes=total)
 
     def _own(self, values: Mapping[Field, int | float]) -> dict[Field, int | float]:
-        """Leave out what came along with a wanted field in the same call."""
+        """Drop values that were returned with a wanted field by the same call."""
         return {field: value for field, value in values.items() if field in self._wanted.fields}
 
     def _down(self, state: DeviceState, code: int) -> GpuReading:
@@ -412,7 +412,7 @@ class Unit:
         return GpuReading(gpu=self.gpu, state=state, reason=library.reason_of(code))
 
     def _follow_layout(self, now: float) -> None:
-        """Describe the whole MIG layout again: an instance may come back under its UUID in another shape."""
+        """Read the whole MIG layout again: an instance may return under its UUID with another size."""
         if 0 <= now - self._layout_at < _LAYOUT_SECONDS:
             return
         self._layout_at = now
@@ -422,7 +422,7 @@ class Unit:
             shape = mig.shape(self.handle)
             layout = mig.instances(self.handle, self.gpu.uuid, shape) if shape.enabled else mig.MigLayout(())
         except pynvml.NVMLError as error:
-            # No answer is no change: the instances of before are still held. But there may be others by now.
+            # No answer means no change: the earlier instances are still held. But there may be others now.
             self._lacks_instances = self.gpu.mig_enabled
             self._note_of_mig(error)
             return
@@ -433,7 +433,7 @@ class Unit:
         self._adopt((*layout.found, *self._kept(layout)))
 
     def _kept(self, layout: mig.MigLayout) -> Iterator[mig.Found]:
-        """Yield the instances that the driver fails to describe and that are not known to be others by now."""
+        """Yield the instances that the driver fails to describe and that are not known to have been replaced."""
         described = {found.instance.uuid for found in layout.found}
         uuid_at = {failed.slot: failed.uuid for failed in layout.failed}
         for one in self._instances:
@@ -459,7 +459,7 @@ class Unit:
             self._sampler.begin_again()
 
     def _adopt(self, found: tuple[mig.Found, ...]) -> None:
-        """Follow a new layout; instances that are the same as before keep what they have measured."""
+        """Use a new layout; unchanged instances keep their measurements."""
         before = {(one.found.instance, library.address(one.found.handle)): one for one in self._instances}
         instances = []
         for new in found:
@@ -478,10 +478,10 @@ class Unit:
             try:
                 readings.append(one.read(now, poll=poll or one.processes is None))
             except pynvml.NVMLError as error:
-                # Its handle died with it, or it does not answer now: the next reading of the layout shows which.
+                # It was destroyed, or does not answer now: the next reading of the layout shows which.
                 self._note_of_mig(error)
                 self._layout_at = -math.inf
-                # It may be back as another one under its UUID, whose counters begin at 0.
+                # It may return as another instance under its UUID, with counters from 0.
                 one.sampler.begin_again()
                 readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)

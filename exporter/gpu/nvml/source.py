@@ -20,7 +20,7 @@ from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEven
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
-"""Less than this is what a clock is slewed by, or two readings of clocks are apart."""
+"""Smaller steps back are slewing of the clock, or the time between two readings of clocks."""
 _NOT_THERE = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND, NvmlCode.GPU_NOT_FOUND})
 
 
@@ -41,8 +41,8 @@ class EventWatch:
     """Owns one event set from start to end: operations on a set are not thread-safe.
 
     Args:
-        handles: Of the GPUs to watch, by UUID.
-        monotonic: Clock by which a GPU that could not be registered is tried again, in seconds.
+        handles: Handles of the GPUs to watch, by UUID.
+        monotonic: Clock in seconds for retries of GPUs that could not be registered.
     """
 
     def __init__(self, handles: Mapping[str, Any], monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class EventWatch:
         self._errors: deque[str] = deque(maxlen=_LIMIT)
         self._stopping = False
         self._renewed = threading.Event()
-        """Set when what the thread works on is out of date, and to wake it."""
+        """Set when the thread's GPUs are out of date, and to wake it."""
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
     def start(self) -> None:
@@ -61,12 +61,12 @@ class EventWatch:
         self._thread.start()
 
     def renew(self, handles: Mapping[str, Any]) -> None:
-        """Watch other GPUs from now on; returns at once, the thread changes over by itself."""
+        """Watch other GPUs from now on; returns at once, the thread switches by itself."""
         self._handles = dict(handles)
         self._renewed.set()
 
     def close(self) -> None:
-        """Stop waiting; to be called before the driver is shut down."""
+        """Stop waiting; call it before the driver is shut down."""
         self._stopping = True
         self._renewed.set()
         if self._thread.is_alive():
@@ -90,7 +90,7 @@ class EventWatch:
                 self._renewed.wait(pause_seconds)
 
     def _watch(self) -> bool:
-        """Wait on one set until it is out of date; return False where there is nothing to wait for, now or soon."""
+        """Wait on one set until it is out of date; return False if there is nothing to wait for, now or soon."""
         try:
             event_set = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
@@ -99,11 +99,11 @@ class EventWatch:
         try:
             uuids, left_out = self._register(event_set, self._handles)
             retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
-            # Both: the thread may have taken back the wake-up of a close for one of its own beginning.
+            # Both: the thread may have consumed the wake-up of a close at its own start.
             while uuids and not (self._stopping or self._renewed.is_set()):
                 self._wait(event_set, uuids)
                 if left_out and self._monotonic() >= retry_at:
-                    # Into the same set: with another one events of the other GPUs would be lost, or come from both.
+                    # Into the same set: with a second one, events of the other GPUs would be lost or duplicated.
                     added, left_out = self._register(event_set, left_out)
                     uuids.update(added)
                     retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
@@ -112,7 +112,7 @@ class EventWatch:
         return bool(uuids or left_out)
 
     def _register(self, event_set: Any, handles: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, Any]]:  # noqa: ANN401 - handles are whatever pynvml gave
-        """Return the UUIDs of the GPUs that are watched now, by the number of their handle, and those to try again."""
+        """Return the UUIDs of the GPUs that are watched now, by the number of their handle, and those to retry."""
         uuids, left_out = {}, {}
         for uuid, handle in handles.items():
             try:
@@ -126,10 +126,10 @@ class EventWatch:
         return uuids, left_out
 
     def _mask(self, handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
-        """Return the types of events that a GPU lets itself be registered for.
+        """Return the types of events that a GPU accepts for registration.
 
         Raises:
-            pynvml.NVMLError: it reports no Xids, or not now.
+            pynvml.NVMLError: It reports no Xids, or not now.
         """
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
@@ -145,7 +145,7 @@ class EventWatch:
         return mask
 
     def _try_mask(self, handle: Any, mask: int) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
-        """Register a GPU in a set of its own: by NVML's manual one is of no use after an unknown error."""
+        """Register a GPU in a separate set: by NVML's manual, a set is unusable after an unknown error."""
         event_set = pynvml.nvmlEventSetCreate()
         try:
             pynvml.nvmlDeviceRegisterEvents(handle, mask, event_set)
@@ -165,7 +165,7 @@ class EventWatch:
         except pynvml.NVMLError as error:
             if library.code_of(error) != NvmlCode.TIMEOUT:
                 raise
-            # A driver that answers "timeout" without waiting must not make this a busy loop.
+            # A driver that returns "timeout" without waiting must not cause a busy loop.
             if self._monotonic() - began < _PAUSE_SECONDS:
                 self._renewed.wait(_PAUSE_SECONDS)
             return
@@ -195,7 +195,7 @@ def _emptied(queue: deque[_Item]) -> list[_Item]:
 
 @dataclass(slots=True)
 class _Down:
-    """A GPU that is known and not attached."""
+    """A known GPU that is not attached."""
 
     state: DeviceState
     reason: str
@@ -203,16 +203,16 @@ class _Down:
 
 
 class NvmlSource:
-    """Owns the driver library of this process; open, sample again and again, close; may be opened again.
+    """Owns the driver library of this process; open, sample repeatedly, close; may be opened again.
 
     Args:
-        fields: What to read; others than NVML's are left absent. A GPU that answers none of them counts as down.
-        interval_seconds: Time between samples, as planned.
-        retry_seconds: How long to leave a GPU alone before looking for it again.
+        fields: Fields to read; those that NVML lacks are absent. A GPU that answers none of them counts as down.
+        interval_seconds: Planned time between samples.
+        retry_seconds: Time after which a GPU that is down is tried again.
         left_out: Indexes of GPUs that hang: no call is made for them.
-        note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
+        note_asked: Called with the index of a GPU before its calls, and with ``None`` after them.
         monotonic: Clock that times the samples, in seconds.
-        steady: Seconds of the monotonic clock, by which this waits; ``None``: by the time that ``sample`` gets.
+        steady: Seconds of the monotonic clock, for waits; ``None``: the time passed to ``sample``.
     """
 
     name = NAME
@@ -230,7 +230,7 @@ class NvmlSource:
         steady: Callable[[], float] | None = None,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
-        """Called before the driver is opened again within a sample, which may take seconds for each GPU."""
+        """Called before the driver is reopened within a sample, which may take seconds for each GPU."""
         self._fields = fields
         self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
@@ -239,17 +239,17 @@ class NvmlSource:
         self._monotonic = monotonic
         self._steady = steady
         self._sampled_at: tuple[float, float] | None = None
-        """Unix time and ``steady`` at the begin of the sample before, or of that which is being taken."""
+        """Unix time and ``steady`` at the start of the previous sample, or of the current one."""
         self._errors: Counter[str] = Counter()
         self._known: dict[str, Gpu] = {}
         self._units: dict[str, Unit] = {}
         self._down: dict[str, _Down] = {}
         self._nameless: dict[int, float] = {}
-        """When to read again the indexes of GPUs that did not report their UUID."""
+        """Time of the next attempt by index, for GPUs that did not report their UUID."""
         self._failures: Counter[str] = Counter()
         self._events: EventWatch | None = None
         self._xids: list[XidEvent] = []
-        """Those that the next reading reports."""
+        """Xid events for the next reading."""
         self._wanted: ReadPlan | None = None
         self._count_at_open = 0
         self._counted_at: float | None = None
@@ -260,7 +260,7 @@ class NvmlSource:
         """Open the driver and attach every GPU that answers.
 
         Raises:
-            SourceError: there is no library, no driver, no permission, no GPU, ...; the message has the fix.
+            SourceError: There is no library, no driver, no permission, no GPU, ...; the message has the fix.
         """
         library.open_driver()
         try:
@@ -273,7 +273,7 @@ class NvmlSource:
             raise
 
     def close(self) -> None:
-        """Leave the driver, so that a GPU can be reset; GPUs that were seen stay known."""
+        """Close the driver, so that a GPU can be reset; GPUs that were seen stay known."""
         if self._events is not None:
             self._events.close()
             self._events = None
@@ -289,7 +289,7 @@ class NvmlSource:
             now: Unix time at the start of the sample, in seconds.
 
         Raises:
-            SourceError: the driver as a whole is gone; close, and open again later.
+            SourceError: The driver as a whole is gone; close, and open again later.
         """
         started = self._monotonic()
         own = self._own_time(now)
@@ -319,7 +319,7 @@ class NvmlSource:
         )
 
     def _own_time(self, now: float) -> float:
-        """Return the time of waits, by a monotonic clock: a wall clock that is set back an hour would add an hour."""
+        """Return the time for waits, by a monotonic clock: a wall clock set back by an hour would add an hour."""
         own = now if self._steady is None else self._steady()
         if self._sampled_at is not None and now - self._sampled_at[0] < own - self._sampled_at[1] - _SET_BACK_SECONDS:
             for unit in self._units.values():
@@ -328,14 +328,14 @@ class NvmlSource:
         return own
 
     def _took(self) -> float:
-        """Seconds that the sample has taken so far; by the time that ``sample`` gets it takes none."""
+        """Return the seconds that the sample has taken so far; 0 if waits use the time passed to ``sample``."""
         return 0.0 if self._steady is None or self._sampled_at is None else self._steady() - self._sampled_at[1]
 
     def _count(self, reason: str) -> None:
         self._errors[reason] += 1
 
     def _attach_all(self) -> None:
-        """Attach the GPUs that are enumerated, and say of the other known ones what is wrong with them."""
+        """Attach the enumerated GPUs, and set the reason for the other known ones."""
         self._driver_version = library.read_text(pynvml.nvmlSystemGetDriverVersion)
         self._nvml_version = library.read_text(pynvml.nvmlSystemGetNVMLVersion)
         self._wanted = self._wanted_of(self._driver_version)
@@ -378,7 +378,7 @@ class NvmlSource:
 
     @contextmanager
     def _asking(self, index: int) -> Iterator[None]:
-        """Say for which GPU the calls within are, so that it is known at which one they hang."""
+        """Record the GPU of the calls within, so that it is known which GPU hangs."""
         self._note_asked(index)
         try:
             yield
@@ -386,11 +386,11 @@ class NvmlSource:
             self._note_asked(None)
 
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
-        """Attach one GPU; return False where it is not the expected one."""
+        """Attach one GPU; return False if it is not the expected one."""
         gpu = identity_of(handle, index)
         if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
             return False
-        # First what can fail: a GPU that is known is either attached or has a reason why not.
+        # Steps that can fail come first: a known GPU is either attached or has a reason why not.
         unit = self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
         self._known[gpu.uuid] = unit.gpu
         self._down.pop(gpu.uuid, None)
@@ -434,7 +434,7 @@ class NvmlSource:
         self._watch_events()
 
     def _look_for(self, uuid: str, now: float) -> None:
-        """Attach a GPU again where it answers at its place under its UUID; its handle is not to be trusted."""
+        """Attach a GPU again if it answers at its place under its UUID; its old handle is not reliable."""
         down = self._down[uuid]
         if down.look_at > now:
             return
@@ -457,7 +457,7 @@ class NvmlSource:
             self._count(library.reason_of(code))
 
     def _look_for_nameless(self, now: float) -> None:
-        """Attach GPUs that did not answer when the driver was opened, nor since."""
+        """Attach GPUs that have not answered since the driver was opened."""
         attached = {unit.gpu.index for unit in self._units.values()}
         for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
             if index in attached:
@@ -478,7 +478,7 @@ class NvmlSource:
                 self._watch_events()
 
     def _reopen_if_number_changed(self, now: float) -> None:
-        """Open the driver again where it has another number of GPUs than when it was opened."""
+        """Reopen the driver if its number of GPUs has changed since it was opened."""
         if self._counted_at is not None and 0 <= now - self._counted_at < self._retry_seconds:
             return
         self._counted_at = now
@@ -494,12 +494,12 @@ class NvmlSource:
             code = library.code_of(error)
             if code in library.DRIVER_GONE:
                 raise
-            # One call that fails says nothing of the GPUs, which are asked themselves.
+            # A single failed call does not concern the GPUs, which are read themselves.
             self._count(library.reason_of(code))
             return False
 
     def _drain_events(self, now: float) -> frozenset[str]:
-        """Keep the Xids for the reading, and return the UUIDs of the GPUs whose MIG layout has changed."""
+        """Keep the Xids for the reading, and return the UUIDs of the GPUs with a changed MIG layout."""
         if self._events is None:
             return frozenset()
         xids, changed, errors = self._events.drain()
