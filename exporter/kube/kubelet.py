@@ -89,27 +89,28 @@ FIX_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
 
 def _unreachable(path: str, error: Exception) -> AttributionError:
     """Return the error for a failed call to the kubelet's socket, with its fix."""
-    reason, text = "bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}"  # a file in the path, a NUL
+    found = AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}")  # a file in the path, a NUL
     match error:
         case OSError() if (length := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
             text = f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {FIX_PATH}"
+            found = AttributionError("bad_path", text)
         case FileNotFoundError() if Path(path).parent.is_dir():
-            reason, text = "no_socket", f"no kubelet socket at {path}: start the kubelet, or {FIX_PATH}"
+            found = AttributionError("no_socket", f"no kubelet socket at {path}: start the kubelet, or {FIX_PATH}")
         case FileNotFoundError():
-            missing = f"no directory for the kubelet socket {path}"
-            reason, text = "no_socket", f"{missing}: mount the directory, never the socket file, and {FIX_PATH}"
+            fix = f"mount the directory, never the socket file, and {FIX_PATH}"
+            found = AttributionError("no_socket", f"no directory for the kubelet socket {path}: {fix}")
         case PermissionError():
             fix = "run as user 0 (no capability is needed), and under SELinux as a type that may connect to the kubelet"
-            reason, text = "no_permission", f"no permission for {path}: {fix}"
+            found = AttributionError("no_permission", f"no permission for {path}: {fix}")
         case ConnectionRefusedError() if not Path(path).is_socket():
-            reason, text = "not_a_socket", f"{path} is not a socket; {FIX_PATH}"
+            found = AttributionError("not_a_socket", f"{path} is not a socket; {FIX_PATH}")
         case ConnectionRefusedError():
-            cause = "its socket file was mounted instead of the directory and is left over from before a restart"
-            reason, text = "refused", f"no process listens on {path}: the kubelet is stopped, or {cause}"
+            cause = "the kubelet is stopped, or its socket file was mounted instead of the directory and is left over"
+            found = AttributionError("refused", f"no process listens on {path}: {cause}")
         case ConnectionError() | EOFError() | ProtocolError():
             broken = "accepts connections and closes them: the kubelet is restarting, or this is not its socket"
-            reason, text = "unavailable", f"{path} {broken}; {FIX_PATH}"
-    return AttributionError(reason, text)
+            found = AttributionError("unavailable", f"{path} {broken}; {FIX_PATH}")
+    return found
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -258,8 +259,7 @@ async def _unary_call(path: str, method: str) -> bytes:
         answer = bytearray()
         while True:
             writer.write(connection.data_to_send())
-            received = await reader.read(_READ_BYTES)
-            if not received:
+            if not (received := await reader.read(_READ_BYTES)):
                 raise EOFError
             for event in connection.receive_data(received):
                 match event:
