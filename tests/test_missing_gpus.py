@@ -27,6 +27,7 @@ from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.gpu.worker import Worker
 from exporter.metrics.collector import ExpositionOptions
+from exporter.metrics.collectors_file import ALWAYS_READ
 from exporter.model import Allocations, ContainerAllocation, DeviceIds
 from exporter.web.server import Renderer
 from gpu_simulator.truth import Fault
@@ -51,7 +52,7 @@ def truth():
 
 epoch = time.time()
 driver.install(truth, epoch_seconds=epoch)
-child.main(["--interval", "0.05", *sys.argv[1:]])
+child.main(["--interval", "0.05", "--fields", {fields!r}, *sys.argv[1:]])
 """
 WHOLE = tuple(gpu(number).uuid for number in range(3))
 UP, MISSING = ("up", ""), ("missing", "not_enumerated")
@@ -74,9 +75,11 @@ class Faults:
 
     def worker(self) -> Worker:
         """A worker whose child is killed when it is silent for half a second."""
+        fields = ",".join(str(int(field)) for field in sorted(ALWAYS_READ))
+        program = CHILD.format(tests=str(ROOT / "tests"), faults=str(self.directory), fields=fields)
         return Worker(
             name="nvml",
-            command=(sys.executable, "-c", CHILD.format(tests=str(ROOT / "tests"), faults=str(self.directory))),
+            command=(sys.executable, "-c", program),
             interval_seconds=0.05,
             deadline_seconds=0.5,
             start_deadline_seconds=3.0,
