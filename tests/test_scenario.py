@@ -47,7 +47,7 @@ SIGNALS = st.one_of(
 )
 
 
-def summed(signal: Signal, start: float, end: float, parts: int = 4000) -> float:
+def summed(signal: Signal, start: float, end: float, parts: int = 20_000) -> float:
     step = (end - start) / parts
     return math.fsum(signal.value(start + (n + 0.5) * step) for n in range(parts)) * step
 
