@@ -99,7 +99,7 @@ def _dcgm(address: str, samples: int) -> Counter[str]:
         if number == DCGM_WARM_UP_SAMPLES:
             calls.clear()
         source.sample(time.time())
-        time.sleep(DCGM_INTERVAL_SECONDS)
+        time.sleep(DCGM_INTERVAL_SECONDS)  # the engine is another process, which samples by the real clock
     counts = Counter(calls)
     source.close()
     return counts

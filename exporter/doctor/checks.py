@@ -296,7 +296,7 @@ def _above(counts: Counts) -> Finding:
 
 
 def _nothing_advertised(seen: int, allocated: int | None) -> Finding:
-    # What is held outlives the plugin's registration, in the kubelet's checkpoint.
+    # The kubelet's checkpoint keeps allocations after the plugin's registration ends.
     if allocated:
         cause = f"{allocated} of {_gpus(seen)} are held and none is advertised: the device plugin is not registered"
         return _failed(Layer.KUBELET, cause, _PLUGIN_LATE)
