@@ -503,7 +503,11 @@ def test_prices_stay_unknown_and_the_page_says_why_where_the_node_may_not_be_rea
     arguments = ("--simulate", str(tmp_path / "node.yaml"), "--price-book", str(tmp_path / "prices.yaml"))
     with running_agent(*arguments, "--sample-interval", "250ms") as agent:
         page = agent.until(
-            lambda page: matching(page, "gpu_exporter_errors_total", part="metadata", reason="node_forbidden"), "no"
+            lambda page: (
+                matching(page, "gpu_exporter_errors_total", part="metadata", reason="node_forbidden")
+                and "gpu_exporter_unpriced_devices" in page
+            ),
+            "the refusal and the first reading",
         )
         assert page["gpu_exporter_unpriced_devices"] == 1
         assert not matching(page, "gpu_hourly_price")
@@ -716,3 +720,26 @@ async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but
         charged = view.capacity_seconds - before.capacity_seconds
         assert charged > 0
         assert sum(lost) == pytest.approx(0.0 if answers else charged)
+
+
+async def test_an_answer_of_the_kubelet_within_a_tick_counts_from_the_next_tick_on(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    async with pipeline(load_scenario("demo"), tmp_path) as node:
+        node.node.metering = started(state, simulated=True)
+        await node.until(10.0)
+        node.node.metering.save_now(NOON, EPOCH_SECONDS + 10.0)
+        before = shown(node.node.metering, EPOCH_SECONDS + 10.0)
+        node.kubelet.latest = None
+        node.node.metering = again = started(state, simulated=True)
+        for second in (18.0, 19.0):
+            node.clock.seconds = second
+            node.direct.readings.append(node.source.sample(EPOCH_SECONDS + second))
+            steps = node.node.steps(EPOCH_SECONDS + second, second)
+            next(steps)
+            await node.ask(EPOCH_SECONDS + second)
+            assert [step for step in steps if step]
+        again.save_now(NOON, EPOCH_SECONDS + 19.0)
+        view = shown(again, EPOCH_SECONDS + 19.0)
+        assert view.capacity_seconds > before.capacity_seconds
+        assert sum(seconds(view, UNATTRIBUTED)) == 0.0, "holders that were unknown at the join are not charged"

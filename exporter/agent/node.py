@@ -1,7 +1,7 @@
 """Runs the agent's tick: joins sources and attribution into one immutable snapshot."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,7 +55,14 @@ class Node:
         return self.viewer.attributor
 
     def tick(self, now: float, steady: float) -> Snapshot:
-        """Process the new readings and answers, and return the node's snapshot. Never blocks.
+        """Process the new readings and answers, and return the node's snapshot; arguments as of ``steps``."""
+        return next(filter(None, self.steps(now, steady)))
+
+    def steps(self, now: float, steady: float) -> Iterator[Snapshot | None]:
+        """Process the new readings and answers in steps; yield ``None`` after each, and the node's snapshot at the end.
+
+        A step takes a few milliseconds, so a scrape need not wait for the whole tick. Never blocks. The next tick
+        begins only when this one has ended.
 
         Args:
             now: Unix time; the node's clock may be set at any moment.
@@ -69,7 +76,8 @@ class Node:
             self.metering.learn(metadata.node_facts)
         sampled: tuple[Attribution, _Views] | None = None
         for reading in self.sources.take(now, steady):
-            sampled = self._add(reading, now, steady)
+            sampled = yield from self._add(reading, now, steady)
+            yield None
         newest = self.record.newest
         fresh = newest is not None and self.sources.is_fresh(newest.age_seconds(now, steady))
         attribution, views = sampled or (self.attributor.join(newest, now, steady), ())
@@ -78,10 +86,10 @@ class Node:
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
         if self.metering and sampled is None:  # with a sample, the prices are already up to date
             self.metering.look_up_prices(views, now)
-        return self._snapshot(now, steady, started, fresh=fresh, attribution=attribution, views=views)
+        yield self._snapshot(now, steady, started, fresh=fresh, attribution=attribution, views=views)
 
-    def _add(self, reading: Reading, now: float, steady: float) -> tuple[Attribution, _Views]:
-        """Process and meter one reading; return its holders and its views."""
+    def _add(self, reading: Reading, now: float, steady: float) -> Generator[None, None, tuple[Attribution, _Views]]:
+        """Process and meter one reading in steps; return its holders and its views."""
         counted = self.record.add(reading)
         if len(counted) < len(reading.xids):
             self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
@@ -90,19 +98,23 @@ class Node:
         if self.attributor.observe:
             self.attributor.observe(newest, now)
         attribution = self.attributor.join(newest, now, steady)
+        # Judged with the join: the kubelet's first answer may arrive before the next step.
+        metering = None if self._awaits_holders(attribution, steady) else self.metering
+        yield None
         views = self.viewer.views(newest, attribution, self.record.xids, steady)
-        if self.metering and not self._awaits_holders(self.metering, attribution, steady):
-            self.metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
+        yield None
+        if metering:
+            metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
         return attribution, views
 
-    def _awaits_holders(self, metering: Metering, attribution: Attribution, steady: float) -> bool:
+    def _awaits_holders(self, attribution: Attribution, steady: float) -> bool:
         """Return whether charging must wait, because the holders are still unknown.
 
         The time across a restart is not charged before the kubelet has reported the holders after it. If only the API
         knows the holders, nothing is charged before its answer. Both waits are bounded.
         """
-        kubelet = self.attributor.kubelet
-        if metering.begun or kubelet is None:
+        metering, kubelet = self.metering, self.attributor.kubelet
+        if metering is None or metering.begun or kubelet is None:
             return False
         if kubelet.latest is None:
             awaits, patience = metering.resumes, self.attributor.expiry_seconds

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 
+BETWEEN_STEPS_SECONDS = 0.001
+"""Time between two steps of a tick, in which waiting scrapes are answered."""
 API_ANSWER_SECONDS = 15.0
 """Maximum time for the API's first answers, in addition to the jitter of the start."""
 
@@ -294,6 +296,15 @@ def _node(
     )
 
 
+async def _is_set_before(event: asyncio.Event, at: float) -> bool:
+    """Wait for the event until an instant of the loop's clock; return whether it is set."""
+    try:
+        async with asyncio.timeout_at(at):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 def loaded_driver(sys_root: Path) -> int | None:
     """Return a number that every load of the NVIDIA kernel module changes, or ``None`` without the module.
 
@@ -372,7 +383,7 @@ class Agent:
         """Serve and tick until a termination signal."""
         stop = asyncio.Event()
         self._install_signals(stop)
-        self._tick()
+        await self._tick()
         server = HttpServer(
             app=create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self._release),
             listener=listener,
@@ -400,29 +411,27 @@ class Agent:
             worker.release(seconds)
 
     async def _ticks(self) -> None:
+        """Tick at each interval, and when DCGM begins to profile, so its figures do not wait for the next tick."""
         loop = asyncio.get_running_loop()
         interval = self.node.sample_interval_seconds
+        begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
         due = loop.time()
         while True:
             due = max(due + interval, loop.time())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
-                    await self._early_ticks()
-            self._tick()
+            while await _is_set_before(begun, due):
+                begun.clear()
+                await self._tick()
+            await self._tick()
 
-    async def _early_ticks(self) -> None:
-        """Tick when DCGM begins to profile, so its figures do not wait for the next tick; runs until cancelled."""
-        begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
-        while True:
-            await begun.wait()
-            begun.clear()
-            self._tick()
-
-    def _tick(self) -> None:
+    async def _tick(self) -> None:
         try:
-            self.snapshot = self.node.tick(time.time(), time.monotonic())
-            self._problems.note(self.snapshot)
-            self._reopen_for_missing(self.snapshot)
+            for snapshot in self.node.steps(time.time(), time.monotonic()):
+                if snapshot is None:
+                    await asyncio.sleep(BETWEEN_STEPS_SECONDS)
+                else:
+                    self.snapshot = snapshot
+                    self._problems.note(snapshot)
+                    self._reopen_for_missing(snapshot)
             if self.standby:
                 self.standby.follow()
             self._save_if_due()

@@ -392,7 +392,7 @@ SAMPLE_DURATION_SECONDS = _own("gpu_exporter_sample_duration_seconds").meaning(
     "Duration of the newest sample in the driver, in seconds."
 )
 TICK_DURATION_SECONDS = _own("gpu_exporter_tick_duration_seconds").meaning(
-    "Duration of the tick that made the shown snapshot, in seconds."
+    "Duration of the tick that made the shown snapshot, in seconds, pauses for scrapes included."
 )
 SNAPSHOT_TIMESTAMP_SECONDS = _own("gpu_exporter_snapshot_timestamp_seconds").meaning(
     "Unix time of the shown snapshot, in seconds."
