@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from pipeline_support import save_now
 from virtual_node import Agent, Settings, start
 from virtual_world import MODELS, Board, World
 
@@ -91,7 +92,7 @@ def lived(world: World, agent: Agent, *, odd: tuple[GpuReading, ...] | None = No
         agent.pipe.lines.append((0.0, wire.encode(reading)))
         agent.kubelet.ask(NOW + world.t)
         snapshot = agent.tick(NOW + world.t, world.t)
-        agent.metering.save_now(NOW + world.t, world.t)
+        save_now(agent.metering, NOW + world.t, world.t)
     check_page(snapshot, conserved=conserved)
     return snapshot
 

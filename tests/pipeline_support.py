@@ -127,6 +127,13 @@ class Sampled:
         self.is_open = False
 
 
+def save_now(metering: Metering, now: float, steady: float, *, last: bool = False) -> None:
+    """Save if it is due, and wait for the disk."""
+    save = metering.begin_save(now, steady, last=last)
+    if save is not None:
+        metering.end_save(save, save.write())
+
+
 @dataclass(slots=True, kw_only=True)
 class Pipeline:
     """One simulated node; ``step`` moves it to an instant and returns what the agent makes of it."""

@@ -213,14 +213,14 @@ import os, sys
 from exporter.agent.node import Node
 from exporter.cli import main
 
-tick = Node.tick
+steps = Node.steps
 
 def failing(*arguments):
     if os.path.exists(sys.argv[0] + ".fails"):
         raise RuntimeError("a fault that no test knows")
-    return tick(*arguments)
+    return steps(*arguments)
 
-Node.tick = failing
+Node.steps = failing
 sys.exit(main(sys.argv[4:]))
 """
 """Runs the agent; its ticks fail while a file is there. Arguments: python -m exporter, and the agent's own."""

@@ -12,7 +12,7 @@ import pytest
 from agent_support import gpu_seconds, matching, running_agent
 from disk_support import needs_root, tmpfs
 from metering_support import holder, namespace_pays, use, whole
-from pipeline_support import EPOCH_SECONDS, pipeline
+from pipeline_support import EPOCH_SECONDS, pipeline, save_now
 
 from exporter.accounting.ledger import COST_LABELS_LIMIT
 from exporter.accounting.ledgers import Ledgers
@@ -113,10 +113,10 @@ def test_without_a_state_directory_memory_is_shown_and_nothing_is_wrong() -> Non
 def test_what_is_shown_is_what_has_been_saved_and_not_a_second_more(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     for steady in (1.0, 2.0, 3.0):
         sample(metering, steady)
-        metering.save_now(NOON + steady, steady)
+        save_now(metering, NOON + steady, steady)
         assert shown(metering, steady).capacity_seconds == 0.0
     for steady in (4.0, 5.0):
         sample(metering, steady)
@@ -135,12 +135,12 @@ def test_a_restart_in_the_same_boot_charges_the_time_between_as_unknown_to_who_h
     metering = started(tmp_path)
     sample(metering, 0.0)
     sample(metering, 1.0)
-    metering.save_now(NOON + 1, 1.0)
+    save_now(metering, NOON + 1, 1.0)
     metering = started(tmp_path, steady=60.0)
     assert seconds(shown(metering, 60.0), ML) == (1.0, 0.0, 0.0)
     sample(metering, 61.0)
     sample(metering, 62.0)
-    metering.save_now(NOON + 62, 62.0)
+    save_now(metering, NOON + 62, 62.0)
     view = shown(metering, 62.0)
     assert seconds(view, ML) == (2.0, 0.0, 60.0)
     assert view.capacity_seconds == pytest.approx(62.0)
@@ -151,10 +151,10 @@ def test_a_sample_that_came_late_before_a_restart_makes_no_second_count_twice(tm
     first = started(tmp_path)
     for steady in (1.0, 3.0, 2.0):
         sample(first, steady)
-    first.save_now(NOON + 3, 3.0)
+    save_now(first, NOON + 3, 3.0)
     second = started(tmp_path, steady=4.0)
     sample(second, 4.0)
-    second.save_now(NOON + 4, 4.0)
+    save_now(second, NOON + 4, 4.0)
     assert shown(second, 4.0).capacity_seconds == 3.0
 
 
@@ -167,10 +167,10 @@ def test_what_a_gpu_used_while_it_was_lost_is_nobodys_after_a_restart(tmp_path: 
     sample(metering, 0.0, train(DeviceState.UP, {counter: 0}))
     for second in range(1, 61):
         sample(metering, second, train(DeviceState.LOST, {}))
-    metering.save_now(NOON + 60, 60.0)
+    save_now(metering, NOON + 60, 60.0)
     metering = started(tmp_path, steady=60.5)
     sample(metering, 61.0, train(DeviceState.UP, {counter: 61 * 300_000}))
-    metering.save_now(NOON + 61, 61.0)
+    save_now(metering, NOON + 61, 61.0)
     accounts = shown(metering, 61.0).accounts
     joules = {account.owner: totals.energy_joules for account, totals in accounts.items()}
     assert joules == pytest.approx({ML: 300.0, UNATTRIBUTED: 60 * 300.0})
@@ -182,7 +182,7 @@ def test_energy_of_a_gap_in_which_the_driver_was_loaded_again_is_unknown(tmp_pat
     metering = started(tmp_path)
     for second, millijoules in ((0.0, 900_000_000), (1.0, 900_300_000), (621.0, 3_000_000), (622.0, 3_300_000)):
         sample(metering, second, [whole(use(holder("train"), 1.0), busy=1.0, values={counter: millijoules})])
-    metering.save_now(NOON + 622, 622.0)
+    save_now(metering, NOON + 622, 622.0)
     (totals,) = shown(metering, 622.0).accounts.values()
     assert (totals.energy_joules, totals.energy_unknown_seconds) == (600.0, 620.0)
 
@@ -205,14 +205,14 @@ def test_energy_over_a_gap_is_measured_only_if_one_driver_counted_it(
     measure(0.0, 3_000)
     measure(1.0, 3_300)
     if restarts:
-        metering.save_now(NOON + 1, 1.0)
+        save_now(metering, NOON + 1, 1.0)
         metering = started(tmp_path, steady=620.0)
     if reloads:
         module.rename(module.with_name("unloaded"))
         module.mkdir()
     measure(621.0, 150_000)
     measure(622.0, 150_300)
-    metering.save_now(NOON + 622, 622.0)
+    save_now(metering, NOON + 622, 622.0)
     (totals,) = shown(metering, 622.0).accounts.values()
     of_gap = (0.0, 620.0) if reloads else (146_700.0, 0.0)
     assert (totals.energy_joules, totals.energy_unknown_seconds) == (600.0 + of_gap[0], of_gap[1])
@@ -225,10 +225,10 @@ def test_a_driver_that_is_unloaded_has_no_identity(tmp_path: Path) -> None:
 def test_a_restart_after_which_another_holds_leaves_the_time_between_unattributed(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     metering = started(tmp_path, steady=60.0)
     sample(metering, 60.0, FREE)
-    metering.save_now(NOON + 60, 60.0)
+    save_now(metering, NOON + 60, 60.0)
     view = shown(metering, 60.0)
     assert seconds(view, UNATTRIBUTED) == (0.0, 0.0, 60.0)
     assert seconds(view, UNALLOCATED) == (0.0, 0.0, 0.0)
@@ -239,20 +239,20 @@ def test_time_across_a_reboot_is_nobodys(tmp_path: Path, boot_id: str) -> None:
     metering = started(tmp_path)
     sample(metering, 1000.0)
     sample(metering, 1001.0)
-    metering.save_now(NOON, 1001.0)
+    save_now(metering, NOON, 1001.0)
     metering = started(tmp_path, steady=2000.0, boot_id=boot_id)
     sample(metering, 2000.0)
     sample(metering, 2001.0)
-    metering.save_now(NOON + 1000, 2001.0)
+    save_now(metering, NOON + 1000, 2001.0)
     assert seconds(shown(metering, 2001.0), ML) == (2.0, 0.0, 0.0)
 
 
 def test_the_last_save_keeps_what_was_metered_since_the_one_before(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     sample(metering, 1.0)
-    metering.save_now(NOON + 1, 1.0, last=True)
+    save_now(metering, NOON + 1, 1.0, last=True)
     assert seconds(shown(started(tmp_path, steady=2.0), 2.0), ML) == (1.0, 0.0, 0.0)
 
 
@@ -265,7 +265,7 @@ def test_a_damaged_file_is_set_aside_and_the_next_save_mends_all(tmp_path: Path)
     view = shown(metering, 1.0)
     assert "ledger.json.damaged-1" in view.state_problem
     assert (view.ledgers, view.saved_at_seconds) == ((), None)
-    metering.save_now(NOON + 1, 1.0)
+    save_now(metering, NOON + 1, 1.0)
     view = shown(metering, 1.0)
     assert (view.state_problem, view.saved_at_seconds) == ("", NOON + 1)
     assert seconds(view, ML) == (1.0, 0.0, 0.0)
@@ -293,7 +293,7 @@ def test_a_sound_file_with_a_state_that_makes_no_sense_is_set_aside_too(
 ) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     file = StateFile(tmp_path)
     state = file.load() or {}
     file.save({**{key: kept for key, kept in state.items() if key != part}, **({} if value is None else {part: value})})
@@ -301,7 +301,7 @@ def test_a_sound_file_with_a_state_that_makes_no_sense_is_set_aside_too(
     assert again.errors == {("state", "state_damaged"): 1}
     assert (tmp_path / "ledger.json.damaged-1").exists()
     sample(again, 1.0)
-    again.save_now(NOON + 1, 1.0)
+    save_now(again, NOON + 1, 1.0)
     assert not again.problem
 
 
@@ -311,7 +311,7 @@ def test_a_simulated_ledger_never_goes_on_as_a_real_one_nor_the_other_way_round(
 ) -> None:
     metering = started(tmp_path, simulated=not simulated)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     again = started(tmp_path, simulated=simulated)
     assert again.errors == {("state", "state_foreign"): 1}
     assert again.shown is None
@@ -322,18 +322,18 @@ def test_a_save_that_may_not_outlive_the_power_is_shown_nowhere_but_in_the_saved
 ) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     sample(metering, 1.0)
     with monkeypatch.context() as broken:
         broken.setattr(StateFile, "_sync_directory", lambda _: (_ for _ in ()).throw(OSError(5, "I/O error")))
-        metering.save_now(NOON + 1, 6.0)
+        save_now(metering, NOON + 1, 6.0)
     assert metering.errors == {("state", "state_unsynced"): 1}
     sample(metering, 8.0)
     view = shown(metering, 8.0)
     assert "may be lost with the power" in view.state_problem
     assert view.capacity_seconds == 7.0
     assert shown(started(tmp_path, steady=8.0), 8.0).capacity_seconds == 1.0
-    metering.save_now(NOON + 12, 12.0)
+    save_now(metering, NOON + 12, 12.0)
     assert shown(metering, 12.0).capacity_seconds == 8.0
 
 
@@ -342,7 +342,7 @@ def test_while_the_disk_fails_memory_is_shown_and_nothing_goes_back_when_it_work
     directory.mkdir()
     metering = started(directory)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     (directory / "ledger.json").unlink()
     directory.rmdir()
     last = 0.0
@@ -388,7 +388,7 @@ def test_a_disk_that_does_not_answer_is_told_and_memory_shown(tmp_path: Path) ->
     assert view.capacity_seconds == now, "an old save that came through takes nothing back"
     assert identity in {ledger.identity for ledger in view.ledgers}
     sample(metering, now + 1)
-    metering.save_now(NOON + now + 1, now + 1)
+    save_now(metering, NOON + now + 1, now + 1)
     view = shown(metering, now + 1)
     assert (view.capacity_seconds, view.state_problem) == (now + 1, "")
 
@@ -411,10 +411,10 @@ def test_prices_that_change_in_a_gap_charge_each_side_at_its_own_price(tmp_path:
     prices = book(row(cheap, end=noon), row(dear, start=noon))
     metering = started(tmp_path, prices=prices)
     sample(metering, 0.0)
-    metering.save_now(NOON, 0.0)
+    save_now(metering, NOON, 0.0)
     metering = started(tmp_path, prices=prices, steady=13 * hour)
     sample(metering, 13 * hour)
-    metering.save_now(NOON + 13 * hour, 13 * hour)
+    save_now(metering, NOON + 13 * hour, 13 * hour)
     view = shown(metering, 13 * hour)
     assert [pod.money["USD"].total for pod in view.pods.values()] == pytest.approx([34.0])
     assert sum(totals.money["USD"].total for totals in view.accounts.values()) == pytest.approx(34.0)
@@ -445,7 +445,7 @@ def test_prices_that_may_depend_on_labels_are_unknown_until_the_labels_are_read(
     assert (metering.prices, metering.unpriced_gpus) == ({}, 1)
     metering.learn(NodeFacts(capacity_type="spot"))
     sample(metering, 2.0)
-    metering.save_now(NOON + 2, 2.0)
+    save_now(metering, NOON + 2, 2.0)
     (totals,) = shown(metering, 2.0).accounts.values()
     assert (totals.money["USD"].total, totals.unpriced_seconds) == (pytest.approx(0.1), 1.0)
     again = started(tmp_path, prices=prices, steady=3.0)
@@ -706,7 +706,7 @@ async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but
 
         node.node.metering = started(state, simulated=True)
         await node.until(10.0)
-        node.node.metering.save_now(NOON, EPOCH_SECONDS + 10.0)
+        save_now(node.node.metering, NOON, EPOCH_SECONDS + 10.0)
         before = shown(node.node.metering, EPOCH_SECONDS + 10.0)
         node.kubelet.latest = None
         node.node.metering = again = started(state, simulated=True)
@@ -714,7 +714,7 @@ async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but
         if answers:
             await node.ask(EPOCH_SECONDS + 20.0)
         tick(21.0 if answers else 79.0)
-        again.save_now(NOON, EPOCH_SECONDS + 80.0)
+        save_now(again, NOON, EPOCH_SECONDS + 80.0)
         view = shown(again, EPOCH_SECONDS + 80.0)
         lost = seconds(view, UNATTRIBUTED)
         charged = view.capacity_seconds - before.capacity_seconds
@@ -728,7 +728,7 @@ async def test_an_answer_of_the_kubelet_within_a_tick_counts_from_the_next_tick_
     async with pipeline(load_scenario("demo"), tmp_path) as node:
         node.node.metering = started(state, simulated=True)
         await node.until(10.0)
-        node.node.metering.save_now(NOON, EPOCH_SECONDS + 10.0)
+        save_now(node.node.metering, NOON, EPOCH_SECONDS + 10.0)
         before = shown(node.node.metering, EPOCH_SECONDS + 10.0)
         node.kubelet.latest = None
         node.node.metering = again = started(state, simulated=True)
@@ -739,7 +739,7 @@ async def test_an_answer_of_the_kubelet_within_a_tick_counts_from_the_next_tick_
             next(steps)
             await node.ask(EPOCH_SECONDS + second)
             assert [step for step in steps if step]
-        again.save_now(NOON, EPOCH_SECONDS + 19.0)
+        save_now(again, NOON, EPOCH_SECONDS + 19.0)
         view = shown(again, EPOCH_SECONDS + 19.0)
         assert view.capacity_seconds > before.capacity_seconds
         assert sum(seconds(view, UNATTRIBUTED)) == 0.0, "holders that were unknown at the join are not charged"

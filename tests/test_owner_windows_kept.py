@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from metering_support import holder, whole
 from owner_windows_support import TRAIN, held
+from pipeline_support import save_now
 
 from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.meter import Meter
@@ -43,7 +44,7 @@ def run(metering: Metering, start: int, end: int) -> None:
     """Sample every second and save when it is due."""
     for second in range(start, end + 1):
         metering.observe(BUSY, sampled_steady=float(second), now=NOON + second, steady=float(second))
-        metering.save_now(NOON + second, float(second))
+        save_now(metering, NOON + second, float(second))
 
 
 def shown(metering: Metering, steady: float) -> OwnerUse | None:
@@ -67,7 +68,7 @@ def test_windows_go_on_after_a_restart_and_what_was_not_saved_is_unmeasured(tmp_
 def test_an_agent_that_ends_saves_all_of_its_windows(tmp_path: Path) -> None:
     metering = agent(tmp_path)
     run(metering, 0, 90)
-    metering.save_now(NOON + 90, 90.0, last=True)
+    save_now(metering, NOON + 90, 90.0, last=True)
     assert active(agent(tmp_path, steady=95.0), 95.0) == pytest.approx(90.0, abs=0.01)
 
 

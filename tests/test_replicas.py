@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from agent_support import running_agent
 from join_support import NOW, instance, mig_uuid
+from pipeline_support import save_now
 from test_join import gpu, gpu_uuid, held, replicas_of
 from test_metering import ML, seconds, shown, started
 
@@ -63,7 +64,7 @@ def live(metering: Metering, made: Attributor, first: float, last: float, seen: 
         reading = Reading(source="nvml", taken_at_seconds=NOW + steady, duration_seconds=0.0, gpus=(seen,))
         views = viewer.views(reading, made.join(reading, NOW + steady, steady), {}, steady)
         metering.observe(views, sampled_steady=steady, now=NOW + steady, steady=steady)
-        metering.save_now(NOW + steady, steady)
+        save_now(metering, NOW + steady, steady)
         steady += 1.0
 
 
@@ -78,7 +79,7 @@ def test_holders_of_a_gpu_that_became_unhealthy_pay_for_what_they_hold(tmp_path:
     else:
         healthy.kubelet = Answers()
     live(metering, healthy, 11.0, 20.0)
-    metering.save_now(NOW, 30.0, last=True)
+    save_now(metering, NOW, 30.0, last=True)
     assert sum(seconds(shown(metering, 30.0), ML)) == pytest.approx(20.0 * 2 / 4)
     assert sum(seconds(shown(metering, 30.0), UNALLOCATED)) == pytest.approx(20.0 * 2 / 4)
 
@@ -89,7 +90,7 @@ def test_a_shared_gpu_that_was_never_advertised_is_nobodys_for_sure_and_not_free
 ) -> None:
     metering = started(tmp_path)
     live(metering, attributor(tmp_path / "no", metering), 0.0, 10.0, seen)
-    metering.save_now(NOW, 30.0, last=True)
+    save_now(metering, NOW, 30.0, last=True)
     assert sum(seconds(shown(metering, 30.0), UNATTRIBUTED)) == pytest.approx(10.0)
     assert sum(seconds(shown(metering, 30.0), ML)) == sum(seconds(shown(metering, 30.0), UNALLOCATED)) == 0
 
@@ -99,7 +100,7 @@ def test_an_expired_answer_leaves_no_slice_of_a_partitioned_gpu_free(tmp_path: P
     made = attributor(tmp_path / "no", metering)
     made.kubelet = Answers(holders=(held("a", mig_uuid(1)),))
     live(metering, made, 0.0, 80.0, IN_PARTS)
-    metering.save_now(NOW, 90.0, last=True)
+    save_now(metering, NOW, 90.0, last=True)
     view = shown(metering, 90.0)
     assert sum(seconds(view, ML)) == pytest.approx(60.0 / 7)
     assert sum(seconds(view, UNALLOCATED)) == pytest.approx(60.0 * 6 / 7), "free while the answer counts"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_support import AgentSettings, Pipeline, pipeline
+from pipeline_support import AgentSettings, Pipeline, pipeline, save_now
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Snapshot
@@ -237,14 +237,14 @@ async def test_a_day_of_idleness_is_reached_through_a_restart_of_the_agent(tmp_p
     async with pipeline(server(tmp_path), tmp_path, agent=agent) as node:
         await sampled(node, 0, DAY // 2)
         assert node.node.metering
-        node.node.metering.save_now(0.0, DAY / 2)
+        save_now(node.node.metering, 0.0, DAY / 2)
     async with pipeline(server(tmp_path), tmp_path, agent=agent, start=DAY / 2 + 60) as node:
         snapshot = await node.step(DAY / 2 + 60)
         assert idle_for(snapshot) == DAY / 2
         assert column(snapshot, "gpu_pod_age_seconds")["server", "main"] == DAY / 2 + 60
         snapshot = await sampled(node, DAY // 2 + 120, DAY + 60)
         assert node.node.metering
-        node.node.metering.save_now(0.0, DAY + 60)
+        save_now(node.node.metering, 0.0, DAY + 60)
     assert idle_for(snapshot) == DAY
     rebooted = replace(agent, boot_id="boot-2")
     async with pipeline(server(tmp_path), tmp_path, agent=rebooted, start=DAY + 120) as node:

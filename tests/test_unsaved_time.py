@@ -8,6 +8,7 @@ import pytest
 from agent_support import gpu_seconds, running_agent
 from kill_support import gpus_and_capacity
 from metering_support import holder, namespace_pays, use, whole
+from pipeline_support import save_now
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
@@ -51,7 +52,7 @@ def metered(metering: Metering, first: int, last: int) -> LedgerView:
             now=NOON + second,
             steady=float(second),
         )
-        metering.save_now(NOON + second, float(second), last=second == last)
+        save_now(metering, NOON + second, float(second), last=second == last)
         metering.view(float(second))
     view = metering.view(float(last))
     assert view is not None

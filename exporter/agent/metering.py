@@ -461,12 +461,6 @@ class Metering:
         self._note({})
         self.shown = replace(self.ledgers.view(save.pods), saved_at_seconds=save.now)
 
-    def save_now(self, now: float, steady: float, *, last: bool = False) -> None:
-        """Save if it is due and wait for the disk."""
-        save = self.begin_save(now, steady, last=last)
-        if save is not None:
-            self.end_save(save, save.write())
-
     def _failed(self, error: StateError) -> None:
         self.errors["state", error.reason] += 1
         if str(error) != self.problem:

@@ -114,7 +114,7 @@ class Node:
         knows the holders, nothing is charged before its answer. Both waits are bounded.
         """
         metering, kubelet = self.metering, self.attributor.kubelet
-        if metering is None or metering.begun or kubelet is None:
+        if not metering or metering.begun or not kubelet:
             return False
         if kubelet.latest is None:
             awaits, patience = metering.resumes, self.attributor.expiry_seconds
@@ -222,12 +222,9 @@ class Node:
             errors.update(self.metering.errors)
         errors.update(self.sources.errors)
         errors.update(self.viewer.judge.errors)
-        if self.attributor.kubelet:
-            for reason, count in self.attributor.kubelet.errors.items():
-                errors["attribution", reason] += count
-        if self.attributor.metadata:
-            for reason, count in self.attributor.metadata.errors.items():
-                errors["metadata", reason] += count
+        for part, source in (("attribution", self.attributor.kubelet), ("metadata", self.attributor.metadata)):
+            if source:
+                errors.update({(part, reason): count for reason, count in source.errors.items()})
         return dict(errors)
 
 

@@ -296,15 +296,6 @@ def _node(
     )
 
 
-async def _is_set_before(event: asyncio.Event, at: float) -> bool:
-    """Wait for the event until an instant of the loop's clock; return whether it is set."""
-    try:
-        async with asyncio.timeout_at(at):
-            return await event.wait()
-    except TimeoutError:
-        return False
-
-
 def loaded_driver(sys_root: Path) -> int | None:
     """Return a number that every load of the NVIDIA kernel module changes, or ``None`` without the module.
 
@@ -417,10 +408,12 @@ class Agent:
         begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
         due = loop.time()
         while True:
-            due = max(due + interval, loop.time())
-            while await _is_set_before(begun, due):
-                begun.clear()
-                await self._tick()
+            if loop.time() >= due:
+                due = max(due + interval, loop.time())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await begun.wait()
+            begun.clear()
             await self._tick()
 
     async def _tick(self) -> None:
@@ -488,9 +481,8 @@ class Agent:
         with contextlib.suppress(asyncio.TimeoutError):
             if self._saving:
                 await asyncio.wait_for(self._saving, SHUTDOWN_SECONDS)
-            save = None
-            if self.node.metering:
-                save = self.node.metering.begin_save(time.time(), time.monotonic(), last=True)
+            metering = self.node.metering
+            save = metering.begin_save(time.time(), time.monotonic(), last=True) if metering else None
             if save:
                 await asyncio.wait_for(self._write(save), SHUTDOWN_SECONDS)
 
