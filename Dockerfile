@@ -1,7 +1,7 @@
 # Two images from one file: the agent (the default) and, with --target service, the cost service.
-# The base, or a mirror of it: --build-arg BASE_IMAGE=..., for a release with its digest (`make image RELEASE=1`); it needs Python 3.11 or later, a shell, glibc, which the driver's
-# library uses, and libstdc++, which gRPC does. `make image` builds both and fills in the labels.
-ARG BASE_IMAGE=python:3.13-slim-bookworm
+# The base, by digest, since a tag may be moved; a mirror of it: --build-arg BASE_IMAGE=... (`make image RELEASE=1` demands a digest). It needs Python
+# 3.11 or later, a shell, glibc, which the driver's library uses, and libstdc++, which gRPC does. `make image` builds both and fills in the labels.
+ARG BASE_IMAGE=python:3.13.13-slim-bookworm@sha256:355bfa66770995d7e9a0da4b3473b44d0cb451f6b56f5615ad9c39e3c4eca03f
 
 FROM ${BASE_IMAGE} AS build
 # The base may have another user.

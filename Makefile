@@ -138,9 +138,9 @@ FORMAT = $(if $(filter podman buildah,$(notdir $(firstword $(BUILDER)))),--forma
 # More for the builder, such as a folder of wheels: docs/install.md, "Air-gapped".
 BUILD_OPTIONS ?=
 
-# RELEASE=1: a tag is whatever it is moved to, so a release names its base by digest.
-image: ## Build the images of the agent and of the cost service (RELEASE=1 needs BASE_IMAGE=...@sha256:...)
-	@test -z "$(RELEASE)" || echo "$(BASE_IMAGE)" | grep -Eq '@sha256:[0-9a-f]{64}$$' || { \
+# RELEASE=1: a tag may be moved, so a release names its base by digest, as the Dockerfile does.
+image: ## Build the images of the agent and of the cost service (RELEASE=1: a BASE_IMAGE needs its digest)
+	@test -z "$(RELEASE)" || test -z "$(BASE_IMAGE)" || echo "$(BASE_IMAGE)" | grep -Eq '@sha256:[0-9a-f]{64}$$' || { \
 	  echo "BASE_IMAGE: '$(BASE_IMAGE)' has no digest; give python:3.13-slim-bookworm@sha256:...; see docs/release.md" >&2; exit 1; }
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target agent --tag $(IMAGE):$(VERSION) .
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target service --tag $(IMAGE)-service:$(VERSION) .

@@ -73,13 +73,16 @@ def test_what_is_mounted_is_there_and_only_volumes_can_be_written(services: dict
 
 def test_images_have_versions_and_ports_are_those_of_this_machine_alone(services: dict[str, Service]) -> None:
     for name, service in services.items():
-        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), name
+        digest = "" if name in OURS else "@sha256:[0-9a-f]{64}"
+        assert re.search(rf":v?\d+\.\d+\.\d+{digest}$", service["image"]), f"{name}: a tag may be moved"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
     tags = {name: services[name]["image"] for name in OURS}
     ours = f"gpu-cost-exporter:{version()}"
     assert tags == {"agent": ours, "past": ours, "cost": f"gpu-cost-exporter-service:{version()}"}
     assert {services[name]["build"]["args"]["VERSION"] for name in OURS} == {version()}
-    targets = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"^ARG BASE_IMAGE=python:[\d.]+-slim-bookworm@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
+    targets = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)
     assert {services[name]["build"]["target"] for name in OURS} <= set(targets)
     assert (HERE / services["agent"]["build"]["context"]).resolve() == ROOT
 
@@ -154,5 +157,5 @@ def test_grafana_has_every_dashboard_where_its_provider_looks(services: dict[str
     assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in boards
     least = re.search(r"Grafana (\d+)\.(\d+) and later", (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8"))
     assert least is not None
-    given = services["grafana"]["image"].rpartition(":")[2].split(".")
+    given = services["grafana"]["image"].partition("@")[0].rpartition(":")[2].split(".")
     assert [int(part) for part in given[:2]] >= [int(part) for part in least.groups()]
