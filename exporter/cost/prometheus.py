@@ -471,11 +471,13 @@ def _has_surrogates(body: bytearray) -> bool:
 
 
 def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON
+    was_enabled = gc.isenabled()  # the report command disables it for all of its run
     gc.disable()  # JSON makes no cycles, and a search for some in millions of new objects takes most of the time
     try:
         whole = json.loads(body)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
     if _has_surrogates(body):
         # Half of a surrogate pair is JSON, and no file takes it: one odd letter must not cost the report.
         whole = json.loads(json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"))
