@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[13, 125, 1000, 1250], help="sizes of the fleets")
     parser.add_argument("--directory", type=Path, help="where to work; needs 10 GB for 1,000 nodes")
     arguments = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installation has its modules compiled
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f}\n")
     print(HEADER)
     kept = True

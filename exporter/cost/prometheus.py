@@ -462,7 +462,7 @@ class _Unpacking:
 
 def _decoded_bytes(piece: bytes) -> int:
     """Return what the values in a piece of JSON take at most, besides text: two letters can be an object."""
-    values = sum(piece.count(sign) for sign in (b",", b":", b"["))
+    values = len(piece) - len(piece.translate(None, b",:["))  # a fifth of what it takes to count each sign
     return values * _VALUE_BYTES + piece.count(b"{") * _OBJECT_BYTES
 
 

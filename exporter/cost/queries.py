@@ -33,6 +33,11 @@ class Measure(NamedTuple):
         """The name of its hourly series."""
         return f"{level}:{self.name}:delta1h"
 
+    @property
+    def halves(self) -> tuple[str, ...]:
+        """Matchers of its questions: one answer is taken in while the engine works on the next."""
+        return ('state="idle"', 'state!="idle"') if STATE in self.labels else ("",)
+
 
 SECONDS = Measure("gpu_seconds", (STATE,))
 COST = Measure("gpu_cost", (STATE, CURRENCY))
@@ -114,9 +119,10 @@ class Scope(NamedTuple):
     """As ``matchers`` makes them."""
 
 
-def total(measure: Measure, scope: Scope, parts: Sequence[Part]) -> str:
-    """What a series gained over the parts of a window, by the labels to keep."""
-    gained = _gained(measure.series(scope.level), parts, scope.matchers)
+def total(measure: Measure, half: str, scope: Scope, parts: Sequence[Part]) -> str:
+    """What one of a measure's ``halves`` gained over the parts of a window, by the labels to keep."""
+    wanted = ", ".join(text for text in (half, scope.matchers) if text)
+    gained = _gained(measure.series(scope.level), parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -189,19 +189,16 @@ def line_keys(
     fields = tuple(("cluster" if label == cluster_label else _FIELD_OF.get(label, label)) for label in keep)
     pick = picking(fields, fields)
     shown = dimensions | ({"namespace", "kind"} if "workload" in dimensions else set())
-    known: dict[Key, LineKey | None] = {}
+    shown_apart = shown | {"kind"}
 
+    @cache
     def line(key: Key) -> LineKey | None:
-        if key not in known:
-            known[key] = _line(LineKey(*pick((*key, ""))))
-        return known[key]
-
-    def _line(whole: LineKey) -> LineKey | None:
+        whole = LineKey._make(pick((*key, "")))
         if pool_of:
             whole = whole._replace(pool=pool_of(whole.cluster, whole.node))
         if not wanted.keep(whole):
             return None
-        return whole.at(shown | {"kind"} if whole.kind in APART else shown)
+        return whole.at(shown_apart if whole.kind in APART else shown)
 
     return line
 
@@ -461,9 +458,9 @@ class Asking:
         ]
 
     def failures(self) -> tuple[Failure, ...]:
-        """What stayed unanswered; days in a row that failed alike are one."""
+        """What stayed unanswered; questions of a series, and days in a row, that failed alike are one."""
         merged: list[Failure] = []
-        for failure in sorted(self._failures, key=lambda one: (one.what, one.reason, one.window.start_seconds)):
+        for failure in sorted(set(self._failures), key=lambda one: (one.what, one.reason, one.window.start_seconds)):
             last = merged[-1] if merged else None
             same = last is not None and (last.what, last.reason) == (failure.what, failure.reason)
             if last is not None and same and last.window.end_seconds == failure.window.start_seconds:
