@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 from exporter.cost import prometheus_access
@@ -151,7 +152,8 @@ class Cells:
     def lines(self, chunk: int, key_of: Callable[[Key], LineKey | None]) -> dict[LineKey, Figures]:
         """Lines of a chunk, once; keys that come to the same line are added up, those that come to none left out."""
         merged: dict[LineKey, _Cell] = {}
-        for key, cell in self._chunks[chunk].items():
+        # In the order of keys: sums are the same to the last digit, whichever answer came first.
+        for key, cell in sorted(self._chunks[chunk].items(), key=itemgetter(0)):
             line = key_of(key)
             if line is None:
                 continue
