@@ -229,7 +229,7 @@ class _Reading:
         self._facts = WindowFacts(self._windows)
         self._recorded = Recorded(self._windows, self._cluster_label)
         self._simulated = False
-        self._measures = [(measure, half) for measure in MEASURES for half in measure.halves]
+        self._measures = [(one, half) for one in MEASURES for half in (queries.HALVES if one.labels else ("",))]
         questions = len(self._blocks) * (len(self._measures) + 2 + self._with_nodes) + 1
         self._asking = Asking(client, self._windows, progress, questions)
 

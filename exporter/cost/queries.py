@@ -33,17 +33,14 @@ class Measure(NamedTuple):
         """The name of its hourly series."""
         return f"{level}:{self.name}:delta1h"
 
-    @property
-    def halves(self) -> tuple[str, ...]:
-        """Matchers of its questions: one answer is taken in while the engine works on the next."""
-        return ('state="idle"', 'state!="idle"') if STATE in self.labels else ("",)
-
 
 SECONDS = Measure("gpu_seconds", (STATE,))
 COST = Measure("gpu_cost", (STATE, CURRENCY))
 UNPRICED = Measure("gpu_unpriced_seconds")
 ENERGY = Measure("gpu_energy_joules")
 MEASURES = (SECONDS, COST, UNPRICED, ENERGY)
+HALVES = (f'{STATE}="idle"', f'{STATE}!="idle"')
+"""Matchers of the questions of a measure by state: one answer is taken in while the engine works on the next."""
 
 _LABELS: Mapping[Dimension, str] = {
     "node": "node",
@@ -120,7 +117,7 @@ class Scope(NamedTuple):
 
 
 def total(measure: Measure, half: str, scope: Scope, parts: Sequence[Part]) -> str:
-    """What one of a measure's ``halves`` gained over the parts of a window, by the labels to keep."""
+    """What a series, or one of its ``HALVES``, gained over the parts of a window, by the labels to keep."""
     wanted = ", ".join(text for text in (half, scope.matchers) if text)
     gained = _gained(measure.series(scope.level), parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, Protocol
 
 from exporter.cost import prometheus_access
@@ -153,15 +152,12 @@ class Cells:
         """Lines of a chunk, once; keys that come to the same line are added up, those that come to none left out."""
         merged: dict[LineKey, _Cell] = {}
         # In the order of keys: sums are the same to the last digit, whichever answer came first.
-        for key, cell in sorted(self._chunks[chunk].items(), key=itemgetter(0)):
+        for key, cell in sorted(self._chunks[chunk].items(), key=lambda pair: pair[0]):
             line = key_of(key)
-            if line is None:
-                continue
-            there = merged.get(line)
-            if there is None:
+            if line in merged:
+                merged[line].add(cell)
+            elif line is not None:
                 merged[line] = cell
-            else:
-                there.add(cell)
         self._chunks[chunk] = {}
         return {line: cell.figures() for line, cell in merged.items()}
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import floor
 from typing import Literal
 
@@ -384,12 +383,7 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
     kept = Filters(wanted=known)
     # A line that is nobody's has no namespace; it is not what is asked for by asking for none.
     of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in filters.wanted)
-
-    @cache
-    def group_in(key: LineKey) -> LineKey | None:
-        is_kept = not (of_owners and is_apart(key)) and kept.keep(key)
-        return group_of(key, wanted) if is_kept else None
-
+    groups: dict[LineKey, LineKey | None] = {}
     whole: dict[LineKey, list[Figures]] = {}
     by_chunk: list[dict[LineKey, Figures]] = []
     seconds: list[float] = []
@@ -397,7 +391,11 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
         here: dict[LineKey, list[Figures]] = {} if with_series else whole
         chunk_seconds = 0.0
         for key, figures in chunk.lines.items():
-            group = group_in(key)
+            if key in groups:
+                group = groups[key]
+            else:
+                is_kept = not (of_owners and is_apart(key)) and kept.keep(key)
+                group = groups[key] = group_of(key, wanted) if is_kept else None
             if group is None:
                 continue
             here.setdefault(group, []).append(figures)
