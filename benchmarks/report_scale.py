@@ -22,7 +22,7 @@ from gpu_simulator.fleet_plan import FleetPlan  # noqa: E402 - as above
 MIB = 1024 * 1024
 BUDGET_SECONDS, WRONG_RATIO = 5.0, 0.001
 HEADER = (
-    "| GPUs | by | lines | wall, s | CPU: report, engine, s | MiB: report, engine | error: sums, a line |\n"
+    "\n\n| GPUs | by | lines | wall, s | CPU: report, engine, s | MiB: report, engine | error: sums, a line |\n"
     "|---:|---|---:|---:|---|---|---|"
 )
 
@@ -33,8 +33,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[13, 125, 1000, 1250], help="sizes of the fleets")
     parser.add_argument("--directory", type=Path, help="where to work; needs 10 GB for 1,000 nodes")
     arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f}\n")
-    print(HEADER)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installation has its modules compiled
+    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f}{HEADER}")
     kept = True
     for nodes in arguments.nodes:
         with (

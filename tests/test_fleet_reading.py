@@ -235,7 +235,7 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
     bad = DAY - 2 * DAY_SECONDS
 
     def is_bad(form: dict[str, str]) -> bool:
-        span = re.search(r"gpu_cost:delta1h{}\[(\d+)s\]", form.get("query", ""))
+        span = re.search(r"gpu_cost:delta1h{[^}]*}\[(\d+)s\]", form.get("query", ""))
         if span is None:
             return False
         first = float(form.get("start", form.get("time", "0"))) - int(span[1]) - CHECKPOINT_SECONDS

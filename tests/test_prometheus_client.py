@@ -1,6 +1,7 @@
 """The client of Prometheus' API against real HTTP servers: what it asks, what it bears, and what it says."""
 
 import base64
+import gc
 import gzip
 import json
 import shutil
@@ -74,6 +75,18 @@ async def test_values_that_are_no_number_are_left_out() -> None:
     async with serving(answer) as server, client(server.url) as asked:
         assert await asked.instant("x", 1) == (SeriesSample({"a": "3"}, 3.0),)
         assert await asked.range("x", 0, 9, 1) == (prometheus.Series({"a": "1"}, ((2.5, 4.0),)),)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+async def test_an_answer_leaves_garbage_collection_as_it_was(collects: bool) -> None:  # noqa: FBT001 - a case
+    was = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        async with serving(one) as server, client(server.url) as asked:
+            await asked.instant("x", 1)
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 async def test_warnings_of_the_server_come_with_the_answer() -> None:

@@ -229,7 +229,8 @@ class _Reading:
         self._facts = WindowFacts(self._windows)
         self._recorded = Recorded(self._windows, self._cluster_label)
         self._simulated = False
-        questions = len(self._blocks) * (len(MEASURES) + 2 + self._with_nodes) + 1
+        self._measures = [(one, half) for one in MEASURES for half in (queries.HALVES if one.labels else ("",))]
+        questions = len(self._blocks) * (len(self._measures) + 2 + self._with_nodes) + 1
         self._asking = Asking(client, self._windows, progress, questions)
 
     async def read(self) -> FleetLedger:
@@ -239,8 +240,8 @@ class _Reading:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ask_simulated())
             for block in self._blocks:
-                for measure in MEASURES:
-                    tasks.create_task(self._ask_measure(measure, block))
+                for measure, half in self._measures:
+                    tasks.create_task(self._ask_measure(measure, half, block))
                 tasks.create_task(self._ask_capacity(block))
                 if self._with_nodes:
                     tasks.create_task(self._ask_nodes(block))
@@ -268,12 +269,12 @@ class _Reading:
             notes=tuple(dict.fromkeys(notes)),
         )
 
-    async def _ask_measure(self, measure: Measure, block: Block) -> None:
+    async def _ask_measure(self, measure: Measure, half: str, block: Block) -> None:
         ends = {queries.asked_at(self._windows[chunk]): chunk for chunk in block}
         await self._asking.ask(
             block,
             measure.series(self._scope.level),
-            lambda chunk: queries.total(measure, self._scope, self._recorded.parts(chunk)),
+            lambda chunk: queries.total(measure, half, self._scope, self._recorded.parts(chunk)),
             lambda rows: self._cells.add(measure, rows, ends),
         )
 

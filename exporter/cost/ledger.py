@@ -63,7 +63,7 @@ class LineKey(NamedTuple):
 
     def at(self, dimensions: Collection[Dimension]) -> "LineKey":
         """The key of the line that is summed over every other dimension; of labels those that are named."""
-        key = LineKey(*picking(self._fields, frozenset(dimensions))((*self, "")))
+        key = LineKey._make(picking(self._fields, frozenset(dimensions))((*self, "")))
         if self.labels and "labels" not in dimensions:
             named = [f"{name}={value}" for name, value in pairs(self.labels).items() if LABEL + name in dimensions]
             key = key._replace(labels=",".join(named))
@@ -245,7 +245,7 @@ class Filters:
 
     def keep(self, key: LineKey) -> bool:
         """Whether a line is asked for."""
-        return all(key.value(dimension) in values for dimension, values in self.wanted.items())
+        return not self.wanted or all(key.value(dimension) in values for dimension, values in self.wanted.items())
 
     @property
     def by_label(self) -> "Filters":

@@ -462,7 +462,7 @@ class _Unpacking:
 
 def _decoded_bytes(piece: bytes) -> int:
     """Return what the values in a piece of JSON take at most, besides text: two letters can be an object."""
-    values = sum(piece.count(sign) for sign in (b",", b":", b"["))
+    values = len(piece) - len(piece.translate(None, b",:["))  # a fifth of what it takes to count each sign
     return values * _VALUE_BYTES + piece.count(b"{") * _OBJECT_BYTES
 
 
@@ -471,11 +471,13 @@ def _has_surrogates(body: bytearray) -> bool:
 
 
 def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON
+    was_enabled = gc.isenabled()  # the report command disables it for all of its run
     gc.disable()  # JSON makes no cycles, and a search for some in millions of new objects takes most of the time
     try:
         whole = json.loads(body)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
     if _has_surrogates(body):
         # Half of a surrogate pair is JSON, and no file takes it: one odd letter must not cost the report.
         whole = json.loads(json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"))

@@ -39,6 +39,8 @@ COST = Measure("gpu_cost", (STATE, CURRENCY))
 UNPRICED = Measure("gpu_unpriced_seconds")
 ENERGY = Measure("gpu_energy_joules")
 MEASURES = (SECONDS, COST, UNPRICED, ENERGY)
+HALVES = (f'{STATE}="idle"', f'{STATE}!="idle"')
+"""Matchers of the questions of a measure by state: one answer is taken in while the engine works on the next."""
 
 _LABELS: Mapping[Dimension, str] = {
     "node": "node",
@@ -114,9 +116,10 @@ class Scope(NamedTuple):
     """As ``matchers`` makes them."""
 
 
-def total(measure: Measure, scope: Scope, parts: Sequence[Part]) -> str:
-    """What a series gained over the parts of a window, by the labels to keep."""
-    gained = _gained(measure.series(scope.level), parts, scope.matchers)
+def total(measure: Measure, half: str, scope: Scope, parts: Sequence[Part]) -> str:
+    """What a series, or one of its ``HALVES``, gained over the parts of a window, by the labels to keep."""
+    wanted = ", ".join(text for text in (half, scope.matchers) if text)
+    gained = _gained(measure.series(scope.level), parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 

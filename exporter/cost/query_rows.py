@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -151,15 +151,13 @@ class Cells:
     def lines(self, chunk: int, key_of: Callable[[Key], LineKey | None]) -> dict[LineKey, Figures]:
         """Lines of a chunk, once; keys that come to the same line are added up, those that come to none left out."""
         merged: dict[LineKey, _Cell] = {}
-        for key, cell in self._chunks[chunk].items():
+        # In the order of keys: sums are the same to the last digit, whichever answer came first.
+        for key, cell in sorted(self._chunks[chunk].items(), key=lambda pair: pair[0]):
             line = key_of(key)
-            if line is None:
-                continue
-            there = merged.get(line)
-            if there is None:
+            if line in merged:
+                merged[line].add(cell)
+            elif line is not None:
                 merged[line] = cell
-            else:
-                there.add(cell)
         self._chunks[chunk] = {}
         return {line: cell.figures() for line, cell in merged.items()}
 
@@ -189,19 +187,16 @@ def line_keys(
     fields = tuple(("cluster" if label == cluster_label else _FIELD_OF.get(label, label)) for label in keep)
     pick = picking(fields, fields)
     shown = dimensions | ({"namespace", "kind"} if "workload" in dimensions else set())
-    known: dict[Key, LineKey | None] = {}
+    shown_apart = shown | {"kind"}
 
+    @cache
     def line(key: Key) -> LineKey | None:
-        if key not in known:
-            known[key] = _line(LineKey(*pick((*key, ""))))
-        return known[key]
-
-    def _line(whole: LineKey) -> LineKey | None:
+        whole = LineKey._make(pick((*key, "")))
         if pool_of:
             whole = whole._replace(pool=pool_of(whole.cluster, whole.node))
         if not wanted.keep(whole):
             return None
-        return whole.at(shown | {"kind"} if whole.kind in APART else shown)
+        return whole.at(shown_apart if whole.kind in APART else shown)
 
     return line
 
@@ -461,9 +456,9 @@ class Asking:
         ]
 
     def failures(self) -> tuple[Failure, ...]:
-        """What stayed unanswered; days in a row that failed alike are one."""
+        """What stayed unanswered; questions of a series, and days in a row, that failed alike are one."""
         merged: list[Failure] = []
-        for failure in sorted(self._failures, key=lambda one: (one.what, one.reason, one.window.start_seconds)):
+        for failure in sorted(set(self._failures), key=lambda one: (one.what, one.reason, one.window.start_seconds)):
             last = merged[-1] if merged else None
             same = last is not None and (last.what, last.reason) == (failure.what, failure.reason)
             if last is not None and same and last.window.end_seconds == failure.window.start_seconds:
