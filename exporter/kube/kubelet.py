@@ -1,6 +1,7 @@
 """Polls the kubelet's pod-resources API over its unix socket."""
 
 import asyncio
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +111,9 @@ def _unreachable(path: str, error: Exception) -> AttributionError:
         case ConnectionError() | EOFError() | ProtocolError():
             broken = "accepts connections and closes them: the kubelet is restarting, or this is not its socket"
             found = AttributionError("unavailable", f"{path} {broken}; {FIX_PATH}")
+        case OSError(errno=errno.EAGAIN | errno.ENOTCONN):  # asyncio takes the refusal of a full queue for a connection
+            cause = "it hangs, see its log, or another client of the socket opens connections without end"
+            found = AttributionError("deadline", f"kubelet has as many waiting connections on {path} as fit: {cause}")
     return found
 
 
