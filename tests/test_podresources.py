@@ -255,7 +255,7 @@ async def test_a_kubelet_whose_queue_of_connections_is_full_hangs(client: Kubele
         waiting.connect(str(path))
         error = await failure(client)
     assert error.reason == "deadline"
-    assert "it hangs" in str(error)
+    assert "the kubelet hangs" in str(error)
 
 
 @pytest.mark.usefixtures("server")
