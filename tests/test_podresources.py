@@ -247,6 +247,17 @@ async def test_a_silent_kubelet_costs_no_more_than_the_deadline(path: Path, node
     assert "0.2 s" in str(error)
 
 
+async def test_a_kubelet_whose_queue_of_connections_is_full_hangs(client: KubeletClient, path: Path) -> None:
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as hung, socket.socket(socket.AF_UNIX) as waiting:
+        hung.bind(str(path))
+        hung.listen(0)
+        waiting.connect(str(path))
+        error = await failure(client)
+    assert error.reason == "deadline"
+    assert "the kubelet hangs" in str(error)
+
+
 @pytest.mark.usefixtures("server")
 async def test_an_answer_of_5_mb_is_read_and_does_not_live_on(client: KubeletClient, node: Node) -> None:
     node.faults[Fault.KUBELET_HUGE] = 5_000_000

@@ -1,6 +1,7 @@
 """Polls the kubelet's pod-resources API over its unix socket."""
 
 import asyncio
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -87,10 +88,13 @@ LONGEST_PATH_BYTES = 107
 FIX_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
 
 
-def _unreachable(path: str, error: Exception) -> AttributionError:
+def _unreachable(path: str, error: Exception, deadline_seconds: float) -> AttributionError:
     """Return the error for a failed call to the kubelet's socket, with its fix."""
     found = AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}")  # a file in the path, a NUL
     match error:
+        case TimeoutError():
+            text = f"kubelet accepts on {path} but did not answer within {deadline_seconds:g} s; see its log"
+            found = AttributionError("deadline", text)
         case OSError() if (length := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
             text = f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {FIX_PATH}"
             found = AttributionError("bad_path", text)
@@ -110,6 +114,8 @@ def _unreachable(path: str, error: Exception) -> AttributionError:
         case ConnectionError() | EOFError() | ProtocolError():
             broken = "accepts connections and closes them: the kubelet is restarting, or this is not its socket"
             found = AttributionError("unavailable", f"{path} {broken}; {FIX_PATH}")
+        case OSError(errno=errno.EAGAIN | errno.ENOTCONN):  # asyncio takes the refusal of a full queue for a connection
+            found = AttributionError("deadline", f"{path} accepts no more connections: the kubelet hangs; see its log")
     return found
 
 
@@ -353,22 +359,16 @@ class KubeletClient:
     async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
         try:
             raw = await self._once(method)
-        except TimeoutError as error:
-            raise AttributionError(
-                "deadline",
-                f"kubelet accepts on {self._path} but did not answer within {self._deadline_seconds:g} s; see its log",
-            ) from error
         except (OSError, EOFError, ProtocolError, ValueError) as error:
-            raise _unreachable(self._path, error) from error
+            raise _unreachable(self._path, error, self._deadline_seconds) from error
         try:
-            message: Message = _MESSAGES[answer].FromString(raw)
+            return _MESSAGES[answer].FromString(raw)
         except DecodeError as error:
             raise AttributionError(
                 "garbage",
                 f"kubelet answered {len(raw)} bytes on {self._path} that are not a pod-resources v1 message;"
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
-        return message
 
     async def _once(self, method: str) -> bytes:
         async with asyncio.timeout(self._deadline_seconds):
