@@ -29,6 +29,7 @@ def test_a_pod_is_remembered_for_ten_minutes_after_it_left_the_api() -> None:
     endings = Endings()
     endings.update({A: pod("a")}, 0.0)
     endings.update({B: pod("b")}, 1.0)
+    endings.update({B: pod("b"), ("ml", "c"): pod("c")}, DEPARTED_SECONDS)
     assert endings.find(A) == pod("a")
     endings.update({}, 1.0 + DEPARTED_SECONDS)
     assert endings.find(A) is None

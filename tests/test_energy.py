@@ -95,8 +95,8 @@ def test_an_interval_too_short_for_the_counter_to_step_teaches_no_idle_power() -
 
 
 def test_idle_energy_goes_by_share_and_the_rest_by_activity() -> None:
-    parts = split_energy(Energy(joules=500.0, idle_joules=100.0), [0.25, 0.75], [0.1, 0.3])
-    assert parts == pytest.approx([25 + 100, 75 + 300])
+    parts = split_energy(Energy(joules=500.0, idle_joules=100.0), [0.25, 0.75], [0.3, 0.1])
+    assert parts == pytest.approx([25 + 300, 75 + 100])
     assert split_energy(Energy(joules=500.0, idle_joules=100.0), [0.5, 0.5], [0.0, 0.0]) == [250.0, 250.0]
 
 

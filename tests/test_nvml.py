@@ -12,6 +12,7 @@ from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import library, mig
+from exporter.gpu.nvml.fields import field_values
 from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import DeviceState, Field, GpuReading, Reading
 from gpu_simulator import driver as simulated_driver
@@ -134,6 +135,7 @@ def test_ids_that_moved_between_drivers_are_not_asked_of_an_old_one() -> None:
         values = it.after(1).gpus[0].values
     assert Field.GPU_RECOVERY_ACTION not in values
     assert Field.TOTAL_ENERGY_CONSUMPTION in values
+    assert max(item.id for item in field_values(ALL, driver_major=535)) < 199
 
 
 def test_a_missing_symbol_costs_its_field_only() -> None:
@@ -163,6 +165,17 @@ def test_a_lost_gpu_leaves_the_others_untouched_and_returns_by_itself() -> None:
         it.node.change(1, fault=None)
         assert states(it.after(5))[1] == (DeviceState.LOST, "gpu_is_lost")
         assert states(it.after(6)) == [UP, UP]
+
+
+def test_a_gpu_in_the_place_of_another_one_is_not_taken_for_it() -> None:
+    with watched(gpu(0), gpu(1)) as it:
+        it.after(1)
+        it.node.change(1, uuid="GPU-00000000-0000-0000-0000-000000000009")
+        it.source.close()
+        it.source.open()
+        reading = it.after(1)
+    told = {one.gpu.uuid[-1]: (one.state, one.reason) for one in reading.gpus}
+    assert told == {"0": UP, "1": (DeviceState.MISSING, "replaced"), "9": UP}
 
 
 def test_a_gpu_that_needs_a_reset_says_so() -> None:

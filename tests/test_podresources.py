@@ -113,6 +113,18 @@ async def test_only_containers_with_gpus_are_kept(client: KubeletClient, node: N
 
 
 @pytest.mark.usefixtures("server")
+async def test_devices_that_are_listed_once_per_numa_node_are_one_containers(
+    client: KubeletClient, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "gpu_simulator.kubelet._plain_ids", lambda holders: [(one.resource, one.device_ids) for one in holders]
+    )
+    node.holders = (holder(GPU), holder(GPU.replace("8000", "8001")))
+    (container,) = (await client.fetch(NOW)).containers
+    assert container.devices == (DeviceIds(resource="nvidia.com/gpu", ids=(GPU, GPU.replace("8000", "8001"))),)
+
+
+@pytest.mark.usefixtures("server")
 async def test_resource_names_are_matched_by_pattern(path: Path, node: Node) -> None:
     names = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me")
     node.holders = tuple(

@@ -407,3 +407,5 @@ async def test_a_wall_clock_that_is_set_darkens_no_page_and_hides_no_silence(tmp
         "the newest reading of source nvml is too old",
         "the newest reading of source dcgm is too old",
     )
+    assert silent.devices
+    assert not any(view.values or view.activity or view.state is DeviceState.UP for view in silent.devices)
