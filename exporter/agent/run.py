@@ -341,7 +341,8 @@ class ProblemLog:
 
     def note(self, snapshot: Snapshot) -> None:
         """Log the problems that have begun or ended since the previous snapshot."""
-        for name, problem in (("kubelet", snapshot.attribution_problem), ("Kubernetes API", snapshot.metadata_problem)):
+        of_api = snapshot.metadata.problem if snapshot.metadata else ""
+        for name, problem in (("kubelet", snapshot.attribution.problem), ("Kubernetes API", of_api)):
             if problem and name not in self._logged:
                 self._logged.add(name)
                 LOG.warning("%s: %s", name, problem)
@@ -438,7 +439,7 @@ class Agent:
         """Have the driver reopened if that may recover a GPU that is missing or does not answer."""
         driver = next((worker for worker in self.workers if worker.status.name == "nvml"), None)
         expected, well = snapshot.expected_devices, driver.well_gpus if driver else None
-        if snapshot.unseen_instances and well is not None:
+        if snapshot.attribution.unseen_instances and well is not None:
             # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.
             expected = max(expected or 0, well + 1)
         if driver and self.missing.is_due(expected=expected, well=well, steady=time.monotonic()):

@@ -62,14 +62,14 @@ async def read(around: Surroundings, allocations: Allocations | None, reading: R
 def _is_settled(
     metadata: Metadata, evidence: Evidence, allocations: Allocations | None, pods: Collection[PodName]
 ) -> bool:
-    if evidence.pods is None or (metadata.node_facts is None and not metadata.problem):
+    if evidence.pods is None or (metadata.node_facts is None and not metadata.status.problem):
         return False
     containers = allocations.containers if allocations else ()
     read = evidence.claims.keys() | evidence.unreadable_claims
     claims = [one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER]
     uids = {uid for one in claims if (uid := claim_uid(one))}
     if not uids <= read or (claims and evidence.devices is None):
-        return bool(metadata.problem)
+        return bool(metadata.status.problem)
     known = [metadata.facts(*name) for name in pods if name in evidence.pods]  # asks for each of them
     return None not in known
 
@@ -117,8 +117,8 @@ async def ask_api(
     finally:
         await client.close()
     metadata = await read(around, allocations, reading)
-    if metadata.remark:
-        cause, _, fix = metadata.remark.partition("; ")
+    if remark := metadata.status.remark:
+        cause, _, fix = remark.partition("; ")
         found.append(warn("API clock", cause, fix))
     return found, metadata
 
