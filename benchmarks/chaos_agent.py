@@ -89,13 +89,13 @@ def _agent(path: Path, rest: list[str]) -> int:
     parser = Parser(prog="chaos_agent.py")
     add_options(parser)
     config = load_agent(vars(parser.parse_args(rest)), os.environ)
-    resolve.configure(config.log_format, config.log_level)
-    fields = read_collectors(config.collectors).fields
+    resolve.configure(config.logging.log_format, config.logging.log_level)
+    fields = read_collectors(config.exposition.collectors).fields
     commands = {
         name: (
-            *(sys.executable, __file__, "child", str(path), "--interval", str(config.sample_interval_seconds)),
+            *(sys.executable, __file__, "child", str(path), "--interval", str(config.sampling.interval_seconds)),
             *("--fields", ",".join(str(int(one)) for one in sorted(fields_of(config, name, fields)))),
-            *(("--dcgm-address", config.dcgm_address) if name == "dcgm" else ()),
+            *(("--dcgm-address", config.sampling.dcgm_address) if name == "dcgm" else ()),
         )
         for name in sources_of(config)
     }

@@ -111,8 +111,8 @@ def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
         for pod in view.pods:
             held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + pod.holder.share_ratio
     require(all(0 < share <= 1 + _TOLERATED for share in held.values()), f"shares of {held}")
-    if snapshot.ledger is not None:
-        ledger = snapshot.ledger
+    if snapshot.metering.ledger is not None:
+        ledger = snapshot.metering.ledger
         totals = ledger.accounts.values()
         seconds = sum(one.allocated_seconds for one in totals) + ledger.withheld_seconds
         require(all(one.allocated_seconds >= 0 for one in totals), "a negative total")

@@ -262,16 +262,16 @@ def _agent(data: bytes) -> None:
     found = load_agent(given, environ, check_paths=False)
     require_finite(
         (
-            found.sample_interval_seconds,
-            found.kubelet_interval_seconds,
-            found.attribution_expiry_seconds,
-            found.linger_seconds,
-            found.idle_threshold_ratio,
+            found.sampling.interval_seconds,
+            found.attribution.kubelet_interval_seconds,
+            found.attribution.expiry_seconds,
+            found.exposition.linger_seconds,
+            found.sampling.idle_threshold_ratio,
         ),
         "a setting",
         least=0.0,
     )
-    require(0 <= found.listen_port < 65536, "a port")  # noqa: PLR2004 - as TCP has them
+    require(0 <= found.serving.listen.port < 65536, "a port")  # noqa: PLR2004 - as TCP has them
 
 
 def _given(data: bytes) -> tuple[dict[str, str], dict[str, str]]:

@@ -30,6 +30,7 @@ from exporter.kube.kubelet import LIST_METHOD, KubeletClient
 from exporter.kube.metadata import parse_pod
 from exporter.model import (
     Allocations,
+    MetadataStatus,
     NodeFacts,
     Owner,
     PodFacts,
@@ -65,8 +66,6 @@ class Api:
     late_seconds: float = 1.0
     is_down: bool = False
     errors: dict[str, int] = field(default_factory=dict)
-    remark: str = ""
-    names_other_node: bool = False
     node_facts: NodeFacts | None = None
     first_seen: dict[str, float] = field(default_factory=dict)
     _followed: Followed = field(default_factory=Followed)
@@ -103,19 +102,10 @@ class Api:
         return self._endings.left
 
     @property
-    def known(self) -> bool:
-        """Whether pods were listed."""
-        return self._followed.known
-
-    @property
-    def at_seconds(self) -> float | None:
-        """Of the last sign of life."""
-        return self._followed.at_seconds
-
-    @property
-    def problem(self) -> str:
-        """Why there is no newer one."""
-        return self._followed.problem
+    def status(self) -> MetadataStatus:
+        """What is known of the pods."""
+        followed = self._followed
+        return MetadataStatus(known=followed.known, at_seconds=followed.at_seconds, problem=followed.problem)
 
     def note(self, allocations: Allocations, now: float) -> None:
         """Take note of a new answer of the kubelet."""

@@ -145,7 +145,7 @@ def meter(directory: Path, log: Path, zero: float, number: int) -> None:
             save = None
         if not save and (save := metering.begin_save(steady, steady)):
             written = pool.submit(save.write)
-        view = metering.view(steady)
+        view = metering.ledger_view(steady)
         if view:
             entry = {"shown": flat(view), "saved": view.saved_at_seconds is not None}
             os.write(descriptor, json.dumps(entry).encode() + b"\n")

@@ -85,7 +85,7 @@ class Reader:
     async def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not condition():
-            assert time.monotonic() < deadline, f"not in time; problem: {self.metadata.problem!r}"
+            assert time.monotonic() < deadline, f"not in time; problem: {self.metadata.status.problem!r}"
             await asyncio.sleep(0.02)
             self.metadata.evidence(self.cluster.now)
 

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+from snapshot_support import changed
+
 from exporter.model import (
     Activity,
     ActivitySource,
     AllocationState,
+    Attribution,
     DeviceState,
     DeviceView,
     Field,
@@ -13,6 +16,7 @@ from exporter.model import (
     Holder,
     MigInstance,
     PodUse,
+    Reading,
     ShareMode,
     Snapshot,
     SourceState,
@@ -161,17 +165,19 @@ def snapshot(*devices: DeviceView, **changes: object) -> Snapshot:
     made = Snapshot(
         taken_at_seconds=TAKEN_AT,
         node="gpu-node-a",
-        driver_version="570.124.06",
-        nvml_version="12.570.124.06",
-        sample_at_seconds=TAKEN_AT - 0.4,
+        reading=Reading(
+            source="nvml",
+            driver_version="570.124.06",
+            nvml_version="12.570.124.06",
+            taken_at_seconds=TAKEN_AT - 0.4,
+            duration_seconds=0.01,
+        ),
         devices=devices,
-        expected_devices=len({device.gpu.uuid for device in devices}),
         sources=(SourceStatus(name="nvml", state=SourceState.UP),),
-        attribution_known=True,
-        attribution_at_seconds=TAKEN_AT - 2,
+        attribution=Attribution(known=True, answered_at_seconds=TAKEN_AT - 2),
         ready=True,
     )
-    return replace(made, **changes)
+    return changed(made, **changes)
 
 
 SEVEN = (("1g.10gb", 1, 1),) * 7
@@ -191,14 +197,16 @@ def rich_snapshot() -> Snapshot:
         replace(stray, unattributed_processes=1),
         lost(7),
         simulated=True,
-        unresolved=(
-            Unresolved(
-                namespace="ml",
-                pod="dra-job-1",
-                container="main",
-                resource="gpu.nvidia.com",
-                device_id="node-a/gpu-9",
-                reason="dra_unresolved",
-            ),
-        ),
+        attribution={
+            "unresolved": (
+                Unresolved(
+                    namespace="ml",
+                    pod="dra-job-1",
+                    container="main",
+                    resource="gpu.nvidia.com",
+                    device_id="node-a/gpu-9",
+                    reason="dra_unresolved",
+                ),
+            )
+        },
     )

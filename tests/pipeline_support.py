@@ -192,7 +192,7 @@ class Pipeline:
             if _is_followed(metadata, self.truth, self.kubelet.latest, now):
                 return
             await asyncio.sleep(0.01)
-        raise AssertionError(f"the API was not followed within {FOLLOW_SECONDS} s: {metadata.problem}")
+        raise AssertionError(f"the API was not followed within {FOLLOW_SECONDS} s: {metadata.status.problem}")
 
     async def ask(self, now: float) -> None:
         """Ask the kubelet, as its poller would."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
-from exporter.model import Snapshot
+from exporter.model import MeteringView, Snapshot
 
 pods = read_pods(Path(sys.argv[2]))
 node = next(node for node in nodes_of_day(pods, 0, 16) if node.name == "node-01")
@@ -40,7 +40,7 @@ books = agent.books
 at = 1301.0
 recorded = Recorder(node.name)
 recorded.books(books, at)
-snapshot = Snapshot(taken_at_seconds=at, node=node.name, ledger=books.saved)
+snapshot = Snapshot(taken_at_seconds=at, node=node.name, metering=MeteringView(ledger=books.saved))
 page = render(families(snapshot, ExpositionOptions()), openmetrics=False).decode()
 shown = {
     (sample.name, frozenset(pair for pair in sample.labels.items() if pair[1])): sample.value

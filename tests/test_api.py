@@ -84,7 +84,7 @@ def test_a_holder_has_its_owner_and_without_metadata_its_namespace_alone() -> No
     )
     known, unknown = made.held(0, "train-0"), made.held(1, "train-1")
     known = replace(known, pods=(replace(known.pods[0], facts=facts),))
-    document = parsed(known, unknown, metadata_enabled=True, metadata_known=True, metadata_problem="slow")
+    document = parsed(known, unknown, metadata={"problem": "slow"})
     (first,), (second,) = (device["holders"] for device in document["devices"])
     assert [first[f"owner_{key}"] for key in ("namespace", "kind", "name")] == ["ml", "Job", "train"]
     assert (first["team"], first["queue"], first["workload_class"]) == ("core", "gold", "batch")
@@ -102,7 +102,7 @@ def test_a_holder_has_its_owner_and_without_metadata_its_namespace_alone() -> No
 
 
 def test_counts_of_devices_and_facts_of_the_node_are_null_where_they_are_not_known() -> None:
-    document = parsed(advertised_devices=8, node_facts=NodeFacts(region="us-east-1"))
+    document = parsed(attribution={"advertised_devices": 8}, metering={"node_facts": NodeFacts(region="us-east-1")})
     assert (document["advertised_devices"], document["allocated_devices"]) == (8, None)
     assert document["node_facts"] == {
         "instance_type": None,
@@ -135,7 +135,7 @@ def undocumented(path: str, document: object) -> tuple[set[str], set[str]]:
 def test_every_key_is_documented_and_every_documented_key_is_there() -> None:
     loose = Unresolved(namespace="a", pod="b", container="c", resource="d", device_id="e", reason="f")
     failing = replace(made.held(0, "train-0", 0.9), xids={79: 1})
-    assert undocumented("/api/v1/devices", parsed(failing, unresolved=(loose,))) == (set(), set())
+    assert undocumented("/api/v1/devices", parsed(failing, attribution={"unresolved": (loose,)})) == (set(), set())
 
 
 def test_every_key_of_the_ledger_is_documented_and_every_documented_key_is_there() -> None:
@@ -145,7 +145,8 @@ def test_every_key_of_the_ledger_is_documented_and_every_documented_key_is_there
 
 def test_a_gpu_has_its_price_and_null_where_no_row_matches() -> None:
     price = Price(per_hour=3.5, currency="EUR", source="own:h100", as_of="2026-01-01")
-    first, second = parsed(made.held(0, "a"), made.held(1, "b"), prices={made.gpu(0).uuid: price})["devices"]
+    metering = {"prices": {made.gpu(0).uuid: price}}
+    first, second = parsed(made.held(0, "a"), made.held(1, "b"), metering=metering)["devices"]
     assert (first["gpu_price_per_hour"], first["price_currency"], first["price_source"]) == (3.5, "EUR", "own:h100")
     assert (second["gpu_price_per_hour"], second["price_currency"]) == (None, None)
 

@@ -2,6 +2,7 @@ import dataclasses
 import re
 
 from exposition_support import TRAINING, exclusive, lost, one_ledger, partitioned, shared, snapshot
+from snapshot_support import changed
 
 from exporter.metrics import catalog
 from exporter.metrics.catalog import EXPORTED_PREFIXES
@@ -17,9 +18,9 @@ def everything() -> Snapshot:
     values = {**dict.fromkeys(catalog.HEALTH_FIELDS, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
     shown = snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
     unpriced = one_ledger({TRAINING: Totals(unknown_seconds=5.0, unpriced_seconds=5.0)}, identity="b" * 12)
-    assert shown.ledger is not None
-    ledger = dataclasses.replace(shown.ledger, ledgers=(*shown.ledger.ledgers, *unpriced))
-    return dataclasses.replace(shown, ledger=ledger)
+    assert shown.metering.ledger is not None
+    ledger = dataclasses.replace(shown.metering.ledger, ledgers=(*shown.metering.ledger.ledgers, *unpriced))
+    return changed(shown, metering={"ledger": ledger})
 
 
 def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:
@@ -58,7 +59,7 @@ def test_families_stand_in_the_order_of_the_catalogue() -> None:
 
 def test_an_unallocated_device_says_so_without_any_pod_series() -> None:
     view = DeviceView(gpu=exclusive().gpu, allocation=AllocationState.UNALLOCATED)
-    empty = dataclasses.replace(snapshot(view), unresolved=(), ledger=None)
+    empty = changed(snapshot(view), attribution={"unresolved": ()}, metering={"ledger": None})
     assert not [family.name for family in families(empty, ExpositionOptions()) if family.name.startswith("gpu_pod_")]
 
 

@@ -81,10 +81,10 @@ def test_the_agent_takes_what_the_chart_starts_it_with(name: str, tmp_path: Path
     settings = agent_settings(started(agent, found, tmp_path))
     (container,) = agent["spec"]["template"]["spec"]["containers"]
     assert settings.warnings == ()
-    assert {port["containerPort"] for port in container["ports"]} == {settings.listen_port}
-    assert (settings.simulate is not None) is (name == "simulated")
-    assert (settings.state_dir is not None) is (name != "simulated")
-    assert settings.attribution
+    assert {port["containerPort"] for port in container["ports"]} == {settings.serving.listen.port}
+    assert (settings.running.simulate is not None) is (name == "simulated")
+    assert (settings.running.state_dir is not None) is (name != "simulated")
+    assert settings.attribution.enabled
     assert "NODE_NAME" in {entry["name"] for entry in container["env"]}
 
 
@@ -92,13 +92,18 @@ def test_the_agent_takes_everything_at_once(certificates: Certificates, tmp_path
     found = documents(EVERYTHING)
     start = started(of_kind(found, "DaemonSet"), found, tmp_path, secrets_of(certificates))
     settings = agent_settings(start)
-    assert settings.sample_interval_seconds == 0.5
-    assert settings.linger_seconds == 600
-    assert settings.pod_labels == ("team", "example.com/cost-center")
-    assert settings.kube_metadata
-    assert settings.dcgm_address == "nvidia-dcgm.gpu-operator:5555"
-    assert (settings.log_format, settings.log_level) == ("json", "debug")
-    for path in (settings.price_book, settings.collectors, settings.web_config, settings.state_dir):
+    assert settings.sampling.interval_seconds == 0.5
+    assert settings.exposition.linger_seconds == 600
+    assert settings.owners.pod_labels == ("team", "example.com/cost-center")
+    assert settings.owners.kube_metadata
+    assert settings.sampling.dcgm_address == "nvidia-dcgm.gpu-operator:5555"
+    assert (settings.logging.log_format, settings.logging.log_level) == ("json", "debug")
+    for path in (
+        settings.prices.book,
+        settings.exposition.collectors,
+        settings.serving.web_config,
+        settings.running.state_dir,
+    ):
         assert path is not None
         assert str(path).startswith(str(tmp_path)), "below a mount"
     assert settings.warnings == ()
@@ -113,10 +118,10 @@ def test_the_agent_takes_what_every_way_to_install_it_starts_it_with(
     start = started(of_kind(found, "DaemonSet"), found, tmp_path / "pod", secrets_of(certificates))
     settings = agent_settings(start)
     assert settings.warnings == ()
-    assert (settings.web_config is not None) is (name in {"tls", "client-certificates"})
-    assert settings.attribution is (name != "not-root")
+    assert (settings.serving.web_config is not None) is (name in {"tls", "client-certificates"})
+    assert settings.attribution.enabled is (name != "not-root")
     if name == "engine-by-socket":
-        assert settings.dcgm_address.startswith("unix:///")
+        assert settings.sampling.dcgm_address.startswith("unix:///")
 
 
 def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_pa
     assert [budget.name for budget in read_budgets(settings.budgets)] == ["research"]
     assert settings.store is not None
     assert str(settings.store).startswith(str(tmp_path))
-    assert {port["containerPort"] for port in container["ports"]} == {settings.listen_port}
+    assert {port["containerPort"] for port in container["ports"]} == {settings.serving.listen.port}
     assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
 
 

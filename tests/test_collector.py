@@ -17,6 +17,7 @@ from exposition_support import (
     shared,
     snapshot,
 )
+from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse
@@ -24,6 +25,7 @@ from exporter.metrics.dcgm_names import LabelStyle
 from exporter.metrics.text_format import Family, duplicate_series, render
 from exporter.model import (
     AllocationState,
+    Attribution,
     DeviceState,
     DeviceView,
     Field,
@@ -237,7 +239,7 @@ def test_what_was_not_measured_is_absent() -> None:
     assert list(drop_in(page)) == []
     for name in ("gpu_activity_ratio", "gpu_memory_used_bytes", "gpu_power_watts", "gpu_throttle_active"):
         assert name not in page
-    empty = Snapshot(taken_at_seconds=1.0, node="node-a", attribution_enabled=False)
+    empty = Snapshot(taken_at_seconds=1.0, node="node-a", attribution=Attribution(known=False, source=""))
     assert [name for name in shown(empty) if not name.startswith("gpu_exporter_")] == []
 
 
@@ -292,10 +294,10 @@ def test_devices_that_could_not_be_matched_are_counted_by_reason() -> None:
 
 
 def test_the_exporter_tells_of_its_sources_and_of_the_kubelet() -> None:
-    hung = dataclasses.replace(
+    hung = changed(
         snapshot(exclusive()),
         sources=(SourceStatus(name="nvml", state=SourceState.HUNG, restarts=3),),
-        attribution_problem="the kubelet does not answer",
+        attribution={"problem": "the kubelet does not answer"},
     )
     page = shown(hung)
     assert {pairs["source"]: value for pairs, value in rows(page, "gpu_exporter_source_up")} == {
@@ -337,7 +339,7 @@ def test_a_series_that_would_be_there_twice_is_dropped_and_counted() -> None:
 
 
 def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_counted() -> None:
-    view = dataclasses.replace(snapshot(shared()), ledger=None)
+    view = changed(snapshot(shared()), metering={"ledger": None})
     page = shown(view, dataclasses.replace(LEGACY, series_limit=7))
     assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_info")] == ["llm-a"]
     assert rows(page, "gpu_exporter_dropped_series_total") == [({}, 6)]

@@ -52,8 +52,9 @@ faults:
 
 
 def seconds_of(snapshot: Snapshot, owner: Owner) -> float:
-    assert snapshot.ledger is not None
-    return sum(totals.allocated_seconds for line, totals in snapshot.ledger.accounts.items() if line.owner == owner)
+    ledger = snapshot.metering.ledger
+    assert ledger is not None
+    return sum(totals.allocated_seconds for line, totals in ledger.accounts.items() if line.owner == owner)
 
 
 def socket_of(directory: Path) -> tuple[int, int] | None:
@@ -80,11 +81,11 @@ async def test_a_starting_kubelet_frees_no_gpu_and_resets_no_clock(tmp_path: Pat
             snapshot = await made.step(made.clock.seconds + 1)
             assert snapshot.devices[0].allocation is AllocationState.ALLOCATED
             assert snapshot.devices[1].allocation is AllocationState.UNALLOCATED
-            problems.add(snapshot.attribution_problem)
+            problems.add(snapshot.attribution.problem)
         # Virtual seconds pass fast: some calls of the thirty meet the kubelet's rate limit, which is another problem.
         assert any("does not know its pods yet" in problem for problem in problems)
         snapshot = await made.until(70, steps=11)
-        assert snapshot.attribution_problem == ""
+        assert snapshot.attribution.problem == ""
         (use,) = snapshot.devices[0].pods
         assert use.idle_for_seconds == pytest.approx(70, abs=1)
         assert use.age_seconds == pytest.approx(70, abs=1)
@@ -118,7 +119,7 @@ async def test_a_gpu_of_an_init_container_in_use_is_in_doubt_and_not_free(tmp_pa
     used, free = snapshot.devices
     assert used.allocation is AllocationState.UNKNOWN
     assert free.allocation is AllocationState.UNALLOCATED
-    (doubt,) = snapshot.unresolved
+    (doubt,) = snapshot.attribution.unresolved
     assert (doubt.namespace, doubt.pod, doubt.device_id) == ("ml", "p-initonly", used.uuid)
     assert doubt.reason == "unlisted_use"
     assert seconds_of(snapshot, UNATTRIBUTED) == pytest.approx(seconds_of(snapshot, UNALLOCATED))

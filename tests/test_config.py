@@ -12,8 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.config import AgentConfig, load_agent, resolve
-from exporter.config.options import OPTIONS, Option
-from exporter.config.types import duration_seconds, format_duration
+from exporter.config.options import (
+    OPTIONS,
+    AgentServingSettings,
+    AttributionSettings,
+    ExpositionSettings,
+    LoggingSettings,
+    Option,
+    OwnerSettings,
+    PriceSettings,
+    RunningSettings,
+    SamplingSettings,
+)
+from exporter.config.types import Listen, duration_seconds, format_duration
 from exporter.errors import ConfigError
 
 DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number")
@@ -41,34 +52,40 @@ def write(tmp_path: Path, text: str) -> str:
 
 def test_without_any_setting_the_defaults_hold() -> None:
     config = settle()
-    assert (config.listen_host, config.listen_port) == ("", 9400)
-    assert config.sample_interval_seconds == 1.0
-    assert (config.source, config.dcgm_address) == ("auto", "")
-    assert (config.xid_count_window_seconds, config.clock_events_window_seconds) == (300.0, 300.0)
-    assert config.kubelet_interval_seconds == 5.0
-    assert config.attribution_expiry_seconds == 60.0
-    assert config.attribution is True
-    assert config.idle_threshold_ratio == 0.05
-    assert config.gpu_resources == DEFAULT_RESOURCES
-    assert (config.workload_manager, config.kube_metadata, config.kube_start_jitter_seconds) == (
+    assert (config.serving.listen.host, config.serving.listen.port) == ("", 9400)
+    assert config.sampling.interval_seconds == 1.0
+    assert (config.sampling.source, config.sampling.dcgm_address) == ("auto", "")
+    assert (config.exposition.xid_count_window_seconds, config.exposition.clock_events_window_seconds) == (300.0, 300.0)
+    assert config.attribution.kubelet_interval_seconds == 5.0
+    assert config.attribution.expiry_seconds == 60.0
+    assert config.attribution.enabled is True
+    assert config.sampling.idle_threshold_ratio == 0.05
+    assert config.attribution.gpu_resources == DEFAULT_RESOURCES
+    assert (
+        config.attribution.workload_manager,
+        config.owners.kube_metadata,
+        config.owners.kube_start_jitter_seconds,
+    ) == (
         "kubernetes",
         False,
         60,
     )
-    assert config.team_keys[0] == "team"
-    assert (config.pod_labels, config.pod_annotations) == ((), ())
-    assert config.collectors is None
-    assert config.state_dir is None
-    assert config.lock_dir == Path("/run/gpu-cost-exporter")
-    assert settle({"simulate": "demo"}).lock_dir is None, "many simulated nodes run on one machine"
-    assert settle({"simulate": "demo", "lock_dir": "/run/gpu-cost-exporter"}).lock_dir == config.lock_dir
-    assert config.state_interval_seconds == 5.0
-    assert config.linger_seconds == 300.0
-    assert config.price_book is None
-    assert (config.instance_type, config.capacity_type, config.region) == ("", "", "")
-    assert config.simulate is None
-    assert config.hostname_label == "Hostname"
-    assert config.node_name == socket.gethostname()
+    assert config.owners.team_keys[0] == "team"
+    assert (config.owners.pod_labels, config.owners.pod_annotations) == ((), ())
+    assert config.exposition.collectors is None
+    assert config.running.state_dir is None
+    assert config.running.lock_dir == Path("/run/gpu-cost-exporter")
+    assert settle({"simulate": "demo"}).running.lock_dir is None, "many simulated nodes run on one machine"
+    assert (
+        settle({"simulate": "demo", "lock_dir": "/run/gpu-cost-exporter"}).running.lock_dir == config.running.lock_dir
+    )
+    assert config.running.state_interval_seconds == 5.0
+    assert config.exposition.linger_seconds == 300.0
+    assert config.prices.book is None
+    assert (config.prices.instance_type, config.prices.capacity_type, config.prices.region) == ("", "", "")
+    assert config.running.simulate is None
+    assert config.exposition.hostname_label == "Hostname"
+    assert config.attribution.node_name == socket.gethostname()
     assert config.warnings == ()
 
 
@@ -125,54 +142,69 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         }
     )
     assert config == AgentConfig(
-        listen_host="::1",
-        listen_port=1234,
-        web_config=Path("/web.yaml"),
-        release_seconds=120.0,
-        sample_interval_seconds=0.5,
-        source="dcgm",
-        dcgm_address="engine:5555",
-        idle_threshold_ratio=0.1,
-        attribution=False,
-        kubelet_socket="/run/k.sock",
-        kubelet_interval_seconds=10.0,
-        attribution_expiry_seconds=90.0,
-        gpu_resources=("a.com/x", "a.com/y-*"),
-        node_name="n1",
-        proc_root=Path("/host/proc"),
-        pod_log_root=Path("/host/pods"),
-        workload_manager="slurm",
-        job_mapping_dir=Path("/jobs"),
-        kube_metadata=False,
-        kubeconfig=Path("/kubeconfig"),
-        kube_start_jitter_seconds=5.0,
-        team_keys=("squad", "example.com/team"),
-        cost_labels=("project", "example.com/cost-center"),
-        namespace_teams=False,
-        pod_labels=("app", "tier"),
-        pod_annotations=("note",),
-        reservation_namespaces=("reserved",),
-        dcgm_pod_uid=True,
-        dcgm_old_labels=True,
-        dcgm_model_hyphens=True,
-        collectors=Path("/c.csv"),
-        dcgm_names="4.9",
-        hostname_label="node_name",
-        xid_count_window_seconds=60.0,
-        clock_events_window_seconds=120.0,
-        series_limit=500,
-        linger_seconds=600.0,
-        price_book=Path("/prices.yaml"),
-        instance_type="p5.48xlarge",
-        capacity_type="spot",
-        region="us-east-1",
-        state_interval_seconds=10.0,
-        state_dir=Path("/state"),
-        lock_dir=Path("/lock"),
-        simulate="demo",
-        simulate_hour_seconds=60.0,
-        log_format="json",
-        log_level="debug",
+        serving=AgentServingSettings(
+            listen=Listen("::1", 1234),
+            web_config=Path("/web.yaml"),
+            release_seconds=120.0,
+        ),
+        sampling=SamplingSettings(
+            interval_seconds=0.5,
+            source="dcgm",
+            dcgm_address="engine:5555",
+            idle_threshold_ratio=0.1,
+        ),
+        attribution=AttributionSettings(
+            enabled=False,
+            kubelet_socket="/run/k.sock",
+            kubelet_interval_seconds=10.0,
+            expiry_seconds=90.0,
+            gpu_resources=("a.com/x", "a.com/y-*"),
+            node_name="n1",
+            proc_root=Path("/host/proc"),
+            pod_log_root=Path("/host/pods"),
+            workload_manager="slurm",
+            job_mapping_dir=Path("/jobs"),
+        ),
+        owners=OwnerSettings(
+            kube_metadata=False,
+            kubeconfig=Path("/kubeconfig"),
+            kube_start_jitter_seconds=5.0,
+            team_keys=("squad", "example.com/team"),
+            cost_labels=("project", "example.com/cost-center"),
+            namespace_teams=False,
+            pod_labels=("app", "tier"),
+            pod_annotations=("note",),
+            reservation_namespaces=("reserved",),
+        ),
+        exposition=ExpositionSettings(
+            dcgm_pod_uid=True,
+            dcgm_old_labels=True,
+            dcgm_model_hyphens=True,
+            collectors=Path("/c.csv"),
+            dcgm_names="4.9",
+            hostname_label="node_name",
+            xid_count_window_seconds=60.0,
+            clock_events_window_seconds=120.0,
+            series_limit=500,
+            linger_seconds=600.0,
+        ),
+        prices=PriceSettings(
+            book=Path("/prices.yaml"),
+            instance_type="p5.48xlarge",
+            capacity_type="spot",
+            region="us-east-1",
+        ),
+        running=RunningSettings(
+            state_interval_seconds=10.0,
+            state_dir=Path("/state"),
+            lock_dir=Path("/lock"),
+            simulate="demo",
+            simulate_hour_seconds=60.0,
+        ),
+        logging=LoggingSettings(
+            log_format="json",
+            log_level="debug",
+        ),
         warnings=tuple(
             f"{key}: needs kube-metadata on; not used"
             for key in ("kubeconfig", "pod-labels", "pod-annotations", "cost-labels")
@@ -181,9 +213,9 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
 
 
 def test_the_label_with_the_nodes_name_follows_the_names_of_metrics_and_can_be_another_or_none() -> None:
-    assert settle({"dcgm_names": "4.9"}).hostname_label == "hostname"
-    assert settle({"hostname_label": "none", "dcgm_names": "4.9"}).hostname_label == ""
-    assert settle({"hostname_label": "hostname"}).hostname_label == "hostname"
+    assert settle({"dcgm_names": "4.9"}).exposition.hostname_label == "hostname"
+    assert settle({"hostname_label": "none", "dcgm_names": "4.9"}).exposition.hostname_label == ""
+    assert settle({"hostname_label": "hostname"}).exposition.hostname_label == "hostname"
     for name in ("pod", "uuid", "modelName", "DCGM_FI_DRIVER_VERSION"):
         (told,) = mistakes({"hostname_label": name})
         assert told.startswith(f"hostname-label (from --hostname-label): value '{name}' is not a label name; allowed: ")
@@ -192,11 +224,11 @@ def test_the_label_with_the_nodes_name_follows_the_names_of_metrics_and_can_be_a
 
 
 def test_a_simulated_node_has_an_api_unless_it_is_switched_off() -> None:
-    assert settle({"simulate": "demo"}).kube_metadata is True
-    assert settle({"simulate": "demo"}, {"GPU_COST_EXPORTER_KUBE_METADATA": "off"}).kube_metadata is False
-    assert settle({"simulate": "demo", "kube_metadata": "off"}).kube_metadata is False
-    assert settle({"simulate": "demo", "workload_manager": "host"}).kube_metadata is False
-    assert settle({}).kube_metadata is False
+    assert settle({"simulate": "demo"}).owners.kube_metadata is True
+    assert settle({"simulate": "demo"}, {"GPU_COST_EXPORTER_KUBE_METADATA": "off"}).owners.kube_metadata is False
+    assert settle({"simulate": "demo", "kube_metadata": "off"}).owners.kube_metadata is False
+    assert settle({"simulate": "demo", "workload_manager": "host"}).owners.kube_metadata is False
+    assert settle({}).owners.kube_metadata is False
 
 
 def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_refused(tmp_path: Path) -> None:
@@ -229,24 +261,24 @@ def test_flags_win_over_environment_over_dcgm_exporter_over_file_over_default(tm
     config_file = write(tmp_path, "sample-interval: 5s\n")
     flags: dict[str, object] = {"config": config_file}
     environ: dict[str, str] = {}
-    seen = [settle(flags, environ).sample_interval_seconds]
+    seen = [settle(flags, environ).sampling.interval_seconds]
     environ["DCGM_EXPORTER_INTERVAL"] = "4000"
-    seen.append(settle(flags, environ).sample_interval_seconds)
+    seen.append(settle(flags, environ).sampling.interval_seconds)
     environ["GPU_COST_EXPORTER_SAMPLE_INTERVAL"] = "3s"
-    seen.append(settle(flags, environ).sample_interval_seconds)
+    seen.append(settle(flags, environ).sampling.interval_seconds)
     flags["sample_interval"] = "2s"
-    seen.append(settle(flags, environ).sample_interval_seconds)
+    seen.append(settle(flags, environ).sampling.interval_seconds)
     assert seen == [5.0, 4.0, 3.0, 2.0]
 
 
 def test_the_file_may_be_named_by_the_environment_and_keeps_words_that_yaml_would_change(tmp_path: Path) -> None:
     text = "attribution: off\ndcgm_names: 4.9\ngpu-resources: [a.com/x, 'a.com/y-*']\nlisten: :9401\n"
     config = settle({}, {"GPU_COST_EXPORTER_CONFIG": write(tmp_path, text)})
-    assert config.attribution is False
-    assert config.dcgm_names == "4.9"
-    assert config.hostname_label == "hostname"
-    assert config.gpu_resources == ("a.com/x", "a.com/y-*")
-    assert config.listen_port == 9401
+    assert config.attribution.enabled is False
+    assert config.exposition.dcgm_names == "4.9"
+    assert config.exposition.hostname_label == "hostname"
+    assert config.attribution.gpu_resources == ("a.com/x", "a.com/y-*")
+    assert config.serving.listen.port == 9401
 
 
 def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
@@ -290,7 +322,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [":9400", "0.0.0.0:9400", "[::]:0", "localhost:65535", "[fe80::1%eth0]:9400"])
 def test_addresses_that_can_be_listened_on_are_taken(text: str) -> None:
-    assert settle({"listen": text}).listen_port == int(text.rpartition(":")[2])
+    assert settle({"listen": text}).serving.listen.port == int(text.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("text", ["9400", "", ":", ":x", ":65536", "::1:9400", "[::1]", "[x]:1", "a b:1", ":-1", ":٣"])
@@ -317,9 +349,9 @@ def test_addresses_that_cannot_be_listened_on_are_refused(text: str) -> None:
     ],
 )
 def test_every_form_of_an_engines_address_is_taken_and_reads_back_as_itself(text: str, address: str) -> None:
-    assert settle({"dcgm_address": text}).dcgm_address == address
-    assert settle({"dcgm_address": address}).dcgm_address == address
-    assert settle({}, {"DCGM_REMOTE_HOSTENGINE_INFO": text}).dcgm_address == address
+    assert settle({"dcgm_address": text}).sampling.dcgm_address == address
+    assert settle({"dcgm_address": address}).sampling.dcgm_address == address
+    assert settle({}, {"DCGM_REMOTE_HOSTENGINE_INFO": text}).sampling.dcgm_address == address
 
 
 @pytest.mark.parametrize(
@@ -347,10 +379,10 @@ def test_what_no_engine_can_listen_at_is_refused_with_what_is_allowed(text: str,
 
 
 def test_dcgm_is_used_where_there_is_an_address_and_where_it_is_asked_for() -> None:
-    assert settle({"source": "dcgm"}).dcgm_address == "localhost:5555"
-    assert settle({"source": "auto", "dcgm_address": "node"}).dcgm_address == "node:5555"
+    assert settle({"source": "dcgm"}).sampling.dcgm_address == "localhost:5555"
+    assert settle({"source": "auto", "dcgm_address": "node"}).sampling.dcgm_address == "node:5555"
     alone = settle({"source": "nvml", "dcgm_address": "node"})
-    assert alone.dcgm_address == ""
+    assert alone.sampling.dcgm_address == ""
     assert alone.warnings == ("dcgm-address: with source nvml no engine is asked; not used; source auto reads both",)
 
 
@@ -370,15 +402,15 @@ def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) 
             "DCGM_EXPORTER_LOG_FORMAT": "json",
         },
     )
-    assert config.listen_port == 9401
-    assert config.sample_interval_seconds == 10.0
-    assert config.collectors == collectors
-    assert config.kubelet_socket == "/k/kubelet.sock"
-    assert config.gpu_resources == (*DEFAULT_RESOURCES, "nvidia.com/a100")
-    assert config.dcgm_pod_uid is True
-    assert config.attribution is False
-    assert config.node_name == "node-7"
-    assert config.log_format == "json"
+    assert config.serving.listen.port == 9401
+    assert config.sampling.interval_seconds == 10.0
+    assert config.exposition.collectors == collectors
+    assert config.attribution.kubelet_socket == "/k/kubelet.sock"
+    assert config.attribution.gpu_resources == (*DEFAULT_RESOURCES, "nvidia.com/a100")
+    assert config.exposition.dcgm_pod_uid is True
+    assert config.attribution.enabled is False
+    assert config.attribution.node_name == "node-7"
+    assert config.logging.log_format == "json"
     assert config.warnings == ()
 
 
@@ -396,7 +428,7 @@ def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
         "GPU_COST_EXPORTER_PORT": "tcp://10.0.0.1:9400",
     }
     config = settle({}, environ)
-    assert config.collectors is None
+    assert config.exposition.collectors is None
     others, collectors = config.warnings
     assert collectors.startswith("collectors: /etc/dcgm-exporter/dcp-metrics-included.csv is in dcgm-exporter's image")
     assert others.startswith("of dcgm-exporter, without an equivalent here, not used: DCGM_EXPORTER_ENABLE_PPROF")
@@ -406,7 +438,7 @@ def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
 
 def test_an_interval_given_in_seconds_by_mistake_is_used_and_pointed_at() -> None:
     config = settle({}, {"DCGM_EXPORTER_INTERVAL": "30"})
-    assert config.sample_interval_seconds == 0.2
+    assert config.sampling.interval_seconds == 0.2
     assert config.warnings == (
         "DCGM_EXPORTER_INTERVAL: 30 is in milliseconds; sampling every 200ms; 30000 would be 30 s",
     )
@@ -447,7 +479,7 @@ def test_a_path_that_may_not_even_be_looked_at_is_one_line_and_no_traceback(tmp_
 
 def test_a_kubelet_that_is_not_there_yet_and_a_good_state_directory_are_no_mistake(tmp_path: Path) -> None:
     flags: dict[str, object] = {"kubelet_socket": str(tmp_path / "later.sock"), "state_dir": str(tmp_path)}
-    assert settle(flags, check_paths=True).state_dir == tmp_path
+    assert settle(flags, check_paths=True).running.state_dir == tmp_path
 
 
 @given(st.floats(min_value=0.001, max_value=86_400).map(lambda value: round(value, 3)))

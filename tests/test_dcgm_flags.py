@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from config_support import settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from exporter.cli import main
 from exporter.config import AgentConfig, dcgm_flags, load_agent
 from exporter.config.dcgm_flags import TABLE, GivenFlag, Setting
 from exporter.config.options import BY_KEY
+from exporter.config.types import Listen
 from exporter.errors import ConfigError
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "migrating.md"
@@ -39,9 +41,9 @@ SAMPLES = {
 }
 SEEN = {
     "collectors": ("collectors", Path("/c.csv")),
-    "address": ("listen_port", 9401),
-    "collect-interval": ("sample_interval_seconds", 10.0),
-    "kubernetes": ("attribution", False),
+    "address": ("listen", Listen("::1", 9401)),
+    "collect-interval": ("interval_seconds", 10.0),
+    "kubernetes": ("enabled", False),
     "kubernetes-enable-pod-uid": ("dcgm_pod_uid", True),
     "kubernetes-enable-pod-labels": ("kube_metadata", True),
     "kubernetes-enable-dra": ("kube_metadata", True),
@@ -106,7 +108,7 @@ def test_a_setting_comes_to_the_same_by_every_name_that_it_has(setting: Setting)
 def test_a_setting_that_has_an_equivalent_reaches_it(name: str) -> None:
     setting = next(setting for setting in TABLE if named(setting) == name)
     attribute, value = SEEN[name]
-    assert getattr(settle([], {setting.env: SAMPLES[name]}), attribute) == value
+    assert settings_of(settle([], {setting.env: SAMPLES[name]}))[attribute] == value
 
 
 def test_every_setting_has_an_equivalent_or_says_what_to_do_instead() -> None:
@@ -146,10 +148,10 @@ def test_the_arguments_of_its_chart_and_image_are_taken_as_they_stand() -> None:
     config = settle(
         ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "-r", "localhost:5555", "-c", "15000"], environ
     )
-    assert config.collectors is None
-    assert (config.source, config.dcgm_address) == ("auto", "localhost:5555")
-    assert config.sample_interval_seconds == 15.0
-    assert config.node_name == "gpu-1"
+    assert config.exposition.collectors is None
+    assert (config.sampling.source, config.sampling.dcgm_address) == ("auto", "localhost:5555")
+    assert config.sampling.interval_seconds == 15.0
+    assert config.attribution.node_name == "gpu-1"
     (line,) = config.warnings
     assert "its default set, which is built in, is used" in line
 
@@ -162,18 +164,18 @@ def test_a_file_that_its_image_does_not_ship_must_be_there() -> None:
 
 
 def test_ours_win_over_theirs_and_their_flags_over_their_variables() -> None:
-    assert settle(["-c", "2000"], {"DCGM_EXPORTER_INTERVAL": "3000"}).sample_interval_seconds == 2.0
-    assert settle(["-c", "2000", "--collect-interval=4000"]).sample_interval_seconds == 4.0
+    assert settle(["-c", "2000"], {"DCGM_EXPORTER_INTERVAL": "3000"}).sampling.interval_seconds == 2.0
+    assert settle(["-c", "2000", "--collect-interval=4000"]).sampling.interval_seconds == 4.0
     ours = settle(["-c", "30"], {"DCGM_EXPORTER_INTERVAL": "3"}, **{"sample-interval": "1s"})
-    assert ours.sample_interval_seconds == 1.0
+    assert ours.sampling.interval_seconds == 1.0
     assert ours.warnings == ()  # a wrong interval that is not used is nobody's trouble
-    assert settle(["-a", ":1"], {"GPU_COST_EXPORTER_LISTEN": ":2"}).listen_port == 2
-    assert settle(["--debug"], {}, **{"log-level": "error"}).log_level == "error"
+    assert settle(["-a", ":1"], {"GPU_COST_EXPORTER_LISTEN": ":2"}).serving.listen.port == 2
+    assert settle(["--debug"], {}, **{"log-level": "error"}).logging.log_level == "error"
 
 
 def test_a_switch_that_is_off_says_nothing_and_one_that_is_no_switch_is_refused() -> None:
     assert settle(["--debug=false", "--kubernetes-enable-pod-labels=0", "--kubernetes-enable-dra=F"]) == settle([])
-    assert settle(["-k"]).attribution is True
+    assert settle(["-k"]).attribution.enabled is True
     with pytest.raises(ConfigError, match=r"attribution \(from -k\): value 'perhaps'"):
         settle(["-k=perhaps"])
     with pytest.raises(ConfigError, match=r"kube-metadata \(from --kubernetes-enable-dra\): value 'perhaps'"):
@@ -182,10 +184,14 @@ def test_a_switch_that_is_off_says_nothing_and_one_that_is_no_switch_is_refused(
 
 def test_switches_of_labels_turn_on_here_what_they_turn_on_there() -> None:
     config = settle(["-o", "-n", "--rbmn"])
-    assert (config.dcgm_old_labels, config.hostname_label, config.dcgm_model_hyphens) == (True, "", True)
+    assert (
+        config.exposition.dcgm_old_labels,
+        config.exposition.hostname_label,
+        config.exposition.dcgm_model_hyphens,
+    ) == (True, "", True)
     assert config.warnings == ()
     assert settle(["-o=false", "--no-hostname=0", "--rbmn=F"]) == settle([])
-    assert settle(["-n"], {}, **{"hostname-label": "host"}).hostname_label == "host"
+    assert settle(["-n"], {}, **{"hostname-label": "host"}).exposition.hostname_label == "host"
     with pytest.raises(ConfigError, match=r"dcgm-old-labels \(from -o\): value 'perhaps'"):
         settle(["-o=perhaps"])
 
@@ -193,7 +199,7 @@ def test_switches_of_labels_turn_on_here_what_they_turn_on_there() -> None:
 @pytest.mark.parametrize(
     ("flag", "least", "most", "option"),
     [
-        ("-c", 200, 300_000, "sample_interval_seconds"),
+        ("-c", 200, 300_000, "interval_seconds"),
         ("-x", 1000, 3_600_000, "xid_count_window_seconds"),
         ("--clock-events-count-window-size", 1000, 3_600_000, "clock_events_window_seconds"),
     ],
@@ -202,8 +208,8 @@ def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
     flag: str, least: int, most: int, option: str
 ) -> None:
     low, high = settle([flag, "30"]), settle([flag, str(most + 1)])
-    assert getattr(low, option) == least / 1000
-    assert getattr(high, option) == most / 1000
+    assert settings_of(low)[option] == least / 1000
+    assert settings_of(high)[option] == most / 1000
     assert low.warnings[0].startswith(f"{flag}: 30 is in milliseconds; ")
     assert low.warnings[0].endswith("; 30000 would be 30 s")
     assert "would be" not in settle([flag, "0"]).warnings[0]
@@ -216,8 +222,8 @@ def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
 
 def test_names_of_resources_are_added_up_and_come_on_top_of_ours() -> None:
     words = ["--nvidia-resource-names", "nvidia.com/a100", "--nvidia-resource-names=nvidia.com/a10,"]
-    assert settle(words).gpu_resources[-2:] == ("nvidia.com/a100", "nvidia.com/a10")
-    assert settle(words, {}, **{"gpu-resources": "x.com/y"}).gpu_resources == (
+    assert settle(words).attribution.gpu_resources[-2:] == ("nvidia.com/a100", "nvidia.com/a10")
+    assert settle(words, {}, **{"gpu-resources": "x.com/y"}).attribution.gpu_resources == (
         "x.com/y",
         "nvidia.com/a100",
         "nvidia.com/a10",
@@ -229,32 +235,36 @@ def test_names_of_resources_are_added_up_and_come_on_top_of_ours() -> None:
 def test_patterns_of_labels_that_name_keys_become_keys_and_the_others_are_told() -> None:
     switch, patterns = "--kubernetes-enable-pod-labels", "--kubernetes-pod-label-allowlist-regex"
     config = settle([switch, patterns, r"^app$,^(team|env)$,^app\.kubernetes\.io/name$,^x-.*", patterns, "tier"])
-    assert config.pod_labels == ("app", "team", "env", "app.kubernetes.io/name", "tier")
-    assert config.kube_metadata is True
+    assert config.owners.pod_labels == ("app", "team", "env", "app.kubernetes.io/name", "tier")
+    assert config.owners.kube_metadata is True
     (line,) = config.warnings
     assert line.startswith(f"{switch}: labels are shown once, on gpu_pod_info")
     assert line.endswith("left out: ^x-.*")
     many = settle([switch, patterns, ",".join(f"key{number}" for number in range(12))])
-    assert len(many.pod_labels) == 10
+    assert len(many.owners.pod_labels) == 10
     assert many.warnings[0].endswith("left out: key10, key11")
-    assert settle([patterns, "team"]).pod_labels == ()  # as there: nothing without the switch
-    assert settle([switch, patterns, "team"], {}, **{"pod-labels": "mine"}).pod_labels == ("mine",)
-    assert settle([switch, patterns, "team"], {}, **{"kube-metadata": "on"}).pod_labels == ("team",)
+    assert settle([patterns, "team"]).owners.pod_labels == ()  # as there: nothing without the switch
+    assert settle([switch, patterns, "team"], {}, **{"pod-labels": "mine"}).owners.pod_labels == ("mine",)
+    assert settle([switch, patterns, "team"], {}, **{"kube-metadata": "on"}).owners.pod_labels == ("team",)
 
 
 def test_a_job_mapping_without_kubernetes_is_slurm_and_with_it_is_told() -> None:
-    assert settle(["--hpc-job-mapping-dir", "/jobs"]).workload_manager == "slurm"
+    assert settle(["--hpc-job-mapping-dir", "/jobs"]).attribution.workload_manager == "slurm"
     alone = settle(["--hpc-job-mapping-dir", "/jobs", "-k=false", "--kubernetes-enable-pod-labels"])
-    assert (alone.workload_manager, alone.attribution, alone.kube_metadata) == ("slurm", True, False)
+    assert (alone.attribution.workload_manager, alone.attribution.enabled, alone.owners.kube_metadata) == (
+        "slurm",
+        True,
+        False,
+    )
     both = settle(["--hpc-job-mapping-dir", "/jobs", "--kubernetes"])
-    assert both.workload_manager == "kubernetes"
+    assert both.attribution.workload_manager == "kubernetes"
     assert both.warnings == ("job-mapping-dir: read only with workload-manager slurm; not used",)
 
 
 def test_without_kubernetes_its_api_is_not_asked() -> None:
-    assert settle(["-k=false", "--kubernetes-enable-pod-labels"]).kube_metadata is False
+    assert settle(["-k=false", "--kubernetes-enable-pod-labels"]).owners.kube_metadata is False
     host = settle(["-k", "--kubernetes-enable-dra"], {}, **{"workload-manager": "host"})
-    assert (host.workload_manager, host.kube_metadata) == ("host", False)
+    assert (host.attribution.workload_manager, host.owners.kube_metadata) == ("host", False)
 
 
 @pytest.mark.parametrize(

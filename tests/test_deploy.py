@@ -217,12 +217,12 @@ def test_the_programs_take_the_options_that_they_are_started_with(folder: Path, 
         if document["kind"] == "DaemonSet":
             assert start.args == ["agent"]
             agent = load_agent({}, start.env)
-            assert (agent.listen_port, agent.warnings) == (port["containerPort"], ())
-            kept = agent.state_dir
+            assert (agent.serving.listen.port, agent.warnings) == (port["containerPort"], ())
+            kept = agent.running.state_dir
         else:
             assert start.args == ["serve"]
             settings = load_settings({}, start.env)
-            assert settings.listen_port == port["containerPort"]
+            assert settings.serving.listen.port == port["containerPort"]
             kept = settings.store
             assert kept
         assert kept is None or kept.is_relative_to(tmp_path), "on a volume"

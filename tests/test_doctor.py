@@ -15,11 +15,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from config_support import configured
 
 from exporter import doctor
 from exporter.accounting.state_file import WriterLock
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
+from exporter.config.types import Listen
 from exporter.doctor import checks, kubernetes, machine
 from exporter.doctor import machine as driver
 from exporter.doctor.checks import Counts, diagnose
@@ -47,7 +49,7 @@ SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 
 
 def settings(**changes: object) -> AgentConfig:
-    return replace(load_agent({}, {}, check_paths=False), **{"lock_dir": None, **changes})
+    return configured(load_agent({}, {}, check_paths=False), **{"lock_dir": None, **changes})
 
 
 def around(config: AgentConfig) -> Surroundings:
@@ -130,7 +132,7 @@ async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warni
     finding, answer = await kubernetes.ask_kubelet(around(config))
     assert (finding.level, answer) == (Level.FAIL, None)
     assert "none.sock" in finding.cause
-    finding, answer = await kubernetes.ask_kubelet(around(replace(config, attribution=False)))
+    finding, answer = await kubernetes.ask_kubelet(around(configured(config, enabled=False)))
     assert (finding.level, answer) == (Level.WARN, None)
 
 
@@ -232,10 +234,10 @@ def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Pat
     assert "an agent of this node has it" in taken.cause
     agent.release()
     assert "is free" in machine.writer_lock(config).cause
-    bad = machine.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
+    bad = machine.writer_lock(configured(config, lock_dir=tmp_path / "none" / "below"))
     assert bad.level is Level.WARN
     assert "--lock-dir" in bad.fix
-    assert machine.writer_lock(replace(config, lock_dir=None)).level is Level.OK
+    assert machine.writer_lock(configured(config, lock_dir=None)).level is Level.OK
 
 
 def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> Non
             kube_metadata=True,
             kubeconfig=node.kubeconfig,
             proc_root=node.proc_root,
-            listen_port=0,
+            listen=Listen("", 0),
         )
         gone = SourceStatus(name="nvml", state=SourceState.FAILED, message="no driver")
         node_around = replace(around(config), worker_command=speaking(gone), simulated=True)
@@ -398,7 +400,7 @@ def test_a_row_for_a_region_is_found_by_the_nodes_labels_as_the_agent_finds_it(
 
 
 def price_finding(path: Path | None, *gpus: GpuReading, now: float = 1_790_000_000.0, **changes: object) -> Finding:
-    return checks.book(settings(price_book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
+    return checks.book(settings(book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
 
 
 def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_them(tmp_path: Path) -> None:

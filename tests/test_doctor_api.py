@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
+from config_support import configured
 
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
@@ -64,7 +65,7 @@ READING = Reading(
 
 def settings(kubeconfig: Path, **changes: object) -> AgentConfig:
     config = load_agent({}, {}, check_paths=False)
-    return replace(config, kube_metadata=True, kubeconfig=kubeconfig, node_name=NODE, **changes)
+    return configured(config, **{"kube_metadata": True, "kubeconfig": kubeconfig, "node_name": NODE, **changes})
 
 
 async def asked(
@@ -101,7 +102,7 @@ async def test_a_wrong_node_name_is_a_fail_with_the_value_and_the_fix(
 ) -> None:
     async with World(tmp_path) as world:
         world.objects = WHOLE
-        wrong, _ = await asked(replace(settings(world.kubeconfig), node_name="mistyped"))
+        wrong, _ = await asked(settings(world.kubeconfig, node_name="mistyped"))
         monkeypatch.setenv("POD_NAMESPACE", "monitoring")
         monkeypatch.setenv("POD_NAME", "agent-x7")
         foreign, _ = await asked(settings(world.kubeconfig))

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from config_support import configured
 from stub_support import compiler
 
 from exporter import doctor
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
+from exporter.config.types import Listen
 from exporter.doctor import host_engine, machine
 from exporter.doctor import host_engine as dcgm_library
 from exporter.doctor import machine as driver
@@ -41,7 +43,7 @@ ENGINE = Field.PROF_GR_ENGINE_ACTIVE
 
 
 def settings(**changes: object) -> AgentConfig:
-    return replace(load_agent({}, {}, check_paths=False), dcgm_address="localhost:5555", **changes)
+    return configured(load_agent({}, {}, check_paths=False), **{"dcgm_address": "localhost:5555", **changes})
 
 
 def gpu(index: int = 0, *, instances: int = 0, host: int = 0) -> Gpu:
@@ -273,7 +275,7 @@ def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
 def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n1013, gauge, tensor\n")
-    found, _ = machine.collectors(replace(settings(collectors=path), dcgm_address=""))
+    found, _ = machine.collectors(settings(collectors=path, dcgm_address=""))
     assert (found.level, "--dcgm-address" in found.fix) == (Level.WARN, True)
     assert found.cause.startswith("only DCGM measures ")
     assert machine.collectors(settings(collectors=path))[0].level is Level.OK
@@ -281,7 +283,7 @@ def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_pa
 
 def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
     node = doctor.Surroundings(config=settings(), wall=time.time, monotonic=time.monotonic)
-    found = layer_agreement(replace(node, config=replace(node.config, source="dcgm")), None)
+    found = layer_agreement(replace(node, config=configured(node.config, source="dcgm")), None)
     assert "DCGM does not work here" in found.cause
     assert "NVML" not in found.cause
 
@@ -296,7 +298,7 @@ async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
 
 
 async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:
-    config = settings(source="dcgm", attribution=False, proc_root=tmp_path, listen_port=0)
+    config = settings(source="dcgm", enabled=False, proc_root=tmp_path, listen=Listen("", 0))
     last = reading(one(profiling=ProfilingState.RUNNING))
     around = doctor.Surroundings(
         config=config,

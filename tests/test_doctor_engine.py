@@ -1,15 +1,17 @@
 """The doctor beside a host engine that is a process: what it says of profiling, GPUs, fields, and of one that hangs."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import dcgm_stub_support as dcgm_stub
 import pytest
 import stub_support as stub
+from config_support import configured
 
 from exporter import doctor
 from exporter.config import load_agent
+from exporter.config.types import Listen
 from exporter.doctor import Finding, Level
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libraries need a C compiler")
@@ -30,13 +32,13 @@ class Node:
     async def findings(self, address: str, **changes: object) -> dict[str, Finding]:
         """What the doctor finds, by the names of the checks."""
         config = load_agent({}, {}, check_paths=False)
-        config = replace(
+        config = configured(
             config,
             dcgm_address=address,
-            sample_interval_seconds=0.2,
-            attribution=False,
-            listen_port=0,
-            **changes,  # type: ignore[arg-type] - options by their names
+            interval_seconds=0.2,
+            enabled=False,
+            listen=Listen("", 0),
+            **changes,
         )
         around = doctor.Surroundings(
             config=config,

@@ -2,10 +2,10 @@
 
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from config_support import configured
 from outside_support import Proc, gpu, reading, whole
 
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
@@ -16,7 +16,7 @@ from exporter.model import Allocations, Attribution, ContainerAllocation, Device
 
 
 def settings(**changes: object) -> AgentConfig:
-    return replace(load_agent({}, {}, check_paths=False), **changes)
+    return configured(load_agent({}, {}, check_paths=False), **changes)
 
 
 def pci(sys_root: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x030200", driver: str = "") -> None:
@@ -164,9 +164,9 @@ def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc
     finding = kubernetes.workload_holders(slurm, reading(whole(0, 44)), 1.0)
     assert (finding.level, "by SLUID" in finding.cause) == (Level.WARN, True)
     assert "CgroupJobIdPaths=yes" in (finding.fix or "")
-    host = replace(slurm, workload_manager="host")
+    host = configured(slurm, workload_manager="host")
     assert "host: 1 hold devices" in kubernetes.workload_holders(host, reading(whole(0, 42)), 1.0).cause
-    mapped = replace(slurm, job_mapping_dir=tmp_path / "none")
+    mapped = configured(slurm, job_mapping_dir=tmp_path / "none")
     finding = kubernetes.workload_holders(mapped, reading(whole(0, 42)), 1.0)
     assert (finding.level, str(tmp_path / "none") in finding.cause, "prolog" in finding.fix) == (
         Level.WARN,

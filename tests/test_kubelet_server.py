@@ -195,7 +195,7 @@ async def test_attribution_finds_the_holders_and_shares_of_every_shipped_scenari
     now = 0.0
     kubelet = KubeletServer(path, lambda: dataclasses.replace(scenario.at(now), faults={}))
     await kubelet.start()
-    client = KubeletClient(str(path), resources=load_agent({}, {}).gpu_resources)
+    client = KubeletClient(str(path), resources=load_agent({}, {}).attribution.gpu_resources)
     for now in (1.0, 60.0, 75.0, 600.0, 6000.0):
         node = scenario.at(now)
         gpus, instances = seen_by_driver(node)

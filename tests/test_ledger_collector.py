@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, one_ledger, snapshot
+from snapshot_support import changed
 
 from exporter.accounting.ledgers import Ledgers
 from exporter.metrics.collector import ExpositionOptions, families
@@ -19,8 +20,8 @@ def rows(view: Snapshot, name: str, options: ExpositionOptions | None = None) ->
 
 def showing(**changes: object) -> Snapshot:
     base = snapshot()
-    assert base.ledger is not None
-    return dataclasses.replace(base, ledger=dataclasses.replace(base.ledger, **changes))
+    assert base.metering.ledger is not None
+    return changed(base, metering={"ledger": dataclasses.replace(base.metering.ledger, **changes)})
 
 
 def test_an_owners_seconds_and_money_by_state_carry_the_ledger_and_who_pays_for_what() -> None:
@@ -115,7 +116,7 @@ def test_the_price_of_a_gpu_stands_once_even_while_it_is_down_and_is_absent_wher
     assert [(labels["gpu"], value) for labels, value in rows(view, "gpu_hourly_price")] == [("0", 2.5)]
     assert rows(view, "gpu_exporter_unpriced_devices") == [({}, 1)]
     price = Price(per_hour=0.0, currency="EUR", source="own:free", as_of="2026-01-01")
-    ((labels, value),) = rows(dataclasses.replace(view, prices={lost(3).uuid: price}), "gpu_hourly_price")
+    ((labels, value),) = rows(changed(view, metering={"prices": {lost(3).uuid: price}}), "gpu_hourly_price")
     assert (labels["currency"], labels["price_source"], value) == ("EUR", "own:free", 0.0)
 
 
@@ -137,7 +138,7 @@ def test_whether_the_ledger_is_on_disk_and_adds_up_is_told() -> None:
 
 
 def test_before_the_first_reading_was_metered_there_is_no_ledger_on_the_page() -> None:
-    bare = dataclasses.replace(snapshot(), ledger=None)
+    bare = changed(snapshot(), metering={"ledger": None})
     names = {family.name for family in families(bare, ExpositionOptions())}
     assert not {name for name in names if name.startswith("gpu_ledger_") or "state_saved" in name}
 
@@ -158,7 +159,7 @@ def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None
         for model in ("A100", "H100")
         for mode in ShareMode
     }
-    view = dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger(accounts)))
+    view = changed(snapshot(), metering={"ledger": LedgerView(ledgers=one_ledger(accounts))})
     assert len(rows(view, "gpu_ledger_seconds_total")) == 6
 
 
@@ -170,7 +171,7 @@ def test_each_ledger_adds_up_to_its_capacity_which_never_goes_back() -> None:
         account = Account(owner=owner, model=TRAINING.model, mode=ShareMode.EXCLUSIVE)
         portion = Portion(gpu_uuid="GPU-0", account=account, idle_seconds=1.0)
         ledgers.charge([portion], {}, now=float(number), steady=float(number))
-        view = dataclasses.replace(snapshot(), ledger=ledgers.view())
+        view = changed(snapshot(), metering={"ledger": ledgers.view()})
         seconds = Counter[str]()
         for labels, value in rows(view, "gpu_ledger_seconds_total"):
             seconds[labels["ledger"]] += value

@@ -58,9 +58,9 @@ async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(clus
         assert metadata.facts("ml", "train-0") is metadata.facts("ml", "train-0")
         assert metadata.uid("ml", "train-0") == "uid-train-0"
         assert metadata.node_facts == NodeFacts(instance_type="p5.48xlarge", capacity_type="spot")
-        assert metadata.known
-        assert metadata.at_seconds == cluster.now
-        assert (metadata.problem, metadata.errors) == ("", {})
+        assert metadata.status.known
+        assert metadata.status.at_seconds == cluster.now
+        assert (metadata.status.problem, metadata.errors) == ("", {})
         assert reader.server.requests["get namespace"] == 1
         assert not {"get resource.k8s.io", "list resourceslices"} & set(reader.server.requests)
         assert reader.server.without_token == 0
@@ -78,7 +78,7 @@ async def test_cost_labels_are_read_of_the_pod_and_its_namespace(cluster: Cluste
 
 async def test_evidence_is_the_same_object_until_something_changes(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
-        await reader.until(lambda: reader.metadata.known)
+        await reader.until(lambda: reader.metadata.status.known)
         first = reader.metadata.evidence(cluster.now)
         assert set(first.pods) == {("ml", "train-0")}
         reader.passes(5)
@@ -92,37 +92,37 @@ async def test_before_the_api_answered_no_pod_is_known_and_none_has_ended(cluste
     cluster.faults = {Fault.API_ERROR: 0}
     async with reading(cluster, tmp_path) as reader:
         reader.note(whole_gpu("train-0"))
-        await reader.until(lambda: reader.metadata.problem)
+        await reader.until(lambda: reader.metadata.status.problem)
         reader.passes(100)
         evidence = reader.metadata.evidence(cluster.now)
         assert evidence.pods is None
         assert evidence.ended == frozenset()
         assert reader.metadata.facts("ml", "train-0") is None
-        assert not reader.metadata.known
+        assert not reader.metadata.status.known
         assert reader.metadata.errors["server_error"] >= 1
         cluster.faults = {}
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
-        await reader.until(lambda: not reader.metadata.problem)
+        await reader.until(lambda: not reader.metadata.status.problem)
 
 
 async def test_an_outage_is_told_once_and_what_was_read_stays(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
         cluster.faults = {Fault.API_DOWN: 0}
-        await reader.until(lambda: reader.metadata.problem)
+        await reader.until(lambda: reader.metadata.status.problem)
         reader.note(whole_gpu("train-0"), whole_gpu("other-0", "other"))
         await reader.until(lambda: "namespace_unreachable" in reader.metadata.errors)
-        assert reader.metadata.problem.count("at http") == 1
-        assert "\n" not in reader.metadata.problem
+        assert reader.metadata.status.problem.count("at http") == 1
+        assert "\n" not in reader.metadata.status.problem
         reader.passes(400)
-        assert not reader.metadata.known
+        assert not reader.metadata.status.known
         assert reader.metadata.facts("ml", "train-0").owner.team == "vision"
         assert reader.metadata.evidence(cluster.now).pods
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
         cluster.add_pod("train-1", ownerReferences=JOB)
         cluster.faults = {}
-        await reader.until(lambda: reader.metadata.facts("ml", "train-1") and not reader.metadata.problem)
-        assert reader.metadata.known
+        await reader.until(lambda: reader.metadata.facts("ml", "train-1") and not reader.metadata.status.problem)
+        assert reader.metadata.status.known
 
 
 async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
@@ -139,7 +139,7 @@ async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
         assert evidence.is_followed
         assert reader.metadata.facts("ml", "train-0") == facts, "its last seconds are still being entered"
         cluster.faults = {Fault.API_DOWN: 0}
-        await reader.until(lambda: reader.metadata.problem)
+        await reader.until(lambda: reader.metadata.status.problem)
         assert reader.metadata.evidence(cluster.now).ended, "an outage does not bring it back"
         assert not reader.metadata.evidence(cluster.now).is_followed
         reader.note()
@@ -149,13 +149,13 @@ async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
 async def test_a_pod_that_the_api_never_had_stays_a_holder(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         reader.note(whole_gpu("static-without-mirror"))
-        await reader.until(lambda: reader.metadata.known)
+        await reader.until(lambda: reader.metadata.status.known)
         reader.passes(100)
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
         await reader.until(lambda: reader.server.requests["list pods"] > 1)
         reader.passes(1000)
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
-        assert reader.metadata.problem == ""
+        assert reader.metadata.status.problem == ""
 
 
 async def test_a_pod_that_finished_before_the_agent_started_has_ended(cluster: Cluster, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_an_incomplete_list_ends_no_pod(cluster: Cluster, tmp_path: Path) 
         await reader.server.restart()
         await reader.until(lambda: "incomplete" in reader.metadata.errors)
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
-        assert "--node-name is 'n1'" in reader.metadata.problem
+        assert "--node-name is 'n1'" in reader.metadata.status.problem
 
 
 async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: Cluster, tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ async def test_what_was_read_of_a_pod_goes_some_time_after_it(cluster: Cluster, 
 
 async def test_facts_wait_for_the_namespace_but_not_without_end(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
-        await reader.until(lambda: reader.metadata.known)
+        await reader.until(lambda: reader.metadata.status.known)
         cluster.faults = {Fault.API_DOWN: 0}
-        await reader.until(lambda: reader.metadata.problem)
+        await reader.until(lambda: reader.metadata.status.problem)
         assert reader.metadata.facts("ml", "train-0") is None
         await reader.until(lambda: "namespace_unreachable" in reader.metadata.errors)
         reader.passes(59)
@@ -246,7 +246,7 @@ async def test_a_namespace_that_is_gone_has_no_team(cluster: Cluster, tmp_path: 
     cluster.namespaces.clear()
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
-        assert reader.metadata.problem == ""
+        assert reader.metadata.status.problem == ""
 
 
 def lacking(*resources: str) -> Any:  # noqa: ANN401 - what ``reading`` takes
@@ -259,8 +259,8 @@ def lacking(*resources: str) -> Any:  # noqa: ANN401 - what ``reading`` takes
 async def test_without_the_right_to_list_pods_all_else_is_read(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path, before=lacking("pods")) as reader:
         reader.note(whole_gpu("train-0"))
-        await reader.until(lambda: reader.metadata.node_facts and reader.metadata.problem)
-        assert "list on resource pods" in reader.metadata.problem
+        await reader.until(lambda: reader.metadata.node_facts and reader.metadata.status.problem)
+        assert "list on resource pods" in reader.metadata.status.problem
         assert reader.metadata.errors == {"forbidden": 1}
         assert reader.metadata.evidence(cluster.now).pods is None
 
@@ -271,23 +271,23 @@ async def test_without_the_right_to_get_nodes_and_namespaces_owners_are_known_al
     async with reading(cluster, tmp_path, before=lacking("node", "namespace")) as reader:
         reader.note(whole_gpu("train-0"))
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
-        await reader.until(lambda: reader.metadata.problem.count("grant") == 2)
+        await reader.until(lambda: reader.metadata.status.problem.count("grant") == 2)
         assert reader.metadata.facts("ml", "train-0").owner == Owner(namespace="ml", kind="Job", name="train")
         assert reader.metadata.node_facts is None
         assert reader.metadata.errors == {"node_forbidden": 1, "namespace_forbidden": 1}
-        assert "get on resource nodes" in reader.metadata.problem
-        assert "get on resource namespaces" in reader.metadata.problem
+        assert "get on resource nodes" in reader.metadata.status.problem
+        assert "get on resource namespaces" in reader.metadata.status.problem
 
 
 async def test_a_node_name_that_is_not_in_the_cluster_is_a_problem(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path, node="mistyped") as reader:
         await reader.until(lambda: "node_not_found" in reader.metadata.errors)
-        await reader.until(lambda: "no node 'mistyped', the value of --node-name" in reader.metadata.problem)
+        await reader.until(lambda: "no node 'mistyped', the value of --node-name" in reader.metadata.status.problem)
         reader.note(whole_gpu("train-0"))
         reader.passes(100)
         evidence = reader.metadata.evidence(cluster.now)
         assert (evidence.pods, evidence.ended, evidence.is_followed) == (None, frozenset(), False)
-        assert not reader.metadata.known
+        assert not reader.metadata.status.known
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
@@ -326,7 +326,7 @@ async def test_an_api_version_that_is_no_longer_served_is_found_again(cluster: C
         await reader.server.restart()
         reader.note(claimed("train-0"), claimed("train-1", claim="d", uid=second))
         await reader.until(lambda: second in reader.metadata.evidence(cluster.now).claims)
-        await reader.until(lambda: not reader.metadata.problem)
+        await reader.until(lambda: not reader.metadata.status.problem)
         assert reader.metadata.evidence(cluster.now).devices
         assert reader.metadata.errors["slices_not_found"] + reader.metadata.errors["claim_not_found"] > 0
 
@@ -336,7 +336,7 @@ async def test_a_cluster_without_dra_is_asked_once(cluster: Cluster, tmp_path: P
         reader.note(claimed("train-0"))
         await reader.until(lambda: not reader.metadata.evidence(cluster.now).reads_claims)
         assert reader.server.requests["get resource.k8s.io"] == 1
-        assert reader.metadata.problem == ""
+        assert reader.metadata.status.problem == ""
 
 
 async def test_without_rights_to_claims_and_slices_the_kubelet_s_word_counts(cluster: Cluster, tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ async def test_without_rights_to_claims_and_slices_the_kubelet_s_word_counts(clu
         await reader.until(lambda: "slices_forbidden" in reader.metadata.errors)
         assert reader.metadata.evidence(cluster.now).devices is None
         assert reader.metadata.errors == {"claim_forbidden": 1, "slices_forbidden": 1}
-        assert "get on resource resourceclaims" in reader.metadata.problem
-        assert "list on resource resourceslices" in reader.metadata.problem
+        assert "get on resource resourceclaims" in reader.metadata.status.problem
+        assert "list on resource resourceslices" in reader.metadata.status.problem
 
 
 async def test_a_claim_of_the_same_name_that_was_made_since_is_not_the_one_that_is_held(
@@ -385,21 +385,21 @@ async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(clust
         await reader.until(lambda: reader.metadata.facts("ml", "odd-0"))
         assert reader.metadata.facts("ml", "odd-0").owner.team == "??"
         assert reader.metadata.facts("ml", "train-0").owner.team == ""
-        assert reader.metadata.problem == ""
+        assert reader.metadata.status.problem == ""
 
 
 async def test_clocks_that_differ_are_remarked(cluster: Cluster, tmp_path: Path) -> None:
     cluster.now = time.time() + 3600.0
     async with reading(cluster, tmp_path) as reader:
-        await reader.until(lambda: reader.metadata.remark)
-        assert "this node's clock is 3" in reader.metadata.remark
-        assert "ahead of the API server's" in reader.metadata.remark
+        await reader.until(lambda: reader.metadata.status.remark)
+        assert "this node's clock is 3" in reader.metadata.status.remark
+        assert "ahead of the API server's" in reader.metadata.status.remark
         assert reader.metadata.errors["clock_skew"] == 1
-        assert reader.metadata.problem == ""
+        assert reader.metadata.status.problem == ""
     cluster.now = time.time()
     async with reading(cluster, tmp_path) as reader:
-        await reader.until(lambda: reader.metadata.known)
-        assert (reader.metadata.remark, reader.metadata.errors) == ("", {})
+        await reader.until(lambda: reader.metadata.status.known)
+        assert (reader.metadata.status.remark, reader.metadata.errors) == ("", {})
 
 
 async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_agent(
@@ -419,10 +419,10 @@ async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_age
         cluster.add_namespace("other")
         await reader.until(lambda: reader.server.requests["get namespace"] >= 2)
         await reader.until(lambda: metadata.errors.get("unexpected"))
-        assert "namespaces: unexpected ZeroDivisionError" in metadata.problem
+        assert "namespaces: unexpected ZeroDivisionError" in metadata.status.problem
         cluster.add_pod("train-1", ownerReferences=JOB)
         await reader.until(lambda: metadata.facts("ml", "train-1"))
-        assert metadata.known
+        assert metadata.status.known
 
 
 async def test_the_first_question_waits_for_a_random_part_of_the_jitter(cluster: Cluster, tmp_path: Path) -> None:

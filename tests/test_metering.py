@@ -79,7 +79,7 @@ def sample(metering: Metering, steady: float, views: object = BUSY) -> None:
 
 
 def shown(metering: Metering, steady: float) -> LedgerView:
-    view = metering.view(steady)
+    view = metering.ledger_view(steady)
     assert view is not None
     return view
 
@@ -97,7 +97,7 @@ ML = Owner(namespace="ml")
 
 
 def test_before_the_first_sample_nothing_is_shown() -> None:
-    assert started().view(0.0) is None
+    assert started().ledger_view(0.0) is None
 
 
 def test_without_a_state_directory_memory_is_shown_and_nothing_is_wrong() -> None:
@@ -635,10 +635,10 @@ async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> Non
             node.clock.seconds = seconds_on
             node.direct.readings.append(node.source.sample(EPOCH_SECONDS + seconds_on))
         snapshot = node.node.tick(EPOCH_SECONDS + 5.0, 5.0)
-        assert snapshot.ledger is not None
+        assert snapshot.metering.ledger is not None
         gpus = len({view.gpu.uuid for view in snapshot.devices})
-        assert snapshot.ledger.capacity_seconds == pytest.approx(5.0 * gpus)
-        unknown = sum(totals.unknown_seconds for totals in snapshot.ledger.accounts.values())
+        assert snapshot.metering.ledger.capacity_seconds == pytest.approx(5.0 * gpus)
+        unknown = sum(totals.unknown_seconds for totals in snapshot.metering.ledger.accounts.values())
         assert unknown < gpus, "two intervals of a second each, not one of two"
 
 
@@ -702,7 +702,7 @@ async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but
         def tick(second: float) -> LedgerView | None:
             node.clock.seconds = second
             node.direct.readings.append(node.source.sample(EPOCH_SECONDS + second))
-            return node.node.tick(EPOCH_SECONDS + second, second).ledger
+            return node.node.tick(EPOCH_SECONDS + second, second).metering.ledger
 
         node.node.metering = started(state, simulated=True)
         await node.until(10.0)

@@ -206,7 +206,7 @@ async def test_a_partitioned_gpu_that_is_away_when_the_agent_starts_is_up_when_i
         await until(lambda: states(agent) == [UP, UP])
         faults.end(1)
         await until(lambda: instance(1).uuid in {view.uuid for view in agent.snapshot.devices})
-    assert agent.snapshot.unresolved == ()
+    assert agent.snapshot.attribution.unresolved == ()
 
 
 async def test_a_gpu_that_was_given_to_a_virtual_machine_is_gone_and_not_missing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from agent_support import AgentProcess, matching
 from aiohttp import web
 from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
+from snapshot_support import changed
 from web_support import http_server
 
 from exporter.cli import main
@@ -44,15 +45,15 @@ def report_of(view: Snapshot) -> NodeReport:
 
 
 def with_capacity(seconds: float, **changes: object) -> Snapshot:
-    base = snapshot().ledger
+    base = snapshot().metering.ledger
     assert base is not None
     return ledger_of(ledgers=(dataclasses.replace(base.ledgers[0], capacity_seconds=seconds),), **changes)
 
 
 def ledger_of(**changes: object) -> Snapshot:
     base = snapshot()
-    assert base.ledger is not None
-    return dataclasses.replace(base, ledger=dataclasses.replace(base.ledger, **changes))
+    assert base.metering.ledger is not None
+    return changed(base, metering={"ledger": dataclasses.replace(base.metering.ledger, **changes)})
 
 
 def written(view: Snapshot, form: str = "table") -> str:
@@ -68,11 +69,11 @@ def row(text: str, start: str) -> list[str]:
 
 def test_what_an_agent_tells_is_read_back_whole() -> None:
     view = snapshot()
-    assert view.ledger is not None
+    assert view.metering.ledger is not None
     report = report_of(view)
     found = {Account(owner=one.owner, model=one.model, mode=one.mode): one.totals for one in report.lines}
-    assert found == dict(view.ledger.accounts)
-    assert [price for _, price in report.prices] == list(dict.fromkeys(view.prices.values()))
+    assert found == dict(view.metering.ledger.accounts)
+    assert [price for _, price in report.prices] == list(dict.fromkeys(view.metering.prices.values()))
     assert next(iter(report.prices.values())) == 3
 
 
@@ -136,7 +137,7 @@ def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> 
         account(Owner(namespace="dear")): Totals(idle_seconds=1.0, money={"USD": Money(active=9.0)}),
         account(Owner(namespace="longer")): Totals(idle_seconds=60.0),
     }
-    report = report_of(dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger(accounts))))
+    report = report_of(changed(snapshot(), metering={"ledger": LedgerView(ledgers=one_ledger(accounts))}))
     assert [one.owner.namespace for one in report.lines[:3]] == ["dear", "longer", "long"]
     assert [one.owner for one in report.lines[3:]] == [UNATTRIBUTED, UNALLOCATED]
 
@@ -151,14 +152,14 @@ def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing(
 
 def test_without_any_price_there_is_no_money_rather_than_zero() -> None:
     unpriced = Totals(active_seconds=36.0, unpriced_seconds=36.0)
-    text = written(dataclasses.replace(ledger_of(ledgers=one_ledger({TRAINING: unpriced})), prices={}))
+    text = written(changed(ledger_of(ledgers=one_ledger({TRAINING: unpriced})), metering={"prices": {}}))
     assert row(text, "Total")[-2:] == ["no", "price"]
     assert "0.00 " not in row(text, "vision")
 
 
 def test_a_bundled_list_price_says_so_and_measured_energy_is_told() -> None:
     price = Price(per_hour=1.2, currency="USD", source="list:h100", as_of="2026-09-01", per_kwh=0.3, fallback=True)
-    text = written(dataclasses.replace(snapshot(), prices={gpu(0).uuid: price}))
+    text = written(changed(snapshot(), metering={"prices": {gpu(0).uuid: price}}))
     assert "1.2 USD/h and 0.3 per measured kWh now, list:h100 as of 2026-09-01, a bundled list price" in text
 
 
@@ -190,8 +191,8 @@ def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
 
 def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() -> None:
     with pytest.raises(ExporterError, match="has not metered anything yet; look at http://node-a:9400/readyz"):
-        report_of(dataclasses.replace(snapshot(), ledger=None))
-    empty = written(dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger({}))))
+        report_of(changed(snapshot(), metering={"ledger": None}))
+    empty = written(changed(snapshot(), metering={"ledger": LedgerView(ledgers=one_ledger({}))}))
     assert "0.0000 of 0.0000 GPU-hours metered" in empty
     assert "Coverage" not in empty
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from exposition_support import OWNERS, snapshot
+from snapshot_support import changed
 
 from exporter.metrics.catalog import FOR_GOOD_SECONDS
 from exporter.metrics.collector import ExpositionOptions, families
@@ -20,7 +21,7 @@ JOB = {
 
 def series(view: OwnersView | None = OWNERS, **more: object) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return the series of owners, pools and shared devices by name."""
-    shown = families(replace(snapshot(), owners=view, **more), ExpositionOptions())  # type: ignore[arg-type]
+    shown = families(changed(snapshot(), metering={"owners": view, **more}), ExpositionOptions())
     return {
         family.name: [(dict(sample.pairs), sample.value) for sample in family.samples]
         for family in shown

@@ -104,7 +104,7 @@ def test_a_damaged_file_costs_the_windows_and_not_the_ledger(tmp_path: Path, con
     assert (tmp_path / f"{FILE_NAME}.damaged-1").exists()
     run(restarted, 100, 190)
     assert active(restarted, 205.0) == pytest.approx(90.0, abs=0.01)
-    view = restarted.view(190.0)
+    view = restarted.ledger_view(190.0)
     assert view is not None
     assert sum(totals.active_seconds for totals in view.accounts.values()) >= 170.0
 

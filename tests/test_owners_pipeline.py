@@ -43,7 +43,7 @@ async def test_holders_and_their_shares_are_the_true_ones_on_page_and_ledger(nam
             for pod_name, share in together.items():
                 held[pod_name].append(share)
         assert seen_shares(snapshot) == pytest.approx(true_shares(node))
-    ledger = snapshot.ledger
+    ledger = snapshot.metering.ledger
     assert ledger is not None
     metered = ledger.capacity_seconds / len([view for view in snapshot.devices if view.instance is None])
     assert metered == pytest.approx(len(SECONDS) - 1)
@@ -66,8 +66,8 @@ async def test_holders_and_their_shares_are_the_true_ones_on_page_and_ledger(nam
     assert everybody == pytest.approx(ledger.capacity_seconds, rel=1e-9)
     assert ledger.conservation_error_seconds == pytest.approx(0.0, abs=1e-6)
     costs = [money for totals in ledger.accounts.values() for money in totals.money.values()]
-    prices = {uuid: price.per_hour for uuid, price in snapshot.prices.items()}
-    if prices and not snapshot.unpriced_gpus:
+    prices = {uuid: price.per_hour for uuid, price in snapshot.metering.prices.items()}
+    if prices and not snapshot.metering.unpriced_gpus:
         assert sum(money.total for money in costs) == pytest.approx(sum(prices.values()) * metered / 3600, rel=1e-9)
 
 
@@ -83,4 +83,5 @@ async def test_the_page_says_whose_each_pod_is_and_nothing_twice(name: str, tmp_
     assert {(use.holder.namespace, use.holder.pod) for view in snapshot.devices for use in view.pods} == workloads
     assert infos
     assert all('workload_kind="' in line and 'pod_uid="' in line for line in infos)
-    assert snapshot.metadata_problem == ""
+    assert snapshot.metadata is not None
+    assert snapshot.metadata.problem == ""

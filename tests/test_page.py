@@ -127,8 +127,7 @@ def test_free_held_and_unknown_are_three_different_words() -> None:
 def test_troubles_of_source_and_attribution_are_told_with_their_mend() -> None:
     broken = made.snapshot(
         sources=(SourceStatus(name="nvml", state=SourceState.FAILED, reason="driver_not_loaded", message="load <it>"),),
-        attribution_known=False,
-        attribution_problem="no kubelet socket; mount it",
+        attribution={"known": False, "problem": "no kubelet socket; mount it"},
         ready=False,
         not_ready_reasons=("no driver",),
     )
@@ -182,7 +181,11 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
     )
     status = SourceStatus(name=EVIL, state=SourceState.HUNG, reason=EVIL, message=EVIL)
     snapshot = made.snapshot(
-        evil, node=EVIL, driver_version=EVIL, nvml_version=EVIL, attribution_problem=EVIL, sources=(status,)
+        evil,
+        node=EVIL,
+        reading={"driver_version": EVIL, "nvml_version": EVIL},
+        attribution={"problem": EVIL},
+        sources=(status,),
     )
     assert "<script>alert" not in node_page.fragment(snapshot)
     assert node_page.document(snapshot).count("<script>") == 1

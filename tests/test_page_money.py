@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import page_support as made
 import pytest
+from snapshot_support import changed
 from test_page import EVIL, read
 
-from exporter.model import AllocationState, DeviceView, LedgerView, Price, Snapshot
+from exporter.model import AllocationState, DeviceView, LedgerView, MeteringView, Price, Snapshot
 from exporter.model.formatting import money
 from exporter.web import node_page
 
@@ -14,9 +15,9 @@ PRICE = Price(per_hour=4.0, currency="USD", source="fleet:h100", as_of="2026-10-
 
 
 def priced(*views: DeviceView, price: Price = PRICE, **changes: object) -> Snapshot:
-    base = made.snapshot(*views)
     prices = {view.gpu.uuid: price for view in views}
-    return replace(base, **{"prices": prices, "price_book": "fleet (GPUs are 80% of a node's price)", **changes})
+    metering = MeteringView(prices=prices, price_book="fleet (GPUs are 80% of a node's price)")
+    return changed(made.snapshot(*views, metering=metering), **changes)
 
 
 def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_cost() -> None:
@@ -59,7 +60,7 @@ def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() ->
 
 
 def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
-    view = priced(made.held(0, "a", 0.0, 7200.0), price=PRICE, prices={}, unpriced_gpus=1)
+    view = priced(made.held(0, "a", 0.0, 7200.0), price=PRICE, metering={"prices": {}, "unpriced_gpus": 1})
     text = read(view).text
     assert "idle for 2 h 0 min no price ml/ a" in text
     assert "Held, cost now no price" in text
@@ -69,7 +70,7 @@ def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
 
 def test_some_held_gpus_without_a_price_are_told_beside_the_sum() -> None:
     view = priced(made.held(0, "a"), made.held(1, "b"))
-    half = replace(view, prices={made.gpu(0).uuid: PRICE})
+    half = changed(view, metering={"prices": {made.gpu(0).uuid: PRICE}})
     assert "Held, cost now $4.00 /h and 1 without price" in read(half).text
 
 
@@ -87,7 +88,7 @@ def test_the_source_of_the_prices_is_told_once_with_what_they_cover() -> None:
 def test_currencies_stand_side_by_side() -> None:
     view = priced(made.held(0, "a"), made.held(1, "b"))
     euro = replace(PRICE, currency="EUR", per_hour=3.0)
-    both = replace(view, prices={made.gpu(0).uuid: PRICE, made.gpu(1).uuid: euro})
+    both = changed(view, metering={"prices": {made.gpu(0).uuid: PRICE, made.gpu(1).uuid: euro}})
     assert "€3.00 + $4.00 /h" in read(both).text
 
 
@@ -116,14 +117,13 @@ def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:
 
 def test_a_ledger_that_cannot_be_saved_is_a_problem_at_the_top() -> None:
     ledger = LedgerView(state_problem="/state/ledger.json: disk full; free some space")
-    assert (
-        "ledger : /state/ledger.json: disk full; free some space" in read(priced(made.held(0, "a"), ledger=ledger)).text
-    )
+    text = read(priced(made.held(0, "a"), metering={"ledger": ledger})).text
+    assert "ledger : /state/ledger.json: disk full; free some space" in text
 
 
 def test_names_of_rows_and_books_are_escaped() -> None:
     evil = replace(PRICE, source=EVIL, as_of=EVIL, currency="<b>")
-    tags = read(priced(made.held(0, "a", 0.0, 7200.0), price=evil, price_book=EVIL))
+    tags = read(priced(made.held(0, "a", 0.0, 7200.0), price=evil, metering={"price_book": EVIL}))
     assert EVIL in tags.text
     assert "<b> 4.00" in tags.text
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import page_support as made
+from snapshot_support import changed
 from test_page import EVIL, read
 from test_page_money import priced
 
-from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, Snapshot
+from exporter.model import DeviceView, MetadataStatus, NodeFacts, Owner, PodFacts, Snapshot
 from exporter.web import node_page
 
 TRAIN = PodFacts(
@@ -21,7 +22,7 @@ def of(view: DeviceView, facts: PodFacts | None, **changes: object) -> DeviceVie
 
 
 def known(*views: DeviceView, **changes: object) -> Snapshot:
-    return priced(*views, **{"metadata_enabled": True, "metadata_known": True, **changes})
+    return changed(priced(*views, metadata=MetadataStatus(known=True)), **changes)
 
 
 def test_beside_a_pod_stand_its_workload_team_queue_and_class() -> None:
@@ -97,7 +98,7 @@ def test_without_metadata_namespaces_are_the_owners_and_the_page_says_how_to_hav
     assert "Namespaces pay: pod metadata is off. --kube-metadata on tells workloads, teams and queues." in text
     assert "ml namespace" in text
     assert "Namespaces pay" not in node_page.fragment(known(made.held(0, "a")))
-    assert "Namespaces pay" not in node_page.fragment(made.snapshot(made.held(0, "a"), attribution_enabled=False))
+    assert "Namespaces pay" not in node_page.fragment(made.snapshot(made.held(0, "a"), attribution={"source": ""}))
 
 
 def test_many_owners_are_cut_and_their_sum_stands_for_the_rest() -> None:
@@ -110,25 +111,25 @@ def test_many_owners_are_cut_and_their_sum_stands_for_the_rest() -> None:
 
 def test_troubles_of_the_api_are_told_and_how_old_its_word_is() -> None:
     troubled = known(
-        made.held(0, "a"), metadata_problem="pods forbidden; grant <list>", metadata_at_seconds=made.TAKEN_AT - 600
+        made.held(0, "a"), metadata={"problem": "pods forbidden; grant <list>", "at_seconds": made.TAKEN_AT - 600}
     )
     text = read(troubled).text
     assert "owners : pods forbidden; grant <list>" in text
     assert "owners known, 10 min ago" in text
-    assert "owners unknown" in read(replace(troubled, metadata_known=False)).text
-    assert "owners not read yet" in read(replace(troubled, metadata_known=False, metadata_problem="")).text
+    assert "owners unknown" in read(changed(troubled, metadata={"known": False})).text
+    assert "owners not read yet" in read(changed(troubled, metadata={"known": False, "problem": ""})).text
 
 
 def test_counts_of_gpus_are_told_where_they_disagree() -> None:
     views = (made.held(0, "a"), made.lost(1))
-    told = read(made.snapshot(*views, advertised_devices=2, allocated_devices=2)).text
+    told = read(made.snapshot(*views, attribution={"advertised_devices": 2, "allocated_devices": 2})).text
     assert "GPUs : 1 seen by the driver, 2 advertised by the kubelet, 2 held by pods" in told
-    old_kubelet = read(made.snapshot(*views, allocated_devices=2)).text
+    old_kubelet = read(made.snapshot(*views, attribution={"allocated_devices": 2})).text
     assert "GPUs : 1 seen by the driver, 2 held by pods" in old_kubelet
     for agreeing in (
-        {"advertised_devices": 1, "allocated_devices": 1},
+        {"attribution": {"advertised_devices": 1, "allocated_devices": 1}},
         {},
-        {"sample_at_seconds": None, "advertised_devices": 2},
+        {"reading": None, "attribution": {"advertised_devices": 2}},
     ):
         assert "seen by the driver" not in node_page.fragment(made.snapshot(*views, **agreeing))
 
@@ -143,7 +144,7 @@ def test_how_a_holder_is_known_is_said_where_it_is_not_the_kubelets_word() -> No
 
 def test_what_is_known_of_the_node_stands_in_its_head() -> None:
     facts = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")
-    assert "p5.48xlarge · spot · us-east-1" in read(made.snapshot(node_facts=facts)).text
+    assert "p5.48xlarge · spot · us-east-1" in read(made.snapshot(metering={"node_facts": facts})).text
 
 
 def test_text_of_pods_and_of_the_api_is_escaped() -> None:
@@ -152,6 +153,6 @@ def test_text_of_pods_and_of_the_api_is_escaped() -> None:
     )
     views = [of(made.held(index, f"a{index}", 0.0, 900.0), evil) for index in range(2)]
     facts = NodeFacts(instance_type=EVIL, capacity_type=EVIL, region=EVIL)
-    snapshot = known(*views, metadata_problem=EVIL, node_facts=facts)
+    snapshot = known(*views, metadata={"problem": EVIL}, metering={"node_facts": facts})
     assert "<script>alert" not in node_page.fragment(snapshot)
     assert EVIL in read(snapshot).text

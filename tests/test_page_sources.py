@@ -22,7 +22,7 @@ def unmeasured(index: int, state: ProfilingState) -> DeviceView:
 
 
 def test_both_sources_and_the_engine_s_version_stand_at_the_top() -> None:
-    shown = fragment(snapshot(made.view(0), dcgm_version="4.6.0"))
+    shown = fragment(snapshot(made.view(0), reading={"dcgm_version": "4.6.0"}))
     assert "nvml up" in shown
     assert "dcgm up" in shown
     assert "DCGM 4.6.0" in shown

@@ -1,10 +1,10 @@
 """The log of what keeps the kubelet or the Kubernetes API from telling."""
 
 import logging
-from dataclasses import replace
 
 import pytest
 from page_support import snapshot
+from snapshot_support import changed
 
 from exporter.agent.run import ProblemLog
 
@@ -13,8 +13,8 @@ def test_a_problem_is_logged_when_it_begins_and_when_it_is_over(caplog: pytest.L
     caplog.set_level(logging.INFO, "exporter.agent")
     log, well = ProblemLog(), snapshot()
     for words in ("", "HTTP 403", "HTTP 403", "HTTP 403; and more", "", "", "away"):
-        log.note(replace(well, metadata_problem=words))
-    log.note(replace(well, metadata_problem="away", attribution_problem="no socket"))
+        log.note(changed(well, metadata={"problem": words}))
+    log.note(changed(well, metadata={"problem": "away"}, attribution={"problem": "no socket"}))
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "Kubernetes API: HTTP 403"),
         ("INFO", "Kubernetes API: recovered"),

@@ -10,6 +10,7 @@ from exposition_support import FACTS, exclusive, holder, ledger, lost, one_ledge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, build
 from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, duplicate_series, render
@@ -110,18 +111,20 @@ def made_up(seed: int) -> Snapshot:
     told = ledger(at_seconds)
     money = Money(active=chance.choice(RATIOS), idle=chance.choice(RATIOS))
     paid = Totals(active_seconds=chance.choice(COUNTS), money={"USD": money})
-    return dataclasses.replace(
+    version = chance.choice(("580.65.06", "590.1", None))
+    books = dataclasses.replace(
+        told,
+        ledgers=one_ledger(
+            {account: chance.choice((paid, totals)) for account, totals in told.accounts.items()},
+            identity=chance.choice(("0123456789ab", "ba9876543210")),
+        ),
+        pods={pod: totals for pod, totals in told.pods.items() if chance.random() < 0.7},
+    )
+    return changed(
         snapshot(at_seconds=at_seconds),
         devices=tuple(views),
-        driver_version=chance.choice(("580.65.06", "590.1", None)),
-        ledger=dataclasses.replace(
-            told,
-            ledgers=one_ledger(
-                {account: chance.choice((paid, totals)) for account, totals in told.accounts.items()},
-                identity=chance.choice(("0123456789ab", "ba9876543210")),
-            ),
-            pods={pod: totals for pod, totals in told.pods.items() if chance.random() < 0.7},
-        ),
+        reading={"driver_version": version},
+        metering={"ledger": books},
         errors={("attribution", reason): 3 for reason in "abc" if chance.random() < 0.5},
     )
 

@@ -1,7 +1,6 @@
 """A report's lines by owner, namespace, team or model: fewer of them, and the same sum."""
 
 import csv
-import dataclasses
 import io
 import json
 
@@ -9,6 +8,7 @@ import pytest
 from exposition_support import one_ledger, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshot_support import changed
 
 from exporter.cli import main
 from exporter.cost.node_report import BY, By, NodeReport, add, read, summed, write
@@ -42,7 +42,8 @@ ACCOUNTS = {
 def report_of(accounts: dict[Account, Totals]) -> NodeReport:
     seconds = sum(totals.allocated_seconds for totals in accounts.values())
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=seconds))
-    return read(json.loads(node_api.ledger_document(dataclasses.replace(snapshot(), ledger=ledger))), "http://node-a")
+    shown = changed(snapshot(), metering={"ledger": ledger})
+    return read(json.loads(node_api.ledger_document(shown)), "http://node-a")
 
 
 def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> str:

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import StubLedger, serving
+from snapshot_support import changed
 
 from exporter.cli import main
 from exporter.cli.common import say
@@ -76,7 +77,7 @@ def report_of(names: tuple[str, ...]) -> NodeReport:
         for name in names
     }
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=3600.0 * len(accounts)))
-    shown = dataclasses.replace(snapshot(), ledger=ledger, node=names[0])
+    shown = changed(snapshot(), metering={"ledger": ledger}, node=names[0])
     return read(json.loads(node_api.ledger_document(shown)), "http://node-a")
 
 

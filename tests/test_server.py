@@ -115,8 +115,8 @@ async def test_readiness_ends_when_the_snapshot_itself_is_too_old(age_seconds: f
 
 
 async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness() -> None:
-    problems = {"attribution_problem": "no socket; mount it", "metadata_problem": "pods forbidden \ud800; grant list"}
-    problems["metadata_remark"] = "clocks differ"
+    metadata = {"problem": "pods forbidden \ud800; grant list", "remark": "clocks differ"}
+    problems = {"attribution": {"problem": "no socket; mount it"}, "metadata": metadata}
     notes = "note: kubelet: no socket; mount it\nnote: kubernetes-api: pods forbidden ?; grant list\n"
     notes += "note: kubernetes-api: clocks differ\n"
     async with served(page_support.snapshot(**problems)) as base, asked(base, "/readyz") as (response, body):

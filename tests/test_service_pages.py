@@ -16,6 +16,7 @@ import pytest
 from book_support import Served, beside, budget_state, recommendation, served
 from fleet_support import FleetServer, backfill, prometheus, truth_between
 
+from exporter.config.options import ServiceServingSettings
 from exporter.cost.ledger import Dimension, pairs, parse_window
 from exporter.cost.live import PodDocument
 from exporter.cost.report import FleetReport
@@ -525,7 +526,9 @@ def test_budgets_say_in_words_how_they_stand(fleet_prometheus: FleetServer, now:
 
 
 def test_a_prefix_is_before_every_link(fleet_prometheus: FleetServer, now: float) -> None:
-    settings = ServeSettings(external_url="https://cost.example/gpu", title="Cost of Example")
+    settings = ServeSettings(
+        serving=ServiceServingSettings(external_url="https://cost.example/gpu", title="Cost of Example")
+    )
     with beside(served(fleet_prometheus.url, now, settings=settings)) as running:
         shown = page(running, "/gpu/by/team")
         found = [link for link in shown.links if link != "#content"]

@@ -41,8 +41,9 @@ def sources(snapshot: Snapshot) -> dict[tuple[str, str], str]:
 
 def active_seconds(snapshot: Snapshot) -> dict[str, float]:
     """Active time of the ledger by namespace, where every pod has one of its own."""
-    assert snapshot.ledger
-    return {account.owner.namespace: totals.active_seconds for account, totals in snapshot.ledger.accounts.items()}
+    ledger = snapshot.metering.ledger
+    assert ledger
+    return {account.owner.namespace: totals.active_seconds for account, totals in ledger.accounts.items()}
 
 
 def scenario(directory: Path, pods: str, *, more: str = "", replicas: int = 4) -> Scenario:

@@ -65,7 +65,7 @@ def test_settings_and_state_are_where_the_unit_and_its_comments_have_them() -> N
 
 def test_the_units_folder_is_the_one_of_the_lock_and_stays_when_the_unit_stops() -> None:
     (folder,) = values("RuntimeDirectory")
-    assert load_agent({}, {}).lock_dir == Path("/run") / folder
+    assert load_agent({}, {}).running.lock_dir == Path("/run") / folder
     assert values("RuntimeDirectoryPreserve") == ["yes"]
 
 

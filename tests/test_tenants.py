@@ -7,6 +7,7 @@ from exposition_support import FACTS, exclusive, gpu, holder, partitioned, share
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import duplicate_series, render
@@ -92,25 +93,30 @@ def test_a_pod_whose_words_were_not_understood_counts_once_however_many_devices_
 
 def test_the_api_is_a_source_only_where_it_is_asked_and_up_only_while_all_is_well() -> None:
     def up(**changes: object) -> list[float]:
-        view = dataclasses.replace(snapshot(exclusive()), **changes)
+        view = changed(snapshot(exclusive()), **changes)
         told = rows(view, "gpu_exporter_source_up")
         return [value for pairs, value in told if pairs["source"] == "kubernetes-api"]
 
     assert up() == [1]
-    assert up(metadata_known=False) == [0]
-    assert up(metadata_problem="forbidden") == [0]
-    assert up(metadata_enabled=False, metadata_known=False) == []
-    silent = dataclasses.replace(snapshot(exclusive()), metadata_at_seconds=None)
+    assert up(metadata={"known": False}) == [0]
+    assert up(metadata={"problem": "forbidden"}) == [0]
+    assert up(metadata=None) == []
+    silent = changed(snapshot(exclusive()), metadata={"at_seconds": None})
     assert rows(silent, "gpu_exporter_metadata_timestamp_seconds") == []
 
 
 def test_gpus_are_counted_by_who_counts_them_and_not_at_all_where_it_cannot_be_told() -> None:
     def states(**changes: object) -> dict[str, float]:
-        view = dataclasses.replace(snapshot(), **changes)
+        view = changed(snapshot(), **changes)
         return {pairs["state"]: value for pairs, value in rows(view, "gpu_devices")}
 
     assert states() == {"present": 3, "expected": 5, "advertised": 4, "allocated": 3}
-    assert states(advertised_devices=None, allocated_devices=0) == {"present": 3, "expected": 5, "allocated": 0}
+    old_kubelet = {"advertised_devices": None, "allocated_devices": 0}
+    assert states(attribution=old_kubelet) == {
+        "present": 3,
+        "expected": 5,
+        "allocated": 0,
+    }
 
 
 def test_a_node_has_what_is_known_of_it_and_no_series_where_nothing_is() -> None:
@@ -123,6 +129,6 @@ def test_a_node_has_what_is_known_of_it_and_no_series_where_nothing_is() -> None
         "region": "us-east-1",
         "gpu_product": "NVIDIA-H100-80GB-HBM3",
     }
-    some = dataclasses.replace(snapshot(exclusive()), node_facts=NodeFacts(region="eu-west-1"))
+    some = changed(snapshot(exclusive()), metering={"node_facts": NodeFacts(region="eu-west-1")})
     assert rows(some, "gpu_node_info") == [({"node": "node-a", "region": "eu-west-1"}, 1)]
-    assert rows(dataclasses.replace(some, node_facts=NodeFacts()), "gpu_node_info") == []
+    assert rows(changed(some, metering={"node_facts": NodeFacts()}), "gpu_node_info") == []

@@ -174,7 +174,7 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
             kubelet.latest = Allocations(answered_at_seconds=wall, containers=listed)
             answered_steady = steady
         snapshot = node.tick(wall, steady)
-        assert snapshot.attribution_known <= (steady - answered_steady <= 60)
+        assert snapshot.attribution.known <= (steady - answered_steady <= 60)
         check(snapshot, kubelet.latest)
         check_page(snapshot)
 
@@ -210,7 +210,7 @@ def check(snapshot: Snapshot, allocations: Allocations | None) -> None:
     listed = {(c.namespace, c.pod, c.container) for c in allocations.containers} if allocations else set()
     for view in snapshot.devices:
         assert {(use.holder.namespace, use.holder.pod, use.holder.container) for use in view.pods} <= listed
-        assert not view.pods or snapshot.attribution_known
+        assert not view.pods or snapshot.attribution.known
         assert (view.allocation is AllocationState.ALLOCATED) == bool(view.pods)
         check_use(view)
 

@@ -202,7 +202,7 @@ def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: lis
             whole = [view for view in snapshot.devices if view.gpu.uuid == uuid]
             assert sum(view.share_ratio for view in whole if view.instance) <= 1 + 1e-9
             assert len({view.uuid for view in whole}) == len(whole)
-        view = snapshot.ledger
+        view = snapshot.metering.ledger
         if before and view:
             check_not_fallen(before, view)
         before = view or before

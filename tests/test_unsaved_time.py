@@ -53,8 +53,8 @@ def metered(metering: Metering, first: int, last: int) -> LedgerView:
             steady=float(second),
         )
         save_now(metering, NOON + second, float(second), last=second == last)
-        metering.view(float(second))
-    view = metering.view(float(last))
+        metering.ledger_view(float(second))
+    view = metering.ledger_view(float(last))
     assert view is not None
     return view
 

@@ -17,6 +17,7 @@ from exporter.model import (
     Gpu,
     GpuReading,
     Holder,
+    MetadataStatus,
     MigInstance,
     NodeFacts,
     PodFacts,
@@ -71,28 +72,8 @@ class MetadataSource(Protocol):
     """Data of the Kubernetes API: ``kube.metadata.Metadata``."""
 
     @property
-    def known(self) -> bool:
-        """Whether the pods have been listed and changes are followed."""
-        ...
-
-    @property
-    def at_seconds(self) -> float | None:
-        """Unix time of the API's last answer or event."""
-        ...
-
-    @property
-    def problem(self) -> str:
-        """The missing data and its cause in one line; empty if there is no problem."""
-        ...
-
-    @property
-    def names_other_node(self) -> bool:
-        """Whether the problem is that --node-name is not this node's name in the cluster."""
-        ...
-
-    @property
-    def remark(self) -> str:
-        """A fault that does not affect the data, in one line; empty if there is none."""
+    def status(self) -> MetadataStatus:
+        """State of the data."""
         ...
 
     @property
@@ -153,9 +134,13 @@ class Attributor:
             now: Unix time.
             steady: Seconds of the monotonic clock; the age of an answer counts from when it is first seen.
         """
-        allocations = self.kubelet.latest if self.kubelet else None
-        if allocations is None:
-            return Attribution(known=False)
+        if self.kubelet is None:
+            return Attribution(known=False, source="")
+        allocations = self.kubelet.latest
+        joined = self._joined(allocations, reading, now, steady) if allocations else Attribution(known=False)
+        return replace(joined, source=self.source, problem=self.kubelet.problem)
+
+    def _joined(self, allocations: Allocations, reading: Reading | None, now: float, steady: float) -> Attribution:
         new = self._first_joined is None or self._first_joined[0] is not allocations
         if self._first_joined is None or new:
             self._first_joined = allocations, steady
@@ -226,7 +211,7 @@ class Attributor:
 
     def lacks_metadata(self, attribution: Attribution) -> bool:
         """Return whether holders still depend on data that the API has not returned yet: fractions, claims."""
-        if self.metadata is None or self.metadata.known or self._cached_for is None:
+        if self.metadata is None or self.metadata.status.known or self._cached_for is None:
             return False
         reserved = self._cached_for[1].reservation_namespaces
         harmless = HARMLESS_REASONS | {REPLICAS_UNKNOWN, MEMORY_UNKNOWN, UNLISTED_USE}  # by the API either

@@ -19,7 +19,18 @@ from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
 from exporter.attribution.device_ids import Replicas, counts_of
 from exporter.errors import ConfigError, StateError
-from exporter.model import DeviceView, LedgerView, NodeFacts, Owner, OwnersView, PodAccount, Portion, Price, Totals
+from exporter.model import (
+    DeviceView,
+    LedgerView,
+    MeteringView,
+    NodeFacts,
+    Owner,
+    OwnersView,
+    PodAccount,
+    Portion,
+    Price,
+    Totals,
+)
 
 LOG = logging.getLogger("exporter.agent")
 
@@ -387,6 +398,22 @@ class Metering:
         for line in (*error.problems, "price book not reloaded, the last good one stays: fix it and send SIGHUP again"):
             LOG.error("%s", line)
 
+    def view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> MeteringView:
+        """Return everything to show now; arguments as for ``observe``."""
+        ledger = self.ledger_view(steady)
+        return MeteringView(
+            ledger=ledger,
+            owners=self.owners_view(views, now=now, steady=steady) if ledger else None,
+            node_facts=self.node_facts,
+            prices=self.prices,
+            price_book=self.book.description,
+            unpriced_gpus=self.unpriced_gpus,
+            awaits_labels=self.awaits_labels,
+            is_writer=self.is_writer,
+            is_locked=self.lock.host_held if self.lock else None,
+            lock_note=self.lock_note,
+        )
+
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
         """Return the current holdings and use of owners, and their faults; arguments as for ``observe``."""
         shown = self.owner_windows.view(views, self.prices, self.meter.free_shares, now=now, steady=steady)
@@ -398,7 +425,7 @@ class Metering:
         self.owner_windows.windows.settle(provisional, owner)
         return owner
 
-    def view(self, steady: float) -> LedgerView | None:
+    def ledger_view(self, steady: float) -> LedgerView | None:
         """Return the ledger to show now; ``None`` before the first sample."""
         hung = self._saving is not None and steady - self._saving.steady > HUNG_SECONDS
         if hung and self._saving is not None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog, SourceRecord
@@ -14,6 +13,7 @@ from exporter.model import (
     Attribution,
     DeviceState,
     DeviceView,
+    MeteringView,
     Reading,
     Snapshot,
     SourceState,
@@ -81,12 +81,29 @@ class Node:
         newest = self.record.newest
         fresh = newest is not None and self.sources.is_fresh(newest.age_seconds(now, steady))
         attribution, views = sampled or (self.attributor.join(newest, now, steady), ())
+        statuses = self.sources.statuses
+        if newest is not None and not fresh:
+            newest = darkened(newest, statuses[0].reason or "stale")
         if newest is not None and not (views and fresh):
-            shown = newest if fresh else darkened(newest, self.sources.statuses[0].reason or "stale")
-            views = self.viewer.views(shown, attribution, self.record.xids, steady)
+            views = self.viewer.views(newest, attribution, self.record.xids, steady)
         if self.metering and sampled is None:  # with a sample, the prices are already up to date
             self.metering.look_up_prices(views, now)
-        yield self._snapshot(now, steady, started, fresh=fresh, attribution=attribution, views=views)
+        yield replace(
+            self._empty(now, steady),
+            reading=newest,
+            devices=views,
+            sources=statuses,
+            attribution=attribution,
+            metadata=metadata.status if metadata else None,
+            metering=self.metering.view(views, now=now, steady=steady) if self.metering else MeteringView(),
+            errors=self._errors(),
+            events=self.events.by_device(steady),
+            xid_window_seconds=self.events.xid_window_seconds,
+            clock_events_window_seconds=self.events.clock_events_window_seconds,
+            tick_duration_seconds=self.process_clock() - started,
+            ready=fresh,
+            not_ready_reasons=() if fresh else _why_not(statuses, newest),
+        )
 
     def _add(self, reading: Reading, now: float, steady: float) -> Generator[None, None, tuple[Attribution, _Views]]:
         """Process and meter one reading in steps; return its holders and its views."""
@@ -132,7 +149,23 @@ class Node:
             now: Unix time.
             steady: Current seconds of the monotonic clock.
         """
-        last = last or Snapshot(
+        last = last or self._empty(now, steady)
+        stale = last.stale_reason(steady)
+        if not stale:
+            return replace(last, errors=self._errors())
+        devices = tuple(_without_values(view) for view in last.devices)
+        return replace(
+            last,
+            errors=self._errors(),
+            devices=devices,
+            metering=replace(last.metering, owners=None),
+            ready=False,
+            not_ready_reasons=(stale,),
+        )
+
+    def _empty(self, now: float, steady: float) -> Snapshot:
+        """Return a snapshot without any part."""
+        return Snapshot(
             taken_at_seconds=now,
             taken_steady_seconds=steady,
             stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
@@ -140,81 +173,10 @@ class Node:
             simulated=self.simulated,
             not_ready_reasons=("no picture of the node yet",),
         )
-        stale = last.stale_reason(steady)
-        if not stale:
-            return replace(last, errors=self._errors())
-        devices = tuple(_without_values(view) for view in last.devices)
-        return replace(
-            last, errors=self._errors(), devices=devices, owners=None, ready=False, not_ready_reasons=(stale,)
-        )
 
     def count_error(self, part: str, reason: str) -> None:
         """Count an error of the agent itself."""
         self.own_errors[part, reason] += 1
-
-    def _snapshot(
-        self, now: float, steady: float, started: float, *, fresh: bool, attribution: Attribution, views: _Views
-    ) -> Snapshot:
-        newest, statuses = self.record.newest, self.sources.statuses
-        kubelet, metadata = self.attributor.kubelet, self.attributor.metadata
-        allocations = kubelet.latest if kubelet else None
-        return Snapshot(
-            **self._metered(views, now, steady),
-            taken_at_seconds=now,
-            taken_steady_seconds=steady,
-            stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
-            node=self.name,
-            simulated=self.simulated,
-            driver_version=newest.driver_version if newest else None,
-            nvml_version=newest.nvml_version if newest else None,
-            dcgm_version=newest.dcgm_version if newest and fresh else None,
-            sample_at_seconds=newest.taken_at_seconds if newest else None,
-            sample_duration_seconds=newest.duration_seconds if newest else None,
-            devices=views,
-            expected_devices=_expected(attribution, views),
-            unseen_instances=attribution.unseen_instances,
-            sources=statuses,
-            attribution_enabled=kubelet is not None,
-            attribution_source=self.attributor.source,
-            attribution_known=attribution.known,
-            attribution_at_seconds=allocations.answered_at_seconds if allocations else None,
-            attribution_problem=kubelet.problem if kubelet else "",
-            unresolved=attribution.unresolved,
-            advertised_devices=attribution.advertised_devices,
-            allocated_devices=attribution.allocated_devices,
-            metadata_enabled=metadata is not None,
-            metadata_known=metadata.known if metadata else False,
-            metadata_at_seconds=metadata.at_seconds if metadata else None,
-            metadata_problem=metadata.problem if metadata else "",
-            metadata_names_other_node=metadata.names_other_node if metadata else False,
-            metadata_remark=metadata.remark if metadata else "",
-            errors=self._errors(),
-            events=self.events.by_device(steady),
-            xid_window_seconds=self.events.xid_window_seconds,
-            clock_events_window_seconds=self.events.clock_events_window_seconds,
-            tick_duration_seconds=self.process_clock() - started,
-            ready=fresh,
-            not_ready_reasons=() if fresh else _why_not(statuses, newest),
-        )
-
-    def _metered(self, views: _Views, now: float, steady: float) -> dict[str, Any]:
-        """Return the parts of the snapshot that are metered or priced."""
-        metering = self.metering
-        if metering is None:
-            return {}
-        ledger = metering.view(steady)
-        return {
-            "ledger": ledger,
-            "owners": metering.owners_view(views, now=now, steady=steady) if ledger else None,
-            "node_facts": metering.node_facts,
-            "prices": metering.prices,
-            "price_book": metering.book.description,
-            "unpriced_gpus": metering.unpriced_gpus,
-            "prices_await_labels": metering.awaits_labels,
-            "ledger_writer": metering.is_writer,
-            "ledger_locked": metering.lock.host_held if metering.lock else None,
-            "ledger_note": metering.lock_note,
-        }
 
     def _errors(self) -> dict[tuple[str, str], int]:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
@@ -245,14 +207,6 @@ def _without_values(view: DeviceView) -> DeviceView:
         unattributed_processes=None,
         profiling=None,
     )
-
-
-def _expected(attribution: Attribution, views: _Views) -> int | None:
-    """Return the expected number of GPUs: the kubelet's or the number seen before, whichever is larger."""
-    seen = len({view.gpu.uuid for view in views})
-    if attribution.expected_devices is None:
-        return seen or None
-    return max(seen, attribution.expected_devices)
 
 
 def _why_not(statuses: tuple[SourceStatus, ...], newest: Reading | None) -> tuple[str, ...]:

@@ -30,13 +30,14 @@ from exporter.agent.sources import MissingGpus, Sources, Standby, sources_of, st
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames, own_name
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
+from exporter.config.options import AttributionSettings, ExpositionSettings
 from exporter.errors import ConfigError, StateError
 from exporter.gpu.worker import Worker
 from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
 from exporter.metrics.collector import ExpositionOptions
 from exporter.metrics.collectors_file import Collectors
 from exporter.metrics.dcgm_names import LabelStyle
-from exporter.model import NodeFacts, Snapshot
+from exporter.model import Snapshot
 from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, bind
 from exporter.web.responses import Body
@@ -69,53 +70,54 @@ class Attributing:
 
 def attributing_of(config: AgentConfig) -> Attributing:
     """Create the attribution that the configuration selects."""
-    proc_root = Path(config.proc_root)
-    if not config.attribution or config.workload_manager == "kubernetes":
-        return _kubernetes(config, proc_root)
-    jobs = _jobs(config, proc_root)
+    settings = config.attribution
+    if not settings.enabled or settings.workload_manager == "kubernetes":
+        return _kubernetes(config)
+    jobs = _jobs(settings)
     attributor = Attributor(
         kubelet=jobs,
         pids=jobs,
         names=jobs,
-        expiry_seconds=config.attribution_expiry_seconds,
-        command_of=partial(own_name, str(proc_root)),
+        expiry_seconds=settings.expiry_seconds,
+        command_of=partial(own_name, str(settings.proc_root)),
         observe=jobs.observe,
-        source=config.workload_manager,
+        source=settings.workload_manager,
     )
     return Attributing(attributor=attributor, tenancy=jobs)
 
 
-def _jobs(config: AgentConfig, proc_root: Path) -> "SlurmJobs | HostUsers":
-    if config.workload_manager == "slurm":
+def _jobs(settings: AttributionSettings) -> "SlurmJobs | HostUsers":
+    if settings.workload_manager == "slurm":
         from exporter.attribution.slurm import SlurmJobs
 
-        return SlurmJobs(mapping_dir=config.job_mapping_dir, proc_root=proc_root)
+        return SlurmJobs(mapping_dir=settings.job_mapping_dir, proc_root=settings.proc_root)
     from exporter.attribution.host import HostUsers
 
-    return HostUsers(proc_root=proc_root)
+    return HostUsers(proc_root=settings.proc_root)
 
 
-def _kubernetes(config: AgentConfig, proc_root: Path) -> Attributing:
-    poller = _poller(config) if config.attribution else None
-    metadata = _metadata(config) if config.attribution and config.kube_metadata else None
+def _kubernetes(config: AgentConfig) -> Attributing:
+    settings = config.attribution
+    poller = _poller(settings) if settings.enabled else None
+    metadata = _metadata(config) if settings.enabled and config.owners.kube_metadata else None
     attributor = Attributor(
         kubelet=poller,
-        pids=PidResolver(proc_root),
-        names=PodNames(Path(config.pod_log_root)),
-        expiry_seconds=config.attribution_expiry_seconds,
-        command_of=partial(own_name, str(proc_root)),
+        pids=PidResolver(settings.proc_root),
+        names=PodNames(settings.pod_log_root),
+        expiry_seconds=settings.expiry_seconds,
+        command_of=partial(own_name, str(settings.proc_root)),
         metadata=metadata,
-        metadata_wait_seconds=config.kube_start_jitter_seconds + API_ANSWER_SECONDS,
+        metadata_wait_seconds=config.owners.kube_start_jitter_seconds + API_ANSWER_SECONDS,
     )
     tasks = [part.run for part in (poller, metadata) if part is not None]
     return Attributing(attributor=attributor, tenancy=metadata, tasks=tuple(tasks))
 
 
-def _poller(config: AgentConfig) -> KubeletPoller:
+def _poller(settings: AttributionSettings) -> KubeletPoller:
     client = KubeletClient(
-        config.kubelet_socket, resources=config.gpu_resources, canary=own_pod(), node_name=config.node_name
+        settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod(), node_name=settings.node_name
     )
-    return KubeletPoller(client, interval_seconds=config.kubelet_interval_seconds, clock=time.time)
+    return KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=time.time)
 
 
 def _metadata(config: AgentConfig) -> "Metadata":
@@ -150,14 +152,15 @@ async def run(
     Raises:
         ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
     """
-    collectors = read_collectors(config.collectors)
-    load_prices = functools.partial(price_book.load, config.price_book)
+    collectors = read_collectors(config.exposition.collectors)
+    load_prices = functools.partial(price_book.load, config.prices.book)
     book = load_prices()
     missing = "" if "dcgm" in sources_of(config) else collectors.without_dcgm
     for warning in (*collectors.warnings, *([missing] if missing else []), *book.warnings):
         LOG.warning("%s", warning)
-    access = WebAccess(functools.partial(web_config.load, config.web_config)) if config.web_config else None
-    listener = bind(config.listen_host, config.listen_port)
+    serving = config.serving
+    access = WebAccess(functools.partial(web_config.load, serving.web_config)) if serving.web_config else None
+    listener = bind(serving.listen.host, serving.listen.port)
     commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
     workers = workers_of(config, collectors.fields, commands)
     attributing = attributing_of(config)
@@ -166,13 +169,13 @@ async def run(
     metering = metering_of(config, book, owners=owners, clock=clock, simulated=simulated)
     attributing.attributor.replicas = metering.replicas
     agent = Agent(
-        node=_node(config, workers, attributing, metering, clock, _events(config, collectors)),
+        node=_node(config, workers, attributing, metering, clock, _events(config.exposition, collectors)),
         load_prices=load_prices,
         workers=workers,
         standby=standby_of(config, collectors.fields, commands, workers),
         attributing=attributing,
         renderer=Renderer(_exposition(config, collectors)),
-        release_seconds=config.release_seconds,
+        release_seconds=serving.release_seconds,
         access=access,
     )
     try:
@@ -182,30 +185,31 @@ async def run(
 
 
 def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOptions:
+    settings = config.exposition
     return ExpositionOptions(
         collectors=collectors,
-        names=config.dcgm_names,
+        names=settings.dcgm_names,
         dcgm_labels=LabelStyle(
-            hostname=config.hostname_label,
-            pod_uid=config.dcgm_pod_uid,
-            old_names=config.dcgm_old_labels,
-            model_hyphens=config.dcgm_model_hyphens,
+            hostname=settings.hostname_label,
+            pod_uid=settings.dcgm_pod_uid,
+            old_names=settings.dcgm_old_labels,
+            model_hyphens=settings.dcgm_model_hyphens,
             engine_host=_engine_host(config),
         ),
-        series_limit=config.series_limit,
+        series_limit=settings.series_limit,
     )
 
 
 def idle_clock_of(config: AgentConfig) -> IdleClock:
     """Create the clock of holders' ages and idle times."""
-    tolerated = stale_after_seconds(config.sample_interval_seconds)
-    return IdleClock(threshold_ratio=config.idle_threshold_ratio, tolerated_gap_seconds=tolerated)
+    tolerated = stale_after_seconds(config.sampling.interval_seconds)
+    return IdleClock(threshold_ratio=config.sampling.idle_threshold_ratio, tolerated_gap_seconds=tolerated)
 
 
 def _engine_host(config: AgentConfig) -> str:
     """Return the host of an engine on another machine, for which no pods of this node are shown; otherwise empty."""
-    host = config.dcgm_address.rpartition(":")[0].strip("[]")
-    if config.attribution or host in {"", "unix", "localhost"}:
+    host = config.sampling.dcgm_address.rpartition(":")[0].strip("[]")
+    if config.attribution.enabled or host in {"", "unix", "localhost"}:
         return ""
     with contextlib.suppress(ValueError):
         return "" if ipaddress.ip_address(host).is_loopback else host
@@ -221,26 +225,27 @@ def metering_of(
     simulated: bool,
 ) -> Metering:
     """Create the metering; if no other agent writes the node's ledger, continue from the last process's state."""
+    node, directory = config.attribution.node_name, config.running.state_dir
     metering = Metering(
-        node=config.node_name,
-        meter=Meter(config.sample_interval_seconds, owners.owner_of),
+        node=node,
+        meter=Meter(config.sampling.interval_seconds, owners.owner_of),
         owners=owners,
-        ledgers=Ledgers(saves=config.state_dir is not None, linger_seconds=config.linger_seconds),
+        ledgers=Ledgers(saves=directory is not None, linger_seconds=config.exposition.linger_seconds),
         book=book,
-        facts=NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region),
+        facts=config.prices.node_facts,
         clock=clock,
         owner_windows=OwnerWindows(
-            file=StateFile(config.state_dir, FILE_NAME, "every activity window") if config.state_dir else None,
+            file=StateFile(directory, FILE_NAME, "every activity window") if directory else None,
             boot_id=_boot_id(),
             simulated=simulated,
-            pace=_HOUR_SECONDS / config.simulate_hour_seconds if simulated else 1.0,
+            pace=_HOUR_SECONDS / config.running.simulate_hour_seconds if simulated else 1.0,
         ),
-        file=StateFile(config.state_dir) if config.state_dir else None,
-        lock=WriterLock(node=config.node_name, directory=config.lock_dir, state_directory=config.state_dir),
+        file=StateFile(directory) if directory else None,
+        lock=WriterLock(node=node, directory=config.running.lock_dir, state_directory=directory),
         boot_id=_boot_id(),
         loaded_driver=(lambda: None) if simulated else functools.partial(loaded_driver, Path("/sys")),
         simulated=simulated,
-        save_interval_seconds=config.state_interval_seconds,
+        save_interval_seconds=config.running.state_interval_seconds,
     )
     metering.take(time.monotonic())
     return metering
@@ -253,11 +258,11 @@ def _boot_id() -> str:
         return ""
 
 
-def _events(config: AgentConfig, collectors: Collectors) -> EventLog:
+def _events(settings: ExpositionSettings, collectors: Collectors) -> EventLog:
     return EventLog(
         with_windows=bool(collectors.events),
-        xid_window_seconds=config.xid_count_window_seconds,
-        clock_events_window_seconds=config.clock_events_window_seconds,
+        xid_window_seconds=settings.xid_count_window_seconds,
+        clock_events_window_seconds=settings.clock_events_window_seconds,
     )
 
 
@@ -272,20 +277,20 @@ def _node(
     viewer = Viewer(
         attributor=attributing.attributor,
         clock=clock,
-        judge=ActivityJudge(nvml_reads=config.source != "dcgm"),
-        process_list_reliable=sees_host_processes(Path(config.proc_root)),
+        judge=ActivityJudge(nvml_reads=config.sampling.source != "dcgm"),
+        process_list_reliable=sees_host_processes(config.attribution.proc_root),
         owners=metering.owners,
     )
     named = {worker.status.name: worker for worker in workers}
     return Node(
-        name=config.node_name,
+        name=config.attribution.node_name,
         sources=Sources(
             nvml=named.get("nvml"),
             dcgm=named.get("dcgm"),
-            stale_after_seconds=stale_after_seconds(config.sample_interval_seconds),
+            stale_after_seconds=stale_after_seconds(config.sampling.interval_seconds),
         ),
         viewer=viewer,
-        sample_interval_seconds=config.sample_interval_seconds,
+        sample_interval_seconds=config.sampling.interval_seconds,
         simulated=metering.simulated,
         process_clock=time.monotonic,
         metering=metering,
@@ -341,7 +346,8 @@ class ProblemLog:
 
     def note(self, snapshot: Snapshot) -> None:
         """Log the problems that have begun or ended since the previous snapshot."""
-        for name, problem in (("kubelet", snapshot.attribution_problem), ("Kubernetes API", snapshot.metadata_problem)):
+        of_api = snapshot.metadata.problem if snapshot.metadata else ""
+        for name, problem in (("kubelet", snapshot.attribution.problem), ("Kubernetes API", of_api)):
             if problem and name not in self._logged:
                 self._logged.add(name)
                 LOG.warning("%s: %s", name, problem)
@@ -438,7 +444,7 @@ class Agent:
         """Have the driver reopened if that may recover a GPU that is missing or does not answer."""
         driver = next((worker for worker in self.workers if worker.status.name == "nvml"), None)
         expected, well = snapshot.expected_devices, driver.well_gpus if driver else None
-        if snapshot.unseen_instances and well is not None:
+        if snapshot.attribution.unseen_instances and well is not None:
             # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.
             expected = max(expected or 0, well + 1)
         if driver and self.missing.is_due(expected=expected, well=well, steady=time.monotonic()):

@@ -182,7 +182,7 @@ def workers_of(
         Worker(
             name=name,
             command=commands.get(name) or _command(config, name, fields),
-            interval_seconds=config.sample_interval_seconds,
+            interval_seconds=config.sampling.interval_seconds,
             clock=time.monotonic,
         )
         for name in sources_of(config)
@@ -219,28 +219,28 @@ def standby_of(
     """Return the standby of DCGM for NVML; ``None`` with a single source. Arguments as for ``workers_of``."""
     if len(workers) == 1 or commands.get("dcgm"):
         return None
-    interval, address = config.sample_interval_seconds, config.dcgm_address
+    interval, address = config.sampling.interval_seconds, config.sampling.dcgm_address
     whole = child_command(interval, alone(fields), address)
     return Standby(nvml=workers[0], dcgm=workers[1], alone=whole, beside=_command(config, "dcgm", fields))
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
     """Return the names of the configured sources, NVML first."""
-    if config.source == "dcgm":
+    if config.sampling.source == "dcgm":
         return ("dcgm",)
-    return ("nvml", "dcgm") if config.source == "auto" and config.dcgm_address else ("nvml",)
+    return ("nvml", "dcgm") if config.sampling.source == "auto" and config.sampling.dcgm_address else ("nvml",)
 
 
 def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozenset[Field]:
     """Return the fields to read from a source: with NVML, DCGM reads only those that NVML may lack."""
     if name == "nvml":
         return frozenset(fields)
-    return alone(fields) if config.source == "dcgm" else supplement(fields)
+    return alone(fields) if config.sampling.source == "dcgm" else supplement(fields)
 
 
 def _command(config: AgentConfig, name: str, fields: Iterable[Field]) -> tuple[str, ...]:
-    interval, asked = config.sample_interval_seconds, fields_of(config, name, fields)
-    return child_command(interval, asked, config.dcgm_address if name == "dcgm" else "")
+    interval, asked = config.sampling.interval_seconds, fields_of(config, name, fields)
+    return child_command(interval, asked, config.sampling.dcgm_address if name == "dcgm" else "")
 
 
 class MissingGpus:

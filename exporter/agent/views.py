@@ -346,6 +346,7 @@ def darkened(reading: Reading, reason: str) -> Reading:
     down = DeviceState.UNKNOWN if reading.source == "dcgm" else DeviceState.FAILED
     return replace(
         reading,
+        dcgm_version=None,
         gpus=tuple(
             GpuReading(
                 gpu=gpu.gpu,

@@ -65,7 +65,8 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
     others = {"command", "run", "format", "dcgm_flags"}
     flags = {name: value for name, value in vars(namespace).items() if name not in others}
     config = load_agent(flags, os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems)
-    resolve.configure(config.log_format, "error" if for_doctor and config.log_level == "info" else config.log_level)
+    form, level = config.logging.log_format, config.logging.log_level
+    resolve.configure(form, "error" if for_doctor and level == "info" else level)
     for warning in config.warnings:
         LOG.warning(warning)
     return config
@@ -74,7 +75,7 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
 @asynccontextmanager
 async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_given: bool) -> "AsyncIterator[_Target]":
     """The node to look at; a simulated one lives in a temporary directory as long as it is looked at."""
-    if config.simulate is None:
+    if config.running.simulate is None:
         yield _Target(config=config)
         return
     from exporter.agent.sources import fields_of, sources_of
@@ -83,24 +84,27 @@ async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_g
     from gpu_simulator import scenario
     from gpu_simulator.node import SimulatedNode
 
-    plan = scenario.load(config.simulate)
+    plan = scenario.load(config.running.simulate)
     with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-simulated-") as directory:
         node = SimulatedNode(plan, Path(directory), time.time, agent=own_pod())
         await node.start()
         try:
             simulated = replace(
                 config,
-                node_name=config.node_name if node_name_given else plan.node,
-                kubelet_socket=str(node.kubelet_socket),
-                kubeconfig=node.kubeconfig,
-                kube_start_jitter_seconds=0.0,
-                proc_root=node.proc_root,
-                pod_log_root=node.pod_log_root,
+                attribution=replace(
+                    config.attribution,
+                    node_name=config.attribution.node_name if node_name_given else plan.node,
+                    kubelet_socket=str(node.kubelet_socket),
+                    proc_root=node.proc_root,
+                    pod_log_root=node.pod_log_root,
+                ),
+                owners=replace(config.owners, kubeconfig=node.kubeconfig, kube_start_jitter_seconds=0.0),
             )
-            fields = read_collectors(config.collectors).fields
+            fields = read_collectors(config.exposition.collectors).fields
+            address = config.sampling.dcgm_address
             commands = {
                 name: node.child_command(
-                    interval_seconds, fields_of(config, name, fields), config.dcgm_address if name == "dcgm" else ""
+                    interval_seconds, fields_of(config, name, fields), address if name == "dcgm" else ""
                 )
                 for name in sources_of(config)
             }
@@ -117,7 +121,7 @@ def _agent(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
     from exporter import agent
 
-    interval = config.sample_interval_seconds
+    interval = config.sampling.interval_seconds
     code = EXIT_FAILED
     try:
         async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:

@@ -33,7 +33,7 @@ def add_serve(parser: Parser) -> None:
 def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
     settings = load_settings(flags, os.environ, extra=problems)
-    resolve.configure(settings.log_format, settings.log_level)
+    resolve.configure(settings.logging.log_format, settings.logging.log_level)
     for warning in settings.warnings:
         LOG.warning(warning)
     if find_spec("plotly") is None:  # the agent's image goes without

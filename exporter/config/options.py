@@ -1,19 +1,31 @@
-"""Every option of the agent and the cost service, one value each; flags, help and docs are made from this table."""
+"""Every option of the agent and the cost service: the settings, their flags, help and docs are made from this table."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+# ruff: noqa: RUF009 - the calls in the classes make their fields.
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from datetime import tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
+from exporter.attribution.owner_rules import OwnerRules
 from exporter.config import types
 from exporter.config.dcgm_flags import HOSTNAME_LABEL
-from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, OptionType
+from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, Listen, OptionType
+from exporter.config.yaml_file import Raw
+from exporter.model import NodeFacts
+
+if TYPE_CHECKING:
+    from exporter.kube.metadata import MetadataSettings
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
+_Group = TypeVar("_Group")
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``key`` is its name in the file; the flag, the variable and the setting's field follow from it.
+    """One option. ``key`` is its name in the file; the flag and the variable follow from it.
 
     ``default`` is what a user would have to write; ``None`` where the option is unset by default.
     """
@@ -22,6 +34,8 @@ class Option:
     kind: OptionType
     default: str | None = None
     _: KW_ONLY
+    unset: object = None
+    """Value of the setting while the option is unset; an empty tuple for a list."""
     unit: str = ""
     default_note: str = ""
     help: str = ""
@@ -38,11 +52,6 @@ class Option:
         """``GPU_COST_EXPORTER_SAMPLE_INTERVAL``."""
         return ENV_PREFIX + self.key.upper().replace("-", "_")
 
-    @property
-    def field(self) -> str:
-        """``sample_interval_seconds``."""
-        return self.key.replace("-", "_").removesuffix(self.kind.suffix) + self.kind.suffix
-
     def usage(self, also: Sequence[str] = ()) -> str:
         """Return the help of a command line; ``also`` are other names of the flag."""
         default = self.default_note or self.default or "none"
@@ -51,197 +60,293 @@ class Option:
         names = f" [also: {', '.join(also)}]" if also else ""
         return f"{self.help}{allowed} [default: {default}{unit}]{names}".replace("%", "%%")
 
+    def parse(self, raw: Raw) -> object:
+        """Return the value of a text.
 
-def group(title: str, options: Mapping[Option, str]) -> tuple[Option, ...]:
-    """Return the options of one heading, of which each has its help here."""
-    return tuple(replace(option, group=title, help=text) for option, text in options.items())
+        Raises:
+            ValueError: It is not one; with the text of the item in a list that is not.
+        """
+        if self.kind.is_list:
+            items = raw.split(",") if isinstance(raw, str) else raw
+            return tuple(self.kind.parse(item) for item in items)
+        if not isinstance(raw, str):
+            raise ValueError(raw)  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
+        return self.kind.parse(raw)
+
+    def settled(self, value: object) -> object:
+        """Return the setting's value; ``None`` is unset."""
+        return value if value is not None else () if self.kind.is_list else self.unset
+
+    def setting(self, help: str) -> Any:  # noqa: A002, ANN401 - of the kind's type
+        """Return the field of a group that has the option's value."""
+        value = None if self.default is None else self.parse(self.default)
+        return field(default=self.settled(value), metadata={"option": replace(self, help=help)})
 
 
-_LOGGING = {
-    Option("log-format", types.choice("text", "json"), "text"): (
-        "Form of the log on standard error; one line per event either way."
-    ),
-    Option("log-level", types.choice("debug", "info", "warning", "error"), "info"): (
-        "Least severe event that is logged."
-    ),
-}
-_WEB_CONFIG = {
-    Option("web-config", types.PATH, default_note="plain HTTP, no passwords"): (
-        "YAML file of TLS and passwords, in Prometheus' format (docs/security.md); reloaded when it changes."
+def group(title: str, kind: type[_Group]) -> _Group:
+    """Return the field of a configuration that has a group of settings, listed under this heading."""
+    return field(default_factory=kind, metadata={"title": title, "kind": kind})
+
+
+def options_of(configuration: type[Any]) -> tuple[Option, ...]:
+    """Return the options of all groups of a configuration."""
+    return tuple(
+        replace(one.metadata["option"], group=part.metadata["title"])
+        for part in fields(configuration)
+        if part.metadata
+        for one in fields(part.metadata["kind"])
     )
-}
 
-_SERVING = group(
-    "Serving",
-    {
-        Option("listen", types.LISTEN, ":9400"): (
-            "Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets."
-        ),
-        **_WEB_CONFIG,
-        Option("release-seconds", types.duration(1, 3600), "60s"): (
-            "Time for which SIGUSR1 or POST /-/release closes the driver, for a GPU reset or driver upgrade."
-        ),
-    },
-)
-_SAMPLING = group(
-    "Sampling",
-    {
-        Option("sample-interval", types.duration(0.2, 300), "1s"): (
-            "Time between two readings of the driver. Prometheus' scrape interval is independent of it."
-        ),
-        Option("source", types.choice("auto", "nvml", "dcgm"), "auto"): (
-            "Source of readings: NVML, and DCGM if dcgm-address is set (auto); or one alone."
-        ),
-        Option("dcgm-address", ENGINE_ADDRESS, default_note=f"no DCGM; {DEFAULT_ADDRESS} with source dcgm"): (
-            "Address of nv-hostengine, by default port 5555; embedded: an engine in the agent's child process."
-        ),
-        Option("idle-threshold", types.RATIO, "0.05", unit="ratio of the device"): (
-            "A holder is idle while its activity is below this."
-        ),
-    },
-)
-_ATTRIBUTION = group(
-    "Attribution",
-    {
-        Option("attribution", types.SWITCH, "on"): "Read the holders of devices from the kubelet.",
-        Option("kubelet-socket", types.SOCKET, "/var/lib/kubelet/pod-resources/kubelet.sock"): (
-            "The kubelet's pod-resources socket. In a container mount its directory, never the socket itself."
-        ),
-        Option("kubelet-interval", types.duration(1, 300), "5s"): "Time between two requests to the kubelet.",
-        Option("attribution-expiry", types.duration(5, 3600), "60s"): (
-            "How long the kubelet's last answer is valid while it does not answer; then allocation is unknown."
-        ),
-        Option(
-            "gpu-resources",
-            types.RESOURCES,
-            "nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*,volcano.sh/vgpu-number",
-        ): "Extended resources that are GPUs, as names or patterns. NVIDIA_RESOURCE_NAMES adds to them.",
-        Option("node-name", types.NAME, default_note="$NODE_NAME, else the host name"): (
-            "Name of this node in labels and on the page."
-        ),
-        Option("proc-root", types.PATH, "/proc"): (
-            "Path of the host's /proc, which maps processes to pods. Needs the host's PID namespace."
-        ),
-        Option("pod-log-root", types.PATH, "/var/log/pods"): (
-            "Folder of the kubelet's pod logs; the agent reads only the directories' names, to find the pod of a uid."
-        ),
-        Option("workload-manager", types.choice("kubernetes", "slurm", "host"), "kubernetes"): (
-            "Workload manager of this node: kubernetes (pods), slurm (jobs), or host (users and systemd units)."
-        ),
-        Option("job-mapping-dir", types.PATH, default_note="jobs by their processes' cgroups alone"): (
-            "Slurm: directory of files named by GPU (0, or 2.1 for an instance) with one job id per line."
-        ),
-    },
-)
-_OWNERS = group(
-    "Owners",
-    {
-        Option("kube-metadata", types.SWITCH, "off", default_note="off; on for a simulated node"): (
-            "Read the metadata of this node's pods from the Kubernetes API: workloads, teams, queues, DRA, fractions."
-        ),
-        Option(
-            "kubeconfig", types.PATH, default_note="the service account's in a pod, else $KUBECONFIG or ~/.kube/config"
-        ): "Kubeconfig of the Kubernetes API.",
-        Option("kube-start-jitter", types.duration(0, 600), "60s"): (
-            "The first request to the API comes at a random time within this, to spread the load of a fleet."
-        ),
-        Option("team-keys", types.KEYS, "team,owner,project,cost-center,costcenter,cost_center,department"): (
-            "Labels or annotations that name the team; the first found on the pod, then on its namespace."
-        ),
-        Option("cost-labels", types.LABEL_KEYS, default_note="none"): (
-            "Labels of pods, else of their namespaces, by which the ledger divides time, money and energy; at most 8."
-        ),
-        Option("namespace-teams", types.SWITCH, "on"): (
-            "Also read team and cost labels of the namespace; needs the right to get namespaces."
-        ),
-        Option("pod-labels", types.KEYS, default_note="none"): (
-            "Pod labels shown on gpu_pod_info as label_<name>; at most 10."
-        ),
-        Option("pod-annotations", types.KEYS, default_note="none"): (
-            "Pod annotations shown on gpu_pod_info as annotation_<name>, cut to 128 characters; at most 10."
-        ),
-        Option("reservation-namespaces", types.KEYS, "kai-resource-reservation,runai-reservation"): (
-            "Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai."
-        ),
-    },
-)
-_EXPORTED = group(
-    "What is exported",
-    {
-        Option("collectors", types.PATH, default_note="dcgm-exporter's default set"): (
-            "CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names. Or"
-            " wide: a preset with what dashboards of GKE, OKE and OpenShift read."
-        ),
-        Option("dcgm-names", types.choice("legacy", "4.9"), "legacy"): (
-            "Spelling of the default set: names up to dcgm-exporter 4.8, or those from 4.9 on."
-        ),
-        Option("hostname-label", HOSTNAME_LABEL, default_note="Hostname with legacy names, hostname with 4.9 names"): (
-            "Name of the DCGM_FI_* label that carries the node's name. none: no such label."
-        ),
-        Option("dcgm-pod-uid", types.SWITCH, "off"): (
-            "Add pod_uid to the DCGM_FI_* series of pods, where it is known."
-        ),
-        Option("dcgm-old-labels", types.SWITCH, "off"): (
-            "Use the old label names on DCGM_FI_* series: uuid, container_name, pod_name, pod_namespace."
-        ),
-        Option("dcgm-model-hyphens", types.SWITCH, "off"): (
-            "Write modelName of the DCGM_FI_* series with hyphens for blanks: NVIDIA-H100-80GB-HBM3."
-        ),
-        Option("xid-count-window", types.duration(1, 3600), "5m"): (
-            "Window of DCGM_EXP_XID_ERRORS_COUNT, if the collectors file has it."
-        ),
-        Option("clock-events-window", types.duration(1, 3600), "5m"): (
-            "Window of DCGM_EXP_CLOCK_EVENTS_COUNT, if the collectors file has it."
-        ),
-        Option("series-limit", types.count(100, 10_000_000), "20000", unit="series"): (
-            "Pod series beyond this many are dropped, and counted in gpu_exporter_dropped_series_total."
-        ),
-        Option("linger", types.duration(60, 86_400), "5m"): (
-            "Time after a container's end for which its counters stay, for Prometheus to scrape their last values."
-        ),
-    },
-)
-_COST = group(
-    "Cost",
-    {
-        Option("price-book", types.PATH, default_note="the bundled list prices"): (
-            "YAML file of prices (see: prices check); read again at SIGHUP. none: no prices, no money."
-        ),
-        Option("instance-type", types.NAME, default_note="not known"): (
-            "Instance type of this node, such as p5.48xlarge, for rows of the price book."
-        ),
-        Option("capacity-type", types.choice("on-demand", "spot", "reserved"), default_note="not known"): (
-            "Capacity type of this node, for rows of the price book."
-        ),
-        Option("region", types.NAME, default_note="not known"): (
-            "Region of this node, such as us-east-1, for rows of the price book."
-        ),
-    },
-)
-_RUNNING = group(
-    "Running",
-    {
-        Option("state-dir", types.PATH, default_note="nothing is kept"): (
-            "Existing directory for the state across restarts."
-        ),
-        Option("lock-dir", types.PATH, "/run/gpu-cost-exporter"): (
-            "Host directory with the lock of the ledger, which one agent per node writes; created if missing. A "
-            "simulated node uses it only if it is set."
-        ),
-        Option("state-interval", types.duration(1, 300), "5s"): (
-            "Time between two saves of the ledger; counters show what has been saved."
-        ),
-        Option("simulate", types.NAME, default_note="the real node"): (
-            "Show a simulated node instead: a shipped scenario (see: simulate list) or a file. Touches nothing real."
-        ),
-        Option("simulate-hour", types.duration(1, 3600), "1h"): (
-            "Length of an hour in the activity windows of a simulated node; shorter for demonstrations."
-        ),
-        **_LOGGING,
-    },
-)
-OPTIONS: tuple[Option, ...] = (*_SERVING, *_SAMPLING, *_ATTRIBUTION, *_OWNERS, *_EXPORTED, *_COST, *_RUNNING)
 
+def groups_of(configuration: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the groups of a configuration by field; ``values`` is by option key, ``None`` is unset."""
+    return {part.name: filled(part.metadata["kind"], values) for part in fields(configuration) if part.metadata}
+
+
+def filled(kind: Callable[..., _Group], values: Mapping[str, Any]) -> _Group:
+    """Return a group of settings; ``values`` as of ``groups_of``."""
+    options = {one.name: one.metadata["option"] for one in fields(cast("Any", kind))}
+    return kind(**{name: option.settled(values[option.key]) for name, option in options.items()})
+
+
+_WEB_CONFIG = Option("web-config", types.PATH, default_note="plain HTTP, no passwords")
+_WEB_CONFIG_HELP = "YAML file of TLS and passwords, in Prometheus' format (docs/security.md); reloaded when it changes."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingSettings:
+    """The log."""
+
+    log_format: Literal["text", "json"] = Option("log-format", types.choice("text", "json"), "text").setting(
+        "Form of the log on standard error; one line per event either way."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Option(
+        "log-level", types.choice("debug", "info", "warning", "error"), "info"
+    ).setting("Least severe event that is logged.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentServingSettings:
+    """The agent's web server."""
+
+    listen: Listen = Option("listen", types.LISTEN, ":9400").setting(
+        "Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets."
+    )
+    web_config: Path | None = _WEB_CONFIG.setting(_WEB_CONFIG_HELP)
+    release_seconds: float = Option("release-seconds", types.duration(1, 3600), "60s").setting(
+        "Time for which SIGUSR1 or POST /-/release closes the driver, for a GPU reset or driver upgrade."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """Readings of the driver."""
+
+    interval_seconds: float = Option("sample-interval", types.duration(0.2, 300), "1s").setting(
+        "Time between two readings of the driver. Prometheus' scrape interval is independent of it."
+    )
+    source: Literal["auto", "nvml", "dcgm"] = Option("source", types.choice("auto", "nvml", "dcgm"), "auto").setting(
+        "Source of readings: NVML, and DCGM if dcgm-address is set (auto); or one alone."
+    )
+    dcgm_address: str = Option(
+        "dcgm-address", ENGINE_ADDRESS, unset="", default_note=f"no DCGM; {DEFAULT_ADDRESS} with source dcgm"
+    ).setting("Address of nv-hostengine, by default port 5555; embedded: an engine in the agent's child process.")
+    idle_threshold_ratio: float = Option("idle-threshold", types.RATIO, "0.05", unit="ratio of the device").setting(
+        "A holder is idle while its activity is below this."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributionSettings:
+    """Holders of devices, and the node that has them."""
+
+    enabled: bool = Option("attribution", types.SWITCH, "on").setting("Read the holders of devices from the kubelet.")
+    kubelet_socket: str = Option("kubelet-socket", types.SOCKET, "/var/lib/kubelet/pod-resources/kubelet.sock").setting(
+        "The kubelet's pod-resources socket. In a container mount its directory, never the socket itself."
+    )
+    kubelet_interval_seconds: float = Option("kubelet-interval", types.duration(1, 300), "5s").setting(
+        "Time between two requests to the kubelet."
+    )
+    expiry_seconds: float = Option("attribution-expiry", types.duration(5, 3600), "60s").setting(
+        "How long the kubelet's last answer is valid while it does not answer; then allocation is unknown."
+    )
+    gpu_resources: tuple[str, ...] = Option(
+        "gpu-resources", types.RESOURCES, "nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*,volcano.sh/vgpu-number"
+    ).setting("Extended resources that are GPUs, as names or patterns. NVIDIA_RESOURCE_NAMES adds to them.")
+    node_name: str = Option("node-name", types.NAME, unset="", default_note="$NODE_NAME, else the host name").setting(
+        "Name of this node in labels and on the page."
+    )
+    proc_root: Path = Option("proc-root", types.PATH, "/proc").setting(
+        "Path of the host's /proc, which maps processes to pods. Needs the host's PID namespace."
+    )
+    pod_log_root: Path = Option("pod-log-root", types.PATH, "/var/log/pods").setting(
+        "Folder of the kubelet's pod logs; the agent reads only the directories' names, to find the pod of a uid."
+    )
+    workload_manager: Literal["kubernetes", "slurm", "host"] = Option(
+        "workload-manager", types.choice("kubernetes", "slurm", "host"), "kubernetes"
+    ).setting("Workload manager of this node: kubernetes (pods), slurm (jobs), or host (users and systemd units).")
+    job_mapping_dir: Path | None = Option(
+        "job-mapping-dir", types.PATH, default_note="jobs by their processes' cgroups alone"
+    ).setting("Slurm: directory of files named by GPU (0, or 2.1 for an instance) with one job id per line.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerSettings:
+    """Owners of pods, by the Kubernetes API."""
+
+    kube_metadata: bool = Option(
+        "kube-metadata", types.SWITCH, "off", default_note="off; on for a simulated node"
+    ).setting(
+        "Read the metadata of this node's pods from the Kubernetes API: workloads, teams, queues, DRA, fractions."
+    )
+    kubeconfig: Path | None = Option(
+        "kubeconfig", types.PATH, default_note="the service account's in a pod, else $KUBECONFIG or ~/.kube/config"
+    ).setting("Kubeconfig of the Kubernetes API.")
+    kube_start_jitter_seconds: float = Option("kube-start-jitter", types.duration(0, 600), "60s").setting(
+        "The first request to the API comes at a random time within this, to spread the load of a fleet."
+    )
+    team_keys: tuple[str, ...] = Option(
+        "team-keys", types.KEYS, "team,owner,project,cost-center,costcenter,cost_center,department"
+    ).setting("Labels or annotations that name the team; the first found on the pod, then on its namespace.")
+    cost_labels: tuple[str, ...] = Option("cost-labels", types.LABEL_KEYS, default_note="none").setting(
+        "Labels of pods, else of their namespaces, by which the ledger divides time, money and energy; at most 8."
+    )
+    namespace_teams: bool = Option("namespace-teams", types.SWITCH, "on").setting(
+        "Also read team and cost labels of the namespace; needs the right to get namespaces."
+    )
+    pod_labels: tuple[str, ...] = Option("pod-labels", types.KEYS, default_note="none").setting(
+        "Pod labels shown on gpu_pod_info as label_<name>; at most 10."
+    )
+    pod_annotations: tuple[str, ...] = Option("pod-annotations", types.KEYS, default_note="none").setting(
+        "Pod annotations shown on gpu_pod_info as annotation_<name>, cut to 128 characters; at most 10."
+    )
+    reservation_namespaces: tuple[str, ...] = Option(
+        "reservation-namespaces", types.KEYS, "kai-resource-reservation,runai-reservation"
+    ).setting("Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpositionSettings:
+    """The page for Prometheus."""
+
+    collectors: Path | None = Option("collectors", types.PATH, default_note="dcgm-exporter's default set").setting(
+        "CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names. Or"
+        " wide: a preset with what dashboards of GKE, OKE and OpenShift read."
+    )
+    dcgm_names: Literal["legacy", "4.9"] = Option("dcgm-names", types.choice("legacy", "4.9"), "legacy").setting(
+        "Spelling of the default set: names up to dcgm-exporter 4.8, or those from 4.9 on."
+    )
+    hostname_label: str = Option(
+        "hostname-label", HOSTNAME_LABEL, unset="", default_note="Hostname with legacy names, hostname with 4.9 names"
+    ).setting("Name of the DCGM_FI_* label that carries the node's name. none: no such label.")
+    dcgm_pod_uid: bool = Option("dcgm-pod-uid", types.SWITCH, "off").setting(
+        "Add pod_uid to the DCGM_FI_* series of pods, where it is known."
+    )
+    dcgm_old_labels: bool = Option("dcgm-old-labels", types.SWITCH, "off").setting(
+        "Use the old label names on DCGM_FI_* series: uuid, container_name, pod_name, pod_namespace."
+    )
+    dcgm_model_hyphens: bool = Option("dcgm-model-hyphens", types.SWITCH, "off").setting(
+        "Write modelName of the DCGM_FI_* series with hyphens for blanks: NVIDIA-H100-80GB-HBM3."
+    )
+    xid_count_window_seconds: float = Option("xid-count-window", types.duration(1, 3600), "5m").setting(
+        "Window of DCGM_EXP_XID_ERRORS_COUNT, if the collectors file has it."
+    )
+    clock_events_window_seconds: float = Option("clock-events-window", types.duration(1, 3600), "5m").setting(
+        "Window of DCGM_EXP_CLOCK_EVENTS_COUNT, if the collectors file has it."
+    )
+    series_limit: int = Option("series-limit", types.count(100, 10_000_000), "20000", unit="series").setting(
+        "Pod series beyond this many are dropped, and counted in gpu_exporter_dropped_series_total."
+    )
+    linger_seconds: float = Option("linger", types.duration(60, 86_400), "5m").setting(
+        "Time after a container's end for which its counters stay, for Prometheus to scrape their last values."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSettings:
+    """Prices, and what they depend on."""
+
+    book: Path | None = Option("price-book", types.PATH, default_note="the bundled list prices").setting(
+        "YAML file of prices (see: prices check); read again at SIGHUP. none: no prices, no money."
+    )
+    """For ``price_book.load``: ``None`` is the bundled list prices, ``none`` no prices at all."""
+    instance_type: str = Option("instance-type", types.NAME, unset="", default_note="not known").setting(
+        "Instance type of this node, such as p5.48xlarge, for rows of the price book."
+    )
+    capacity_type: Literal["on-demand", "spot", "reserved", ""] = Option(
+        "capacity-type", types.choice("on-demand", "spot", "reserved"), unset="", default_note="not known"
+    ).setting("Capacity type of this node, for rows of the price book.")
+    region: str = Option("region", types.NAME, unset="", default_note="not known").setting(
+        "Region of this node, such as us-east-1, for rows of the price book."
+    )
+
+    @property
+    def node_facts(self) -> NodeFacts:
+        """The given facts of the node; those of its labels are added to them."""
+        return NodeFacts(instance_type=self.instance_type, capacity_type=self.capacity_type, region=self.region)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningSettings:
+    """State across restarts, and simulation."""
+
+    state_dir: Path | None = Option("state-dir", types.PATH, default_note="nothing is kept").setting(
+        "Existing directory for the state across restarts."
+    )
+    lock_dir: Path | None = Option("lock-dir", types.PATH, "/run/gpu-cost-exporter").setting(
+        "Host directory with the lock of the ledger, which one agent per node writes; created if missing. A "
+        "simulated node uses it only if it is set."
+    )
+    """``None`` for a simulated node without one."""
+    state_interval_seconds: float = Option("state-interval", types.duration(1, 300), "5s").setting(
+        "Time between two saves of the ledger; counters show what has been saved."
+    )
+    simulate: str | None = Option("simulate", types.NAME, default_note="the real node").setting(
+        "Show a simulated node instead: a shipped scenario (see: simulate list) or a file. Touches nothing real."
+    )
+    simulate_hour_seconds: float = Option("simulate-hour", types.duration(1, 3600), "1h").setting(
+        "Length of an hour in the activity windows of a simulated node; shorter for demonstrations."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Settled configuration of the agent; every value is valid. Made by ``load_agent``."""
+
+    serving: AgentServingSettings = group("Serving", AgentServingSettings)
+    sampling: SamplingSettings = group("Sampling", SamplingSettings)
+    attribution: AttributionSettings = group("Attribution", AttributionSettings)
+    owners: OwnerSettings = group("Owners", OwnerSettings)
+    exposition: ExpositionSettings = group("What is exported", ExpositionSettings)
+    prices: PriceSettings = group("Cost", PriceSettings)
+    running: RunningSettings = group("Running", RunningSettings)
+    logging: LoggingSettings = group("Running", LoggingSettings)
+    warnings: tuple[str, ...] = ()
+    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+
+    def metadata_settings(self) -> "MetadataSettings":
+        """Return what the reader of the Kubernetes API is to do."""
+        from exporter.kube.kubelet import own_pod  # noqa: PLC0415 - keeps `--help` fast
+        from exporter.kube.metadata import MetadataSettings  # noqa: PLC0415 - as above
+
+        owners = self.owners
+        return MetadataSettings(
+            node=self.attribution.node_name,
+            kubeconfig=owners.kubeconfig,
+            start_jitter_seconds=owners.kube_start_jitter_seconds,
+            rules=OwnerRules(
+                team_keys=owners.team_keys,
+                cost_labels=owners.cost_labels,
+                exported_labels=owners.pod_labels,
+                exported_annotations=owners.pod_annotations,
+            ),
+            namespace_teams=owners.namespace_teams,
+            reservation_namespaces=owners.reservation_namespaces,
+            own_pod=own_pod(),
+        )
+
+
+OPTIONS = options_of(AgentConfig)
 BY_KEY = {option.key: option for option in OPTIONS}
 
 
@@ -274,42 +379,40 @@ CURRENCY = OptionType(
 )
 DAYS = OptionType(_parse_days, "a number of days", "0d to 3650d", "DAYS")
 
-_SERVING_OF_SERVICE = group(
-    "Serving",
-    {
-        Option("listen", types.LISTEN, ":9401"): (
-            "Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets."
-        ),
-        **_WEB_CONFIG,
-        Option("external-url", URL, default_note="links are relative to the host"): (
-            "Public address of the service, for links; its path is the prefix behind a proxy, such as /cost."
-        ),
-        Option("title", types.NAME, "GPU cost"): "Head of every page.",
-    },
-)
-_BOOKS = group(
-    "Reading and keeping",
-    {
-        Option("store", types.PATH, default_note="only what Prometheus still has"): (
-            "SQLite file of closed days; created if missing. One service writes to it."
-        ),
-        Option("budgets", types.PATH, default_note="no budgets"): "YAML file of budgets; read again at SIGHUP.",
-        Option("currency", CURRENCY, default_note="the only currency; with several each request must name one"): (
-            "Currency of OpenCost's API if the request has none; clients of OpenCost never send one."
-        ),
-        Option("timezone", types.ZONE, "UTC"): (
-            "Time zone of the days, weeks and months that a period names; it differs from UTC by whole hours."
-        ),
-        Option("refresh-interval", types.duration(10, 86_400), "5m"): (
-            "Time between two checks for newer hours, budgets and days to close."
-        ),
-        Option("history", DAYS, "90d"): ("Number of past days with which the store is filled from Prometheus."),
-    },
-)
-_RUNNING_OF_SERVICE = group(
-    "Running",
-    {
-        **_LOGGING,
-    },
-)
-SERVE_OPTIONS: tuple[Option, ...] = (*_SERVING_OF_SERVICE, *_BOOKS, *_RUNNING_OF_SERVICE)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceServingSettings:
+    """The web server of the cost service."""
+
+    listen: Listen = Option("listen", types.LISTEN, ":9401").setting(
+        "Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets."
+    )
+    web_config: Path | None = _WEB_CONFIG.setting(_WEB_CONFIG_HELP)
+    external_url: str = Option("external-url", URL, unset="", default_note="links are relative to the host").setting(
+        "Public address of the service, for links; its path is the prefix behind a proxy, such as /cost."
+    )
+    title: str = Option("title", types.NAME, "GPU cost").setting("Head of every page.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookSettings:
+    """What the cost service reads and keeps."""
+
+    store: Path | None = Option("store", types.PATH, default_note="only what Prometheus still has").setting(
+        "SQLite file of closed days; created if missing. One service writes to it."
+    )
+    budgets: Path | None = Option("budgets", types.PATH, default_note="no budgets").setting(
+        "YAML file of budgets; read again at SIGHUP."
+    )
+    currency: str = Option(
+        "currency", CURRENCY, unset="", default_note="the only currency; with several each request must name one"
+    ).setting("Currency of OpenCost's API if the request has none; clients of OpenCost never send one.")
+    timezone: tzinfo = Option("timezone", types.ZONE, "UTC").setting(
+        "Time zone of the days, weeks and months that a period names; it differs from UTC by whole hours."
+    )
+    refresh_interval_seconds: float = Option("refresh-interval", types.duration(10, 86_400), "5m").setting(
+        "Time between two checks for newer hours, budgets and days to close."
+    )
+    history_days: int = Option("history", DAYS, "90d").setting(
+        "Number of past days with which the store is filled from Prometheus."
+    )

@@ -1,15 +1,17 @@
 """Options of every command that queries Prometheus: address, credentials, TLS and limits."""
 
+# ruff: noqa: RUF009 - the calls in the class make its fields.
+
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from exporter.config import types
-from exporter.config.options import Option, group
+from exporter.config.options import Option, filled
 from exporter.config.resolve import CONFIG_ENV, settle
 from exporter.config.types import OptionType
 from exporter.errors import ConfigError
@@ -19,28 +21,6 @@ _ADDRESS = "an address, as http://prometheus:9090 or https://mimir/prometheus"
 _OUR_HEADERS = frozenset({"accept", "accept-encoding", "connection", "content-length", "content-type", "host"})
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _MOST_PORT = 65535
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrometheusSettings:
-    """How to ask one Prometheus, or what speaks its API. Files are read again at each use, so that they can rotate."""
-
-    url: str
-    """Without a slash at its end; the API is at ``url`` + ``/api/v1``."""
-    token_file: Path | None = None
-    username: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    skip_verify: bool = False
-    headers: tuple[tuple[str, str], ...] = ()
-    timeout_seconds: float = 60.0
-    """For one question, its retries not counted."""
-    concurrency: int = 4
-    retries: int = 4
-    """Attempts after the first."""
-    cluster_label: str = "cluster"
 
 
 def _parse_header(text: str) -> tuple[str, str]:
@@ -63,47 +43,52 @@ HEADERS = OptionType(
     is_list=True,
 )
 
-PROMETHEUS_OPTIONS = group(
-    GROUP,
-    {
-        Option("prometheus", URL, default_note="none"): (
-            "Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path: http://host:9090, "
-            "https://mimir/prometheus, http://vmselect:8481/select/0/prometheus."
-        ),
-        Option("prometheus-token-file", types.PATH, default_note="no token"): (
-            "File with a bearer token; read at each use."
-        ),
-        Option("prometheus-username", types.NAME, default_note="no basic authentication"): (
-            "User of basic authentication."
-        ),
-        Option("prometheus-password-file", types.PATH, default_note="none"): (
-            "File with that user's password; read at each use."
-        ),
-        Option("prometheus-ca-file", types.PATH, default_note="the system's"): (
-            "PEM file of the certificate authorities of the server, instead of the system's."
-        ),
-        Option("prometheus-cert-file", types.PATH, default_note="none"): (
-            "PEM file of a client certificate, for a server that requires one."
-        ),
-        Option("prometheus-key-file", types.PATH, default_note="in the certificate's file"): (
-            "PEM file of the client certificate's key, without a passphrase."
-        ),
-        Option("prometheus-skip-verify", types.SWITCH, "off"): (
-            "Do not check the server's certificate. A man in the middle can then read the token and change figures."
-        ),
-        Option("prometheus-headers", HEADERS, default_note="none"): (
-            "More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a."
-        ),
-        Option("prometheus-timeout", types.duration(1, 3600), "60s"): (
-            "Time limit of one query; the server receives it and stops, too."
-        ),
-        Option("prometheus-concurrency", types.count(1, 64), "4"): "Concurrent queries.",
-        Option("prometheus-retries", types.count(0, 20), "4"): (
-            "Retries of a query after a timeout, an overload or a broken connection."
-        ),
-        Option("cluster-label", types.LABEL, "cluster"): ("Label that distinguishes the clusters of one Prometheus."),
-    },
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusSettings:
+    """How to ask one Prometheus, or what speaks its API. Files are read again at each use, so that they can rotate."""
+
+    url: str = Option("prometheus", URL, unset="", default_note="none").setting(
+        "Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path: http://host:9090, "
+        "https://mimir/prometheus, http://vmselect:8481/select/0/prometheus."
+    )
+    token_file: Path | None = Option("prometheus-token-file", types.PATH, default_note="no token").setting(
+        "File with a bearer token; read at each use."
+    )
+    username: str = Option("prometheus-username", types.NAME, unset="", default_note="no basic authentication").setting(
+        "User of basic authentication."
+    )
+    password_file: Path | None = Option("prometheus-password-file", types.PATH, default_note="none").setting(
+        "File with that user's password; read at each use."
+    )
+    ca_file: Path | None = Option("prometheus-ca-file", types.PATH, default_note="the system's").setting(
+        "PEM file of the certificate authorities of the server, instead of the system's."
+    )
+    cert_file: Path | None = Option("prometheus-cert-file", types.PATH, default_note="none").setting(
+        "PEM file of a client certificate, for a server that requires one."
+    )
+    key_file: Path | None = Option("prometheus-key-file", types.PATH, default_note="in the certificate's file").setting(
+        "PEM file of the client certificate's key, without a passphrase."
+    )
+    skip_verify: bool = Option("prometheus-skip-verify", types.SWITCH, "off").setting(
+        "Do not check the server's certificate. A man in the middle can then read the token and change figures."
+    )
+    headers: tuple[tuple[str, str], ...] = Option("prometheus-headers", HEADERS, default_note="none").setting(
+        "More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a."
+    )
+    timeout_seconds: float = Option("prometheus-timeout", types.duration(1, 3600), "60s").setting(
+        "Time limit of one query; the server receives it and stops, too."
+    )
+    concurrency: int = Option("prometheus-concurrency", types.count(1, 64), "4").setting("Concurrent queries.")
+    retries: int = Option("prometheus-retries", types.count(0, 20), "4").setting(
+        "Retries of a query after a timeout, an overload or a broken connection."
+    )
+    cluster_label: str = Option("cluster-label", types.LABEL, "cluster").setting(
+        "Label that distinguishes the clusters of one Prometheus."
+    )
+
+
+PROMETHEUS_OPTIONS = tuple(replace(one.metadata["option"], group=GROUP) for one in fields(PrometheusSettings))
 
 
 def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
@@ -149,9 +134,8 @@ def settings_of(values: Mapping[str, Any], problems: list[str]) -> PrometheusSet
     problems += address_problems(values["prometheus"])
     if len(problems) > before or any(values[key] is None for key in _NEEDED):
         return None
-    fields = {option.field.removeprefix("prometheus_"): values[option.key] for option in PROMETHEUS_OPTIONS}
-    url = fields.pop("prometheus").rstrip("/")
-    return PrometheusSettings(url=url, **{name: value for name, value in fields.items() if value is not None})
+    made = filled(PrometheusSettings, values)
+    return replace(made, url=made.url.rstrip("/"))
 
 
 _FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from exporter.attribution import owner_rules
 from exporter.config import types, yaml_file
 from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
-from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
-from exporter.config.types import OptionType
+from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, AgentConfig, Option, groups_of
 from exporter.config.yaml_file import FileValue, Raw
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exporter.kube.metadata import MetadataSettings
     from exporter.metrics.collectors_file import Collectors
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
@@ -80,23 +78,13 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
     settled: list[object] = []
     for origin, raw in candidates:
         try:
-            settled.append(_parse(option.kind, raw))
+            settled.append(option.parse(raw))
         except ValueError as error:
             settled.append(None)
             problems.append(refusal(option, origin, str(error) if option.kind.is_list else raw))
     if settled:
         return settled[0]
-    return None if option.default is None else _parse(option.kind, option.default)
-
-
-def _parse(kind: OptionType, raw: Raw) -> object:
-    """The value; ValueError where it is not one, with the text of the item in a list that is not."""
-    if kind.is_list:
-        items = raw.split(",") if isinstance(raw, str) else raw
-        return tuple(kind.parse(item) for item in items)
-    if not isinstance(raw, str):
-        raise ValueError(raw)  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
-    return kind.parse(raw)
+    return None if option.default is None else option.parse(option.default)
 
 
 def refusal(option: Option, origin: str, raw: Raw) -> str:
@@ -120,93 +108,6 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
             continue
         warnings.append(f"{name}: unknown variable, not used{yaml_file.did_you_mean(name, known, cutoff=0.8)}")
     return warnings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """Settled configuration of the agent; every value is valid. Made by ``load_agent``."""
-
-    listen_host: str
-    """Empty: every interface, IPv4 and IPv6."""
-    listen_port: int
-    """0: any free port."""
-    web_config: Path | None = None
-    """``None``: plain HTTP, for everybody."""
-    release_seconds: float
-    sample_interval_seconds: float
-    source: Literal["auto", "nvml", "dcgm"]
-    """``auto`` is NVML, and DCGM too where there is an address; the others are one alone."""
-    dcgm_address: str = ""
-    """``host:port``, ``unix:///path`` or ``embedded``; empty where DCGM is not used."""
-    idle_threshold_ratio: float
-    attribution: bool
-    kubelet_socket: str
-    kubelet_interval_seconds: float
-    attribution_expiry_seconds: float
-    gpu_resources: tuple[str, ...]
-    """Resource names and glob patterns."""
-    node_name: str
-    proc_root: Path
-    pod_log_root: Path
-    workload_manager: Literal["kubernetes", "slurm", "host"]
-    job_mapping_dir: Path | None = None
-    kube_metadata: bool
-    kubeconfig: Path | None = None
-    """``None``: the service account's, else the usual files."""
-    kube_start_jitter_seconds: float
-    team_keys: tuple[str, ...]
-    cost_labels: tuple[str, ...] = ()
-    namespace_teams: bool
-    pod_labels: tuple[str, ...] = ()
-    pod_annotations: tuple[str, ...] = ()
-    reservation_namespaces: tuple[str, ...]
-    collectors: Path | None = None
-    dcgm_names: Literal["legacy", "4.9"]
-    hostname_label: str
-    """Empty: no such label."""
-    dcgm_pod_uid: bool
-    dcgm_old_labels: bool
-    dcgm_model_hyphens: bool
-    xid_count_window_seconds: float
-    clock_events_window_seconds: float
-    series_limit: int
-    linger_seconds: float
-    price_book: Path | None = None
-    """For ``price_book.load``: ``None`` is the bundled list prices, ``none`` no prices at all."""
-    instance_type: str = ""
-    """Of this node, as are the next two; empty where not known."""
-    capacity_type: Literal["on-demand", "spot", "reserved", ""] = ""
-    region: str = ""
-    state_dir: Path | None = None
-    lock_dir: Path | None = None
-    """Of the host, with the lock of the ledger's writer; ``None`` for a simulated node without one."""
-    state_interval_seconds: float
-    simulate: str | None = None
-    simulate_hour_seconds: float
-    log_format: Literal["text", "json"]
-    log_level: Literal["debug", "info", "warning", "error"]
-    warnings: tuple[str, ...] = ()
-    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
-
-    def metadata_settings(self) -> "MetadataSettings":
-        """Return what the reader of the Kubernetes API is to do."""
-        from exporter.kube.kubelet import own_pod  # noqa: PLC0415 - keeps `--help` fast
-        from exporter.kube.metadata import MetadataSettings  # noqa: PLC0415 - as above
-
-        return MetadataSettings(
-            node=self.node_name,
-            kubeconfig=self.kubeconfig,
-            start_jitter_seconds=self.kube_start_jitter_seconds,
-            rules=owner_rules.OwnerRules(
-                team_keys=self.team_keys,
-                cost_labels=self.cost_labels,
-                exported_labels=self.pod_labels,
-                exported_annotations=self.pod_annotations,
-            ),
-            namespace_teams=self.namespace_teams,
-            reservation_namespaces=self.reservation_namespaces,
-            own_pod=own_pod(),
-        )
 
 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
@@ -253,7 +154,9 @@ def load_agent(
         problems += _path_problems(values)
     if problems:
         raise ConfigError(*problems)
-    return _build(values, tuple(warnings))
+    values["node-name"] = values["node-name"] or socket.gethostname()
+    values["hostname-label"] = hostname_label(values["hostname-label"], values["dcgm-names"])
+    return AgentConfig(**groups_of(AgentConfig, values), warnings=tuple(warnings))
 
 
 def _stated(flags: Mapping[str, object], environ: Mapping[str, str]) -> frozenset[str]:
@@ -333,16 +236,6 @@ def _without_effect(values: _Values) -> list[str]:
     return warnings
 
 
-def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
-    """Make the configuration; what is unset has its field's default."""
-    fields = {BY_KEY[key].field: value for key, value in values.items() if value is not None}
-    listen = fields.pop("listen")
-    fields["listen_host"], fields["listen_port"] = listen.host, listen.port
-    fields.setdefault("node_name", socket.gethostname())
-    fields["hostname_label"] = hostname_label(values["hostname-label"], values["dcgm-names"])
-    return AgentConfig(**fields, warnings=warnings)
-
-
 COLLECTOR_PRESETS = ("wide",)
 """Collectors files that the package has, by the name that stands for a path."""
 
@@ -352,7 +245,7 @@ def _path_problems(values: Mapping[str, Any]) -> list[str]:
 
     What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
     """
-    found = [problem for key in ("collectors", "price-book", "web-config") for problem in _mistakes(key, values[key])]
+    found = [problem for key in ("collectors", "price-book", "web-config") for problem in mistakes_in(key, values[key])]
     if values["state-dir"]:
         found += _state_dir(values["state-dir"])
     if values["simulate"]:
@@ -399,7 +292,7 @@ def read_collectors(path: Path | None) -> "Collectors":
     return collectors_file.parse(text, str(path))
 
 
-def _mistakes(key: str, path: Path | None) -> tuple[str, ...]:
+def mistakes_in(key: str, path: Path | None) -> tuple[str, ...]:
     """Return the mistakes in a file of settings; none where no file is named."""
     if path is None:
         return ()

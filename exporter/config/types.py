@@ -38,8 +38,6 @@ class OptionType:
     metavar: str
     _: KW_ONLY
     is_list: bool = False
-    suffix: str = ""
-    """Of the field that has the value: its unit."""
     why: Callable[[str], str] = lambda _: ""
 
 
@@ -88,7 +86,6 @@ def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
         "a duration in range",
         f"a number with ms, s, m or h, from {low} to {high}",
         "DURATION",
-        suffix="_seconds",
     )
 
 
@@ -147,7 +144,6 @@ RATIO = OptionType(
     "a ratio",
     "a number from 0 up to, not including, 1",
     "RATIO",
-    suffix="_ratio",
 )
 LISTEN = OptionType(
     _parse_listen, "an address to listen on", ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", "HOST:PORT"

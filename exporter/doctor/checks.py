@@ -53,8 +53,8 @@ def of_holders(
             "fix the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md",
         )
     if without_team:
-        keys = ", ".join(config.team_keys) or "nothing yet: --team-keys names the labels"
-        where = "the pod or its namespace" if config.namespace_teams else "the pod"
+        keys = ", ".join(config.owners.team_keys) or "nothing yet: --team-keys names the labels"
+        where = "the pod or its namespace" if config.owners.namespace_teams else "the pod"
         return warn(
             name,
             f"{len(without_team)} {of} have no team: {some(['/'.join(pod) for pod in without_team], _SHOWN)}",
@@ -107,7 +107,7 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
         now: Unix time, at which prices are looked up.
     """
     try:
-        read = price_book.load(config.price_book)
+        read = price_book.load(config.prices.book)
     except ConfigError as error:
         return fail(_NAME, first_of(error), "fix it, and try it: gpu-cost-exporter prices check FILE")
     if not read.rows and read.fallback is None:
@@ -160,10 +160,10 @@ def _days(read: PriceBook) -> list[str]:
 def _unpriced(
     read: PriceBook, config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float
 ) -> list[str]:
-    given = NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region)
+    given = config.prices.node_facts
     price = partial(
         read.price,
-        node=config.node_name,
+        node=config.attribution.node_name,
         facts=settled_facts(given, labelled or NodeFacts()),
         at_seconds=now,
         facts_complete=labelled is not None,
@@ -345,12 +345,12 @@ def layer_agreement(
         allocations: The kubelet's answer.
         inventory_refused: Whether the kubelet refused to list what it advertises.
     """
-    by_dcgm = around.config.source == "dcgm"
+    by_dcgm = around.config.sampling.source == "dcgm"
     # A host engine may be shown another machine's GPUs, or others of this one's.
     by_host = not around.simulated and not by_dcgm
     counts = Counts(
         on_bus=on_bus(around.sys_root) if by_host else None,
-        in_driver=in_driver(around.config.proc_root) if by_host else None,
+        in_driver=in_driver(around.config.attribution.proc_root) if by_host else None,
         seen=sum(gpu.state is not DeviceState.MISSING for gpu in reading.gpus) if reading else None,
         advertised=attribution.advertised_devices if attribution else None,
         allocated=attribution.allocated_devices if attribution else None,
@@ -423,17 +423,18 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
         found += [one for one in judged if one]
     reading, _ = merge(nvml, from_dcgm)
     if reading:
-        found.append(machine.activity(reading, dcgm=bool(config.dcgm_address)))
+        found.append(machine.activity(reading, dcgm=bool(config.sampling.dcgm_address)))
         found.append(machine.processes(reading) if nvml else _NO_PROCESSES)
     of_owners, labelled = await _attribution(around, reading)
     found += of_owners
-    found.append(machine.process_tree(config.proc_root))
-    if config.workload_manager == "kubernetes":
-        found.append(machine.pod_logs(config.pod_log_root))
-    found += [machine.state_dir(config.state_dir), machine.writer_lock(config)]
-    found += [machine.port(config.listen_host, config.listen_port), of_collectors, *machine.options(config)]
-    if config.web_config:
-        found.append(machine.face(config.web_config))
+    found.append(machine.process_tree(config.attribution.proc_root))
+    if config.attribution.workload_manager == "kubernetes":
+        found.append(machine.pod_logs(config.attribution.pod_log_root))
+    found += [machine.state_dir(config.running.state_dir), machine.writer_lock(config)]
+    listen = config.serving.listen
+    found += [machine.port(listen.host, listen.port), of_collectors, *machine.options(config)]
+    if config.serving.web_config:
+        found.append(machine.face(config.serving.web_config))
     found.append(book(config, labelled, reading, wall))
     found.append(machine.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
@@ -442,11 +443,11 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
     """Binding, driver and devices, where NVML is asked; and its last reading."""
     config = around.config
-    if config.source == "dcgm":
+    if config.sampling.source == "dcgm":
         return [], None
     found = [machine.package()]
     if not around.simulated:
-        found += [machine.device_nodes(around.dev_root), machine.kernel_module(config.proc_root)]
+        found += [machine.device_nodes(around.dev_root), machine.kernel_module(config.attribution.proc_root)]
     finding, reading = await machine.read(around, made.fields)
     found.append(finding)
     if reading:
@@ -457,25 +458,25 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
 async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], LibraryReport, Reading | None]:
     """Library and engine, where DCGM is in use; which library there is, and the engine's last reading."""
     config = around.config
-    if not config.dcgm_address:
-        hint = await host_engine.hint() if config.source == "auto" and not around.simulated else None
+    if not config.sampling.dcgm_address:
+        hint = await host_engine.hint() if config.sampling.source == "auto" and not around.simulated else None
         return [hint] if hint else [], LibraryReport(), None
-    fields = (alone if config.source == "dcgm" else supplement)(made.fields)
+    fields = (alone if config.sampling.source == "dcgm" else supplement)(made.fields)
     return await host_engine.examine(around, fields)
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
     """Return findings on holders, owners and layers of the node, and what its labels say."""
     config = around.config
-    if config.attribution and config.workload_manager != "kubernetes":
+    if config.attribution.enabled and config.attribution.workload_manager != "kubernetes":
         judged = layer_agreement(around, reading)
         return [kubernetes.workload_holders(config, reading, around.wall()), judged], NodeFacts()
     finding, allocations = await kubernetes.ask_kubelet(around)
     found, api = [finding], None
-    if config.attribution and config.kube_metadata:
+    if config.attribution.enabled and config.owners.kube_metadata:
         of_api, api = await kubernetes.ask_api(around, allocations, reading)
         found += of_api
-    elif config.attribution:
+    elif config.attribution.enabled:
         found.append(kubernetes.off())
     evidence = api.evidence(around.wall()) if api else NO_EVIDENCE
     attribution = kubernetes.join(config, allocations, reading, evidence)
@@ -487,6 +488,6 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
         # Without the driver no holder is known.
         found += [of_holders(config, attribution, api.facts)] if reading else []
         found.append(node_labels(api.node_facts, reading))
-    if not (config.attribution and config.kube_metadata):
+    if not (config.attribution.enabled and config.owners.kube_metadata):
         return found, NodeFacts()
     return found, api.node_facts if api else None

@@ -44,7 +44,7 @@ class Surroundings:
 
 def interval_seconds(config: AgentConfig) -> float:
     """Between the readings of the checks: an agent that samples every 30 s would leave too few of them to judge by."""
-    return min(config.sample_interval_seconds, _LONGEST_INTERVAL_SECONDS)
+    return min(config.sampling.interval_seconds, _LONGEST_INTERVAL_SECONDS)
 
 
 class Level(StrEnum):

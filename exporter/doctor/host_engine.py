@@ -127,20 +127,20 @@ async def examine(
     """
     config = around.config
     # Alone it is all there is; with NVML the agent continues without it.
-    bad = fail if config.source == "dcgm" else warn
+    bad = fail if config.sampling.source == "dcgm" else warn
     library, found = LibraryReport(), []
     if not around.simulated:
         library = await look(fields, around.worker_env)
         if library.problem:
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    command = around.dcgm_command or child_command(around.interval_seconds, fields, config.dcgm_address)
+    command = around.dcgm_command or child_command(around.interval_seconds, fields, config.sampling.dcgm_address)
     heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
-        return [*found, bad(_ENGINE, no_values(config.dcgm_address, count), "")], library, heard.last
+        return [*found, bad(_ENGINE, no_values(config.sampling.dcgm_address, count), "")], library, heard.last
     refused = refusals(heard.errors)
     return (
         [
@@ -182,13 +182,13 @@ def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: 
         return cause, "run doctor again with --log-level debug: it shows what that process wrote"
     if heard.status.message:
         return cause, ""
-    return f"{config.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
+    return f"{config.sampling.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
 
 
 def _engine(config: AgentConfig, last: Reading, first_after_seconds: float, now: float) -> Finding:
-    interval = config.sample_interval_seconds
+    interval = config.sampling.interval_seconds
     engine = (
-        f"{config.dcgm_address}: DCGM {last.dcgm_version or 'of unknown version'}, first reading after"
+        f"{config.sampling.dcgm_address}: DCGM {last.dcgm_version or 'of unknown version'}, first reading after"
         f" {first_after_seconds:.1f} s, the last one {max(now - last.taken_at_seconds, 0.0):.1f} s old"
     )
     if last.duration_seconds > interval:

@@ -62,14 +62,14 @@ async def read(around: Surroundings, allocations: Allocations | None, reading: R
 def _is_settled(
     metadata: Metadata, evidence: Evidence, allocations: Allocations | None, pods: Collection[PodName]
 ) -> bool:
-    if evidence.pods is None or (metadata.node_facts is None and not metadata.problem):
+    if evidence.pods is None or (metadata.node_facts is None and not metadata.status.problem):
         return False
     containers = allocations.containers if allocations else ()
     read = evidence.claims.keys() | evidence.unreadable_claims
     claims = [one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER]
     uids = {uid for one in claims if (uid := claim_uid(one))}
     if not uids <= read or (claims and evidence.devices is None):
-        return bool(metadata.problem)
+        return bool(metadata.status.problem)
     known = [metadata.facts(*name) for name in pods if name in evidence.pods]  # asks for each of them
     return None not in known
 
@@ -101,45 +101,43 @@ async def ask_api(
         reading: The driver's last one, ``None`` where there is none.
     """
     config, now = around.config, around.wall
-    client = ApiClient(config.kubeconfig, random=random.random)
+    client = ApiClient(config.owners.kubeconfig, random=random.random)
     try:
         try:
             pods = await client.get(
                 "/api/v1/pods",
-                {"fieldSelector": f"spec.nodeName={config.node_name},{UNFINISHED}", "resourceVersion": "0"},
+                {"fieldSelector": f"spec.nodeName={config.attribution.node_name},{UNFINISHED}", "resourceVersion": "0"},
                 accept=METADATA_LIST,
                 timeout_seconds=_TIMEOUT_SECONDS,
             )
         except ApiError as error:
             return [fail(NAME, str(error), _NO_FIX), *await _token_findings(config, now())], None
-        found = [await _reached(config, client, pods)]
+        found = [await _reached(config.attribution.node_name, client, pods)]
         found += [await _rights(config, client, allocations), *await _token_findings(config, now())]
     finally:
         await client.close()
     metadata = await read(around, allocations, reading)
-    if metadata.remark:
-        cause, _, fix = metadata.remark.partition("; ")
+    if remark := metadata.status.remark:
+        cause, _, fix = remark.partition("; ")
         found.append(warn("API clock", cause, fix))
     return found, metadata
 
 
-async def _reached(config: AgentConfig, client: ApiClient, pods: dict[str, Any]) -> Finding:
+async def _reached(node_name: str, client: ApiClient, pods: dict[str, Any]) -> Finding:
     """Judge whether the list is of this node: it has this agent's pod, or the API knows a node of this name."""
     names = {(one["metadata"].get("namespace"), one["metadata"].get("name")) for one in pods.get("items") or ()}
-    node = f"{client.address}: {len(names)} pods of node {config.node_name}"
+    node = f"{client.address}: {len(names)} pods of node {node_name}"
     own = own_pod()
     if own and own not in names:
-        wrong = (
-            f"{node}, without {'/'.join(own)}, the pod of this agent: {config.node_name!r} is the value of --node-name"
-        )
+        wrong = f"{node}, without {'/'.join(own)}, the pod of this agent: {node_name!r} is the value of --node-name"
         return fail(NAME, wrong, NAME_NODE)
     if names:
         return ok(NAME, node)
     try:
-        await client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS)
+        await client.get(f"/api/v1/nodes/{node_name}", timeout_seconds=_TIMEOUT_SECONDS)
     except ApiError as error:
         if error.reason == "not_found":
-            wrong = f"{client.address} has no node {config.node_name!r}, the value of --node-name"
+            wrong = f"{client.address} has no node {node_name!r}, the value of --node-name"
             return fail(NAME, wrong, NAME_NODE)
     return warn(NAME, node, NAME_NODE)
 
@@ -166,11 +164,11 @@ async def _asked(
     config: AgentConfig, client: ApiClient, allocations: Allocations | None
 ) -> AsyncGenerator[Request, None]:
     """Yield what the agent asks for, watches with ``watch`` in their query."""
-    on_node = f"spec.nodeName={config.node_name}"
+    on_node = f"spec.nodeName={config.attribution.node_name}"
     yield Request("/api/v1/pods", {"fieldSelector": on_node, "resourceVersion": "0", "watch": "1"})
-    yield Request(f"/api/v1/nodes/{config.node_name}")
+    yield Request(f"/api/v1/nodes/{config.attribution.node_name}")
     containers = allocations.containers if allocations else ()
-    if config.namespace_teams:
+    if config.owners.namespace_teams:
         yield Request(f"/api/v1/namespaces/{next((one.namespace for one in containers if one.namespace), 'default')}")
     claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
     if claim is None:
@@ -202,7 +200,7 @@ async def _try(client: ApiClient, request: Request) -> None:
 async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
     """Report when the token ends, if it has an end; one that is renewed in its file is read again."""
     with contextlib.suppress(ApiError):
-        settings = await Credentials(config.kubeconfig).read()
+        settings = await Credentials(config.owners.kubeconfig).read()
         ends = token_ends_seconds(await settings.authorization())
         if ends is not None and ends <= now:
             fix = "have it renewed (a projected service-account token renews itself), and see this node's clock"
@@ -252,19 +250,19 @@ async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None
     An answer without the inventory, which was refused, has no ``allocatable`` and is a warning. Outside a pod an answer
     without any pod is a warning and no answer: a kubelet that has just started gives it as well.
     """
-    config = around.config
-    if not config.attribution:
+    settings = around.config.attribution
+    if not settings.enabled:
         return warn("kubelet", "attribution is off: no pod is named", "set --attribution on"), None
-    client = KubeletClient(config.kubelet_socket, resources=config.gpu_resources, canary=own_pod())
+    client = KubeletClient(settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod())
     start = around.monotonic()
     try:
         allocations = await client.fetch(around.wall())
     except AttributionError as error:
         return fail("kubelet", str(error), ""), None
     took = (around.monotonic() - start) * 1000
-    cause = f"{config.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
+    cause = f"{settings.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
     if own_pod() is None and not (allocations.containers or allocations.other_containers):
-        return warn("kubelet", f"{config.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
+        return warn("kubelet", f"{settings.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
     if missed := client.allocatable_error:
         return warn("kubelet", f"{cause}; which devices it advertises could not be read: {missed}", ""), allocations
     return ok("kubelet", cause), allocations
@@ -282,7 +280,7 @@ def join(
         gpus=[gpu.gpu for gpu in gpus],
         instances=[part.instance for gpu in gpus for part in gpu.instances],
         now=allocations.answered_at_seconds,
-        expiry_seconds=config.attribution_expiry_seconds,
+        expiry_seconds=config.attribution.expiry_seconds,
         evidence=evidence,
     )
     if reading is None:
@@ -290,9 +288,9 @@ def join(
     unlisted = unlisted_uses(
         reading,
         attribution,
-        pod_uid=PidResolver(config.proc_root).pod_uid,
-        name_of=PodNames(config.pod_log_root).name_of,
-        command_of=partial(own_name, str(config.proc_root)),
+        pod_uid=PidResolver(config.attribution.proc_root).pod_uid,
+        name_of=PodNames(config.attribution.pod_log_root).name_of,
+        command_of=partial(own_name, str(config.attribution.proc_root)),
     )
     return replace(attribution, unresolved=(*attribution.unresolved, *unlisted))
 
@@ -326,14 +324,14 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
         reading: ``None`` where NVML does not work.
         now: Unix time.
     """
-    manager, mapping = config.workload_manager, config.job_mapping_dir
+    manager, mapping = config.attribution.workload_manager, config.attribution.job_mapping_dir
     if reading is None:
         return warn(_WORKLOAD_MANAGER, f"{manager}: no holder is known without the driver", "fix the driver first")
     jobs: SlurmJobs | HostUsers
     if manager == "slurm":
-        jobs = SlurmJobs(mapping_dir=mapping, proc_root=config.proc_root)
+        jobs = SlurmJobs(mapping_dir=mapping, proc_root=config.attribution.proc_root)
     else:
-        jobs = HostUsers(proc_root=config.proc_root)
+        jobs = HostUsers(proc_root=config.attribution.proc_root)
     jobs.observe(reading, now)
     if jobs.problem:
         cause, _, fix = jobs.problem.partition("; ")

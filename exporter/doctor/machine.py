@@ -170,7 +170,8 @@ def state_dir(path: Path | None) -> Finding:
 def writer_lock(config: AgentConfig) -> Finding:
     """One agent per node writes the ledger; a lock of the host decides which one."""
     name = "ledger lock"
-    lock = WriterLock(node=config.node_name, directory=config.lock_dir, state_directory=config.state_dir)
+    running = config.running
+    lock = WriterLock(node=config.attribution.node_name, directory=running.lock_dir, state_directory=running.state_dir)
     if lock.path is None:
         return ok(name, "none: a simulated node takes no lock of the host")
     if not lock.path.parent.is_dir() and os.access(lock.path.parent.parent, os.W_OK | os.X_OK):
@@ -216,13 +217,13 @@ def collectors(config: AgentConfig) -> tuple[Finding, Collectors]:
     """The collectors file must be readable and right, or the agent will not start; the default set stands for it."""
     name = "collectors"
     try:
-        made = read_collectors(config.collectors)
+        made = read_collectors(config.exposition.collectors)
     except ConfigError as error:
         return fail(name, first_of(error), "fix the file, or leave --collectors out"), read_collectors(None)
-    if made.without_dcgm and not config.dcgm_address:
+    if made.without_dcgm and not config.sampling.dcgm_address:
         cause, _, fix = made.without_dcgm.removeprefix("collectors: ").partition("; ")
         return warn(name, cause, f"{fix}, or take the rows out"), made
-    where = str(config.collectors) if config.collectors else "dcgm-exporter's default set"
+    where = str(config.exposition.collectors) if config.exposition.collectors else "dcgm-exporter's default set"
     if made.warnings:
         return warn(name, first_of(made.warnings), "no harm is done; take the rows out to silence this"), made
     return ok(name, f"{where}, {len(made.fields)} fields"), made

@@ -18,7 +18,7 @@ from exporter.attribution.policy import label_text
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, TEXT_LIMIT, ListWatch, Lookups, mapping_of, text_of
-from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
+from exporter.model import Allocations, MetadataStatus, NodeFacts, PodFacts, PodMetadata
 
 ON_DEMAND: Final = "on-demand"
 SPOT: Final = "spot"
@@ -248,20 +248,29 @@ class Metadata:
         )
 
     @property
-    def known(self) -> bool:
-        """Whether the pods have been listed and changes are followed."""
+    def _is_other_node(self) -> bool:
+        """Whether the API has no node of the configured name, so that an empty list of its pods is not reliable."""
+        return self._is_node_absent and not self._pods.items
+
+    @property
+    def status(self) -> MetadataStatus:
+        """State of the data."""
+        failure = self._pods.failure
+        return MetadataStatus(
+            known=self._is_known,
+            at_seconds=self._pods.at_seconds,
+            problem=self._problem,
+            names_other_node=failure.reason == INCOMPLETE if failure else self._is_node_absent,
+            remark=_remark(self._pods.skew_seconds),
+        )
+
+    @property
+    def _is_known(self) -> bool:
         return self._pods.known and not self._is_other_node
 
     @property
-    def _is_other_node(self) -> bool:
-        """Whether the API has no node of the configured name, so that an empty list of its pods is not reliable."""
-        problem = self._node.problem
-        return problem is not None and problem.reason == "not_found" and not self._pods.items
-
-    @property
-    def at_seconds(self) -> float | None:
-        """Unix time of the API's last answer or event."""
-        return self._pods.at_seconds
+    def _is_node_absent(self) -> bool:
+        return self._node.problem is not None and self._node.problem.reason == "not_found"
 
     @property
     def node_facts(self) -> NodeFacts | None:
@@ -269,37 +278,20 @@ class Metadata:
         return self._node.items.get(self._settings.node)
 
     @property
-    def problem(self) -> str:
+    def _problem(self) -> str:
         """The missing data and the fix, in one line; empty without a problem."""
         parts = [
             (error.reason, f"{error}; {without}")
             for error, without in ((self._node.problem, _WITHOUT_NODE), (self._namespaces.problem, _WITHOUT_NAMESPACES))
             if error and error.reason != "not_found"
         ]
-        if self._node.problem and self._node.problem.reason == "not_found":
+        if self._is_node_absent:
             wrong = f"the API at {self._client.address} has no node {self._settings.node!r}"
             parts.insert(0, ("not_found", f"{wrong}, the value of --node-name: {NAME_NODE}"))
         parts += self._dra.problems
         # If the API itself does not answer, one message is enough, and not one for each part.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
         return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines, *self._unexpected.values()])))
-
-    @property
-    def names_other_node(self) -> bool:
-        """Whether the problem is that --node-name is not this node's name in the cluster."""
-        if self._pods.failure:
-            return self._pods.failure.reason == INCOMPLETE
-        return self._node.problem is not None and self._node.problem.reason == "not_found"
-
-    @property
-    def remark(self) -> str:
-        """A fault that does not affect the data, in one line; empty if there is none."""
-        skew_seconds = self._pods.skew_seconds
-        if not skew_seconds:
-            return ""
-        way = "ahead of" if skew_seconds > 0 else "behind"
-        remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
-        return f"{remark}: opt-outs and tokens end at the wrong time; check it with chronyc tracking"
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -365,7 +357,7 @@ class Metadata:
             self._phases.keep(self._endings.strangers)
         new = Evidence(
             pods=self._endings.pods if listed else None,
-            is_followed=self.known and not self._pods.problem,
+            is_followed=self._is_known and not self._pods.problem,
             ended=self._endings.left | {name for name, finished in self._phases.items.items() if finished},
             claims=self._dra.claims,
             unreadable_claims=self._dra.unreadable,
@@ -440,6 +432,14 @@ def _followed_pods(
         canary=settings.own_pod,
         canary_fix=f"--node-name is {settings.node!r}: {NAME_NODE}",
     )
+
+
+def _remark(skew_seconds: float | None) -> str:
+    if not skew_seconds:
+        return ""
+    way = "ahead of" if skew_seconds > 0 else "behind"
+    remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
+    return f"{remark}: opt-outs and tokens end at the wrong time; check it with chronyc tracking"
 
 
 def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:

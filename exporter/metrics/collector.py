@@ -104,12 +104,13 @@ def _identity(view: DeviceView, node: str) -> Labels:
 def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
     parent = view.instance.parent_uuid if view.instance else None
     minor = None if view.gpu.minor is None else str(view.gpu.minor)
-    info = _DEVICE_INFO.behind(identity, parent, view.gpu.pci_bus_id, minor, snapshot.driver_version)
+    driver_version = snapshot.reading.driver_version if snapshot.reading else None
+    info = _DEVICE_INFO.behind(identity, parent, view.gpu.pci_bus_id, minor, driver_version)
     yield catalog.GPU_INFO, info, 1
     if view.instance is None:
         if view.state is not DeviceState.UNKNOWN:
             yield catalog.GPU_UP, identity, int(view.state is DeviceState.UP)
-        price = snapshot.prices.get(view.gpu.uuid)
+        price = snapshot.metering.prices.get(view.gpu.uuid)
         if price is not None:
             priced = plus(identity, ("currency", price.currency), ("price_source", price.source))
             yield catalog.GPU_HOURLY_PRICE, priced, price.per_hour
@@ -234,14 +235,14 @@ def _info(plain: Labels, use: PodUse) -> Labels:
 
 def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
     counts = {
-        "present": None if snapshot.sample_at_seconds is None else present(snapshot),
+        "present": None if snapshot.reading is None else present(snapshot),
         "expected": snapshot.expected_devices,
-        "advertised": snapshot.advertised_devices,
-        "allocated": snapshot.allocated_devices,
+        "advertised": snapshot.attribution.advertised_devices,
+        "allocated": snapshot.attribution.allocated_devices,
     }
     for state, count in counts.items():
         page.metric(catalog.GPU_DEVICES, labels(("node", snapshot.node), ("state", state)), count)
-    facts = snapshot.node_facts
+    facts = snapshot.metering.node_facts
     if facts != NodeFacts():
         known = (snapshot.node, facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
         page.metric(catalog.GPU_NODE_INFO, labels(*zip(catalog.GPU_NODE_INFO.labels, known, strict=True)), 1)
@@ -254,7 +255,8 @@ def present(snapshot: Snapshot) -> int:
 
 
 def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
-    counts = Counter((one.namespace, one.pod, one.container, one.resource, one.reason) for one in snapshot.unresolved)
+    entries = snapshot.attribution.unresolved
+    counts = Counter((one.namespace, one.pod, one.container, one.resource, one.reason) for one in entries)
     names = catalog.GPU_POD_UNRESOLVED_DEVICES.labels
     for key, count in sorted(counts.items()):
         carried = labels(*zip(names, (snapshot.node, *key), strict=True))
@@ -407,9 +409,9 @@ def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
     if field in BY_IDENTITY:
         return _known_text(view, field)
     if field is Field.DRIVER_VERSION:
-        return snapshot.driver_version
+        return snapshot.reading.driver_version if snapshot.reading else None
     if field is Field.NVML_VERSION:
-        return snapshot.nvml_version
+        return snapshot.reading.nvml_version if snapshot.reading else None
     # An instance has a text of its own, which is not its board's.
     return None if instance and row.field.per_instance else view.gpu.labels.get(field)
 
@@ -429,28 +431,30 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
         label = labels(("source", source.name))
         page.metric(catalog.SOURCE_UP, label, int(source.state is SourceState.UP))
         page.metric(catalog.WORKER_RESTARTS_TOTAL, label, source.restarts)
-    if snapshot.attribution_enabled:
-        well = snapshot.attribution_known and not snapshot.attribution_problem
-        page.metric(catalog.SOURCE_UP, labels(("source", snapshot.attribution_source)), int(well))
-    if snapshot.metadata_enabled:
-        well = snapshot.metadata_known and not snapshot.metadata_problem
+    attribution, metadata, metering = snapshot.attribution, snapshot.metadata, snapshot.metering
+    if attribution.source:
+        well = attribution.known and not attribution.problem
+        page.metric(catalog.SOURCE_UP, labels(("source", attribution.source)), int(well))
+    page.metric(catalog.ATTRIBUTION_TIMESTAMP_SECONDS, NO_LABELS, attribution.answered_at_seconds)
+    if metadata:
+        well = metadata.known and not metadata.problem
         page.metric(catalog.SOURCE_UP, labels(("source", "kubernetes-api")), int(well))
-    if snapshot.dcgm_version:
-        page.metric(catalog.DCGM_INFO, labels(("version", snapshot.dcgm_version)), 1)
+        page.metric(catalog.METADATA_TIMESTAMP_SECONDS, NO_LABELS, metadata.at_seconds)
+    if reading := snapshot.reading:
+        if reading.dcgm_version:
+            page.metric(catalog.DCGM_INFO, labels(("version", reading.dcgm_version)), 1)
+        page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, reading.duration_seconds)
+        page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, reading.taken_at_seconds)
     for (part, reason), count in sorted(_errors(snapshot.errors, dropped.reasons).items()):
         page.metric(catalog.ERRORS_TOTAL, labels(("part", part), ("reason", reason)), count)
-    page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, snapshot.sample_duration_seconds)
     page.metric(catalog.TICK_DURATION_SECONDS, NO_LABELS, snapshot.tick_duration_seconds)
     page.metric(catalog.SNAPSHOT_TIMESTAMP_SECONDS, NO_LABELS, snapshot.taken_at_seconds)
-    page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, snapshot.sample_at_seconds)
-    page.metric(catalog.ATTRIBUTION_TIMESTAMP_SECONDS, NO_LABELS, snapshot.attribution_at_seconds)
-    page.metric(catalog.METADATA_TIMESTAMP_SECONDS, NO_LABELS, snapshot.metadata_at_seconds)
     for reason, count in catalog.problems(snapshot).items():
         page.metric(catalog.POD_METADATA_PROBLEMS, labels(("reason", reason)), count)
-    if snapshot.ledger_writer is not None:
-        page.metric(catalog.LEDGER_WRITER, NO_LABELS, int(snapshot.ledger_writer))
-    if snapshot.ledger_locked is not None:
-        page.metric(catalog.LEDGER_LOCKED, NO_LABELS, int(snapshot.ledger_locked))
+    if metering.is_writer is not None:
+        page.metric(catalog.LEDGER_WRITER, NO_LABELS, int(metering.is_writer))
+    if metering.is_locked is not None:
+        page.metric(catalog.LEDGER_LOCKED, NO_LABELS, int(metering.is_locked))
     page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
 
 

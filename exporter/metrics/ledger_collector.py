@@ -46,9 +46,9 @@ def collect_ledger(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) 
 
     A pod that does not fit ``series_limit`` is left out whole and counted. Owners always fit: the ledger bounds them.
     """
-    if snapshot.devices and snapshot.price_book:
-        page.metric(catalog.UNPRICED_DEVICES, NO_LABELS, snapshot.unpriced_gpus)
-    ledger = snapshot.ledger
+    if snapshot.devices and snapshot.metering.price_book:
+        page.metric(catalog.UNPRICED_DEVICES, NO_LABELS, snapshot.metering.unpriced_gpus)
+    ledger = snapshot.metering.ledger
     if ledger is None:
         return
     _pods(page, ledger, snapshot.node, series_limit)
@@ -142,12 +142,11 @@ _DIGITS = 3
 
 def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
     """Add the series of owners, pools and shared devices; none where no ledger is shown."""
-    view = snapshot.owners
+    view, facts = snapshot.metering.owners, snapshot.metering.node_facts
     if view is None:
         return
     _owner_series(page, view, snapshot.node)
     _faults(page, view, snapshot.node)
-    facts = snapshot.node_facts
     for pool in view.pools:
         carried = _POOL.of(snapshot.node, pool.model, facts.instance_type, facts.capacity_type)
         page.metric(catalog.GPU_POOL_GPUS, carried, pool.gpus)
@@ -155,7 +154,7 @@ def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
         for currency, cost in sorted(pool.unallocated_cost_per_hour.items()):
             priced = plus(carried, ("currency", currency))
             page.metric(catalog.GPU_POOL_UNALLOCATED_COST_PER_HOUR, priced, cost)
-        if snapshot.price_book:
+        if snapshot.metering.price_book:
             page.metric(catalog.GPU_POOL_UNPRICED_GPUS, carried, pool.unpriced_gpus)
     for idle in view.shared_idle:
         carried = _SHARED.of(snapshot.node, str(idle.gpu_index), idle.uuid, idle.gpu_instance)

@@ -53,8 +53,8 @@ from exporter.model.ledger import (
     Totals,
     shown_windows,
 )
-from exporter.model.pods import NodeFacts, PodFacts, PodMetadata
-from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
+from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts, PodMetadata
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, MeteringView, PodUse, Snapshot
 
 __all__ = [
     "CLOCK_EVENTS",
@@ -85,6 +85,8 @@ __all__ = [
     "Holder",
     "HolderKey",
     "LedgerView",
+    "MetadataStatus",
+    "MeteringView",
     "MigInstance",
     "MigReading",
     "Money",

@@ -135,6 +135,10 @@ class Attribution:
     """
 
     known: bool
+    source: str = "kubelet"
+    """Source of holders: ``kubelet``, ``slurm`` or ``host``; empty if attribution is disabled."""
+    problem: str = ""
+    """Why attribution is unknown or outdated, and the fix, in one line; empty without a problem."""
     answered_at_seconds: float | None = None
     holders: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
     unresolved: tuple[Unresolved, ...] = ()

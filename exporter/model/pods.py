@@ -53,3 +53,19 @@ class NodeFacts:
     region: str = ""
     gpu_product: str = ""
     """Model in the node's labels, for comparison only; the driver's model is authoritative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataStatus:
+    """State of the data of the Kubernetes API."""
+
+    known: bool
+    """Whether the pods have been listed and changes are followed."""
+    at_seconds: float | None = None
+    """Unix time of the API's last list, event or bookmark."""
+    problem: str = ""
+    """The missing data and the fix, in one line; empty without a problem."""
+    names_other_node: bool = False
+    """Whether the problem is a wrong --node-name: an error of configuration, which needs a change by the user."""
+    remark: str = ""
+    """A fault that does not affect the data, such as clocks that differ, in one line."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from exporter.model.attribution import AllocationState, Holder, Unresolved
-from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, SourceStatus
+from exporter.model.attribution import AllocationState, Attribution, Holder
+from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, Reading, SourceStatus
 from exporter.model.fields import Field
 from exporter.model.ledger import LedgerView, OwnersView, Price
-from exporter.model.pods import NodeFacts, PodFacts
+from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts
 
 
 class ActivitySource(StrEnum):
@@ -100,6 +100,31 @@ class DeviceView:
         return self.instance.uuid if self.instance else self.gpu.uuid
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeteringView:
+    """Ledgers, owners and prices to show; by default those of a node that is not metered."""
+
+    ledger: LedgerView | None = None
+    """The shown ledgers; ``None`` before the first reading was metered."""
+    owners: OwnersView | None = None
+    """Figures of owners; ``None`` if no ledger is shown, or the snapshot is too old."""
+    node_facts: NodeFacts = field(default_factory=NodeFacts)
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """Current price by UUID of the physical GPU; a GPU without a price is absent."""
+    price_book: str = ""
+    """Name of the price book in use; empty without one."""
+    unpriced_gpus: int = 0
+    """Number of GPUs without a price."""
+    awaits_labels: bool = False
+    """Whether the node's labels, which prices may depend on, have not been read yet."""
+    is_writer: bool | None = None
+    """Whether this agent is the one on the node that writes the ledger; ``None`` if nothing is metered."""
+    is_locked: bool | None = None
+    """Whether the writer holds the host lock; ``None`` if it does not write or has no such lock."""
+    lock_note: str = ""
+    """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Snapshot:
     """One node at one instant; contains everything that the exposition shows."""
@@ -112,68 +137,28 @@ class Snapshot:
     """Age from which the snapshot no longer shows the node as it is."""
     node: str
     simulated: bool = False
-    driver_version: str | None = None
-    nvml_version: str | None = None
-    dcgm_version: str | None = None
-    """Version of the host engine; ``None`` if DCGM is not used or does not answer."""
-    sample_at_seconds: float | None = None
-    """Unix time of the newest reading; ``None`` before the first."""
-    sample_duration_seconds: float | None = None
+    reading: Reading | None = None
+    """The newest reading, without values if it is too old to be shown; ``None`` before the first."""
     devices: tuple[DeviceView, ...] = ()
-    expected_devices: int | None = None
-    unseen_instances: bool = False
-    """Whether the kubelet knows a MIG instance on none of the driver's GPUs: its GPU may be missing."""
     sources: tuple[SourceStatus, ...] = ()
     events: Mapping[str, DeviceEvents] = field(default_factory=dict)
     """Events by UUID of the device, a GPU or a MIG instance; a device without any is absent."""
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
-    attribution_enabled: bool = True
-    attribution_source: str = "kubelet"
-    """Source of holders: ``kubelet``, ``slurm`` or ``host``."""
-    attribution_known: bool = False
-    attribution_at_seconds: float | None = None
-    attribution_problem: str = ""
-    """Why attribution is unknown or outdated, and the fix, in one line; empty without a problem."""
-    unresolved: tuple[Unresolved, ...] = ()
-    advertised_devices: int | None = None
-    allocated_devices: int | None = None
-    metadata_enabled: bool = False
-    """Whether the agent reads this node's pods from the Kubernetes API."""
-    metadata_known: bool = False
-    """Whether the pods have been listed and changes are followed."""
-    metadata_at_seconds: float | None = None
-    """Unix time of the API's last list, event or bookmark."""
-    metadata_problem: str = ""
-    """The missing data of the API and the fix, in one line; empty without a problem."""
-    metadata_names_other_node: bool = False
-    """Whether the problem is a wrong --node-name: an error of configuration, which needs a change by the user."""
-    metadata_remark: str = ""
-    """A fault that does not affect the data of the API, such as clocks that differ, in one line."""
-    node_facts: NodeFacts = field(default_factory=NodeFacts)
+    attribution: Attribution = field(default_factory=lambda: Attribution(known=False))
+    metadata: MetadataStatus | None = None
+    """State of the Kubernetes API's data; ``None``: the agent does not read this node's pods there."""
+    metering: MeteringView = field(default_factory=MeteringView)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Counts since start by (part, reason), e.g. ("attribution", "unavailable")."""
     tick_duration_seconds: float = 0.0
     ready: bool = False
     not_ready_reasons: tuple[str, ...] = ()
-    ledger: LedgerView | None = None
-    """The shown ledgers; ``None`` before the first reading was metered."""
-    ledger_writer: bool | None = None
-    """Whether this agent is the one on the node that writes the ledger; ``None`` if nothing is metered."""
-    ledger_locked: bool | None = None
-    """Whether the writer holds the host lock; ``None`` if it does not write or has no such lock."""
-    ledger_note: str = ""
-    """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
-    owners: OwnersView | None = None
-    """Figures of owners; ``None`` if no ledger is shown, or the snapshot is too old."""
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    """Current price by UUID of the physical GPU; a GPU without a price is absent."""
-    price_book: str = ""
-    """Name of the price book in use; empty without one."""
-    unpriced_gpus: int = 0
-    """Number of GPUs without a price."""
-    prices_await_labels: bool = False
-    """Whether the node's labels, which prices may depend on, have not been read yet."""
+
+    @property
+    def expected_devices(self) -> int | None:
+        """The expected number of GPUs: the kubelet's or the number seen before, whichever is larger."""
+        return max(len({view.gpu.uuid for view in self.devices}), self.attribution.expected_devices or 0) or None
 
     def stale_reason(self, steady: float) -> str:
         """Return why the snapshot is too old at an instant of the monotonic clock; empty if it is not."""

@@ -136,7 +136,7 @@ class SettingsDocument(TypedDict):
 
 async def _allocation(ask: Ask) -> object:
     values = ask.values
-    reports = await _reports(ask, sets_of(values["window"], values, ask.settings.timezone))
+    reports = await _reports(ask, sets_of(values["window"], values, ask.settings.books.timezone))
     currency, warnings = _money(ask, reports)
     sets = await asyncio.to_thread(lambda: [_set(report, values, currency) for report in reports])
     warnings += [
@@ -184,7 +184,7 @@ def _money(ask: Ask, reports: Iterable[FleetReport]) -> tuple[str, list[str]]:
     The currency is empty where nothing has a price.
     """
     known = sorted({currency for report in reports for currency in report.currencies})
-    asked, usual = ask.values["currency"], ask.settings.currency
+    asked, usual = ask.values["currency"], ask.settings.books.currency
     if asked:
         if known and asked not in known:
             raise ConfigError(f"currency: there is no money in '{shown(asked)}'; allowed: {', '.join(known)}")
@@ -373,7 +373,7 @@ async def _suggestions(ask: Ask) -> object:
 async def _configs(ask: Ask) -> object:
     """Answer with the currency, which clients show beside amounts."""
     known = sorted({month.currency for month in await ask.book.months()})
-    usual = ask.settings.currency
+    usual = ask.settings.books.currency
     if not usual and len(known) > 1:
         raise ConfigError(f"currency: money is in {', '.join(known)}; start the service with --currency")
     currency = usual or (known[0] if known else "")

@@ -412,7 +412,7 @@ class _Pages:
     def _view(self, path: str, pairs: Iterable[tuple[str, str]] = ()) -> View:
         """Return the page as it is asked for, by default with nothing asked for."""
         now = self.book.freshness().now_seconds
-        return read_view(path, pairs, now, self.settings.path_prefix, self.settings.timezone)
+        return read_view(path, pairs, now, self.settings.path_prefix, self.settings.books.timezone)
 
     async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
         try:
@@ -486,7 +486,7 @@ class _Pages:
             "offered": offered or {},
             "noun": noun,
             "title": title,
-            "site": self.settings.title or "GPU cost",
+            "site": self.settings.serving.title or "GPU cost",
             "report": report,
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
             **values,

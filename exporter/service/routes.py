@@ -74,7 +74,9 @@ def _one_app(book: Book, settings: ServeSettings, face: Face, middlewares: list[
         return await responses.respond(request, body, cache="no-store")
 
     async def openapi(request: web.Request) -> web.Response:
-        return await responses.respond(request, responses.json_body(document(settings.title, settings.path_prefix)))
+        return await responses.respond(
+            request, responses.json_body(document(settings.serving.title, settings.path_prefix))
+        )
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
@@ -94,7 +96,7 @@ def _handler(
         now = book.freshness().now_seconds
         ignored: list[str] = []
         lenient = ignored if endpoint.ignores_unknown else None
-        values = read(endpoint.parameters, request.query.items(), Now(now, settings.timezone), lenient)
+        values = read(endpoint.parameters, request.query.items(), Now(now, settings.books.timezone), lenient)
         ask = Ask(values=values, book=book, bodies=bodies, settings=settings, ignored=tuple(ignored))
         answer = await endpoint.handle(ask)
         body, filename = answer if isinstance(answer, tuple) else (answer, "")
@@ -117,8 +119,9 @@ async def _redirect(request: web.Request, *, to: str) -> web.Response:
 async def _own_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Refuse names that are not the service's, so that a DNS name that is rebound to it reads nothing."""
     settings = request.app[SETTINGS]
-    if settings.external_url and not _is_own(request.headers.get(hdrs.HOST, ""), settings.external_url):
-        words = f"this service is {settings.external_url}; ask for it by that name, its address or its *.svc name\n"
+    address = settings.serving.external_url
+    if address and not _is_own(request.headers.get(hdrs.HOST, ""), address):
+        words = f"this service is {address}; ask for it by that name, its address or its *.svc name\n"
         return web.Response(status=web.HTTPMisdirectedRequest.status_code, text=words)
     return await handler(request)
 

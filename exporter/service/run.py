@@ -49,9 +49,9 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         StoreError: The store can neither be read nor written.
     """
     access = None
-    if settings.web_config:
-        access = WebAccess(partial(web_config.load, settings.web_config), settings.path_prefix)
-    listener = bind(settings.listen_host, settings.listen_port)
+    if settings.serving.web_config:
+        access = WebAccess(partial(web_config.load, settings.serving.web_config), settings.path_prefix)
+    listener = bind(settings.serving.listen.host, settings.serving.listen.port)
     # Days are closed one question at a time, so that filling the store does not keep people waiting.
     for_pages = replace(settings.prometheus, concurrency=max(1, settings.prometheus.concurrency - 1))
     async with (
@@ -103,15 +103,15 @@ class Service:
                 recommendations=partial(read_recommendations, client, ledger),
             ),
             clock,
-            settings.timezone,
+            settings.books.timezone,
         )
         self.refreshing = Refreshing(
             book=self.book,
-            load=lambda: load(settings.budgets) if settings.budgets else (),
+            load=lambda: load(settings.books.budgets) if settings.books.budgets else (),
             keeping=Keeping(
                 prometheus=PrometheusLedger(closing),
-                path=settings.store,
-                history_days=settings.history_days,
+                path=settings.books.store,
+                history_days=settings.books.history_days,
                 changed=self._wake.set,
             ),
             first=pages.questions(),
@@ -134,7 +134,7 @@ class Service:
             shutdown_seconds=SHUTDOWN_SECONDS,
         )
         parts = (
-            partial(rounds, self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
+            partial(rounds, self.refreshing, self._clock, self._settings.books.refresh_interval_seconds, self._wake),
             partial(keep, self.refreshing.keeping, self._clock, self.refreshing.failed),
         )
         await server.serve(stop, parts, self.book.readings.stop)
@@ -172,6 +172,6 @@ class Service:
 
 
 def _ledger(settings: ServeSettings, prometheus: LedgerSource) -> LedgerSource:
-    if settings.store is None:
+    if settings.books.store is None:
         return prometheus
-    return CombinedLedger(StoreLedger(DayStore(settings.store.absolute())), prometheus)
+    return CombinedLedger(StoreLedger(DayStore(settings.books.store.absolute())), prometheus)

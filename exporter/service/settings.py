@@ -1,56 +1,37 @@
 """Settings of the cost service, from flags, environment, file and defaults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, tzinfo
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.config.options import SERVE_OPTIONS
-from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, settings_of
-from exporter.config.resolve import settle, unknown_variables
+from exporter.config.options import BookSettings, LoggingSettings, ServiceServingSettings, group, groups_of, options_of
+from exporter.config.prometheus_options import GROUP, PrometheusSettings, settings_of
+from exporter.config.resolve import mistakes_in, settle, unknown_variables
 from exporter.errors import ConfigError
 
-if TYPE_CHECKING:
-    from exporter.config.types import Listen
-
-OPTIONS = (*SERVE_OPTIONS, *PROMETHEUS_OPTIONS)
-"""Every option of the service."""
+# ruff: noqa: RUF009 - the calls in the class make its fields.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     """Settled configuration of the service; every value is valid. Made by ``load_settings``."""
 
-    prometheus: PrometheusSettings = field(default_factory=lambda: PrometheusSettings(url="http://127.0.0.1:9090"))
-    listen_host: str = ""
-    """Empty: every interface, IPv4 and IPv6."""
-    listen_port: int = 9401
-    """0: any free port."""
-    web_config: Path | None = None
-    """``None``: plain HTTP, for everybody."""
-    external_url: str = ""
-    """Without a slash at its end; empty where none was given."""
-    title: str = "GPU cost"
-    store: Path | None = None
-    """``None``: no day is kept, and only what Prometheus still has is shown."""
-    budgets: Path | None = None
-    currency: str = ""
-    """ISO 4217: currency of OpenCost's API where a request names none; empty where there is no default."""
-    timezone: tzinfo = UTC
-    """Time zone of days, weeks and months."""
-    refresh_seconds: float = 300.0
-    history_days: int = 90
-    log_format: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    serving: ServiceServingSettings = group("Serving", ServiceServingSettings)
+    books: BookSettings = group("Reading and keeping", BookSettings)
+    logging: LoggingSettings = group("Running", LoggingSettings)
+    prometheus: PrometheusSettings = group(GROUP, PrometheusSettings)
     warnings: tuple[str, ...] = ()
     """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
 
     @property
     def path_prefix(self) -> str:
         """What links begin with: ``/cost``, or nothing. The service answers with and without it."""
-        return urlsplit(self.external_url).path
+        return urlsplit(self.serving.external_url).path
+
+
+OPTIONS = options_of(ServeSettings)
+"""Every option of the service."""
 
 
 def load_settings(
@@ -76,43 +57,15 @@ def load_settings(
             " GPU_COST_EXPORTER_PROMETHEUS"
         )
     problems += _path_problems(values)
-    problems += _web_problems(values)
+    problems += mistakes_in("web-config", values["web-config"])
     if problems or prometheus is None:
         raise ConfigError(*problems)
-    listen: Listen = values["listen"]
-    return ServeSettings(
-        prometheus=prometheus,
-        listen_host=listen.host,
-        listen_port=listen.port,
-        web_config=Path(values["web-config"]) if values["web-config"] else None,
-        external_url=values["external-url"] or "",
-        title=values["title"],
-        store=Path(values["store"]) if values["store"] else None,
-        budgets=Path(values["budgets"]) if values["budgets"] else None,
-        currency=values["currency"] or "",
-        timezone=values["timezone"],
-        refresh_seconds=values["refresh-interval"],
-        history_days=values["history"],
-        log_format=values["log-format"],
-        log_level=values["log-level"],
-        warnings=tuple(unknown_variables(OPTIONS, environ)),
-    )
-
-
-def _web_problems(values: dict[str, Any]) -> tuple[str, ...]:
-    if not values["web-config"]:
-        return ()
-    from exporter.config import web_config  # noqa: PLC0415 - TLS and YAML only where they are asked for
-
-    try:
-        web_config.load(Path(values["web-config"]))
-    except ConfigError as error:
-        return error.problems
-    return ()
+    groups = {**groups_of(ServeSettings, values), "prometheus": prometheus}
+    return ServeSettings(**groups, warnings=tuple(unknown_variables(OPTIONS, environ)))
 
 
 def _path_problems(values: dict[str, Any]) -> list[str]:
-    store = Path(values["store"]) if values["store"] else None
+    store = values["store"]
     if store is None:
         return []
     if store.is_dir():

@@ -33,35 +33,37 @@ def device_document(snapshot: Snapshot) -> bytes:
 
 def node_document(snapshot: Snapshot) -> dict[str, Any]:
     """The node as plain values. Times are Unix seconds; ratios are 0..1; ``None`` is unknown, never 0."""
+    reading, attribution, metadata = snapshot.reading, snapshot.attribution, snapshot.metadata
+    prices = snapshot.metering.prices
     return {
         "api_version": API_VERSION,
         "node": snapshot.node,
         "simulated": snapshot.simulated,
         "taken_at_seconds": snapshot.taken_at_seconds,
-        "sample_at_seconds": snapshot.sample_at_seconds,
+        "sample_at_seconds": reading and reading.taken_at_seconds,
         "ready": snapshot.ready,
         "not_ready_reasons": list(snapshot.not_ready_reasons),
-        "driver_version": snapshot.driver_version,
-        "nvml_version": snapshot.nvml_version,
-        "dcgm_version": snapshot.dcgm_version,
+        "driver_version": reading and reading.driver_version,
+        "nvml_version": reading and reading.nvml_version,
+        "dcgm_version": reading and reading.dcgm_version,
         "expected_devices": snapshot.expected_devices,
-        "advertised_devices": snapshot.advertised_devices,
-        "allocated_devices": snapshot.allocated_devices,
-        "node_facts": _node_facts(snapshot.node_facts),
+        "advertised_devices": attribution.advertised_devices,
+        "allocated_devices": attribution.allocated_devices,
+        "node_facts": _node_facts(snapshot.metering.node_facts),
         "sources": [_source(source) for source in snapshot.sources],
         "attribution": {
-            "enabled": snapshot.attribution_enabled,
-            "known": snapshot.attribution_known,
-            "answered_at_seconds": snapshot.attribution_at_seconds,
-            "problem": snapshot.attribution_problem or None,
+            "enabled": bool(attribution.source),
+            "known": attribution.known,
+            "answered_at_seconds": attribution.answered_at_seconds,
+            "problem": attribution.problem or None,
         },
         "metadata": {
-            "enabled": snapshot.metadata_enabled,
-            "known": snapshot.metadata_known,
-            "answered_at_seconds": snapshot.metadata_at_seconds,
-            "problem": snapshot.metadata_problem or None,
+            "enabled": metadata is not None,
+            "known": bool(metadata and metadata.known),
+            "answered_at_seconds": metadata and metadata.at_seconds,
+            "problem": (metadata and metadata.problem) or None,
         },
-        "devices": [_device(view, snapshot.prices.get(view.gpu.uuid)) for view in snapshot.devices],
+        "devices": [_device(view, prices.get(view.gpu.uuid)) for view in snapshot.devices],
         "unresolved": [
             {
                 "namespace": item.namespace,
@@ -71,7 +73,7 @@ def node_document(snapshot: Snapshot) -> dict[str, Any]:
                 "device_id": item.device_id,
                 "reason": item.reason,
             }
-            for item in snapshot.unresolved
+            for item in attribution.unresolved
         ],
     }
 
@@ -203,7 +205,8 @@ def node_ledger_document(snapshot: Snapshot) -> dict[str, Any]:
     Seconds are share-weighted GPU-seconds, times Unix seconds; ``None`` is unknown, never 0. ``metered`` is False and
     there are no accounts before the first reading was metered. Accounts are summed over the ledgers.
     """
-    ledger = snapshot.ledger
+    metering = snapshot.metering
+    ledger = metering.ledger
     accounts = ledger.accounts if ledger else {}
     pods = ledger.pods if ledger else {}
     return {
@@ -222,8 +225,8 @@ def node_ledger_document(snapshot: Snapshot) -> dict[str, Any]:
         "capacity_seconds": ledger.capacity_seconds if ledger else None,
         "withheld_seconds": ledger.withheld_seconds if ledger else None,
         "conservation_error_seconds": ledger.conservation_error_seconds if ledger else None,
-        "price_book": snapshot.price_book or None,
-        "unpriced_gpus": snapshot.unpriced_gpus,
+        "price_book": metering.price_book or None,
+        "unpriced_gpus": metering.unpriced_gpus,
         "prices": _prices(snapshot),
         "accounts": [{**_account(account), **totals_keys(totals)} for account, totals in accounts.items()],
         "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
@@ -231,11 +234,12 @@ def node_ledger_document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
+    prices = snapshot.metering.prices
     gpus = [view.gpu for view in snapshot.devices if view.instance is None]
     return [
-        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **price_keys(snapshot.prices[gpu.uuid])}
+        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **price_keys(prices[gpu.uuid])}
         for gpu in gpus
-        if gpu.uuid in snapshot.prices
+        if gpu.uuid in prices
     ]
 
 

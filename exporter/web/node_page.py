@@ -82,7 +82,7 @@ def sole_holder(view: DeviceView) -> PodUse | None:
 
 def rates(snapshot: Snapshot, uses: Iterable[Use]) -> Rates:
     """Return what holders cost per hour: their share at the price of now. A GPU without a price adds nothing."""
-    return _sum((snapshot.prices.get(view.gpu.uuid), use.holder.share_ratio) for view, use in uses)
+    return _sum((snapshot.metering.prices.get(view.gpu.uuid), use.holder.share_ratio) for view, use in uses)
 
 
 def unheld(snapshot: Snapshot) -> Mapping[str, float]:
@@ -199,7 +199,7 @@ class Holding:
     @property
     def unpriced(self) -> int:
         """GPUs without a price."""
-        return len({view.gpu.uuid for view, _ in self.uses} - self.snapshot.prices.keys())
+        return len({view.gpu.uuid for view, _ in self.uses} - self.snapshot.metering.prices.keys())
 
     @property
     def idle_seconds(self) -> list[float]:
@@ -265,8 +265,9 @@ def _lacks_profiling(view: DeviceView) -> bool:
 
 def _disagreement(snapshot: Snapshot) -> str:
     """Return how many GPUs driver, device plugin and kubelet count, where these differ."""
-    seen, advertised, held = present(snapshot), snapshot.advertised_devices, snapshot.allocated_devices
-    if snapshot.sample_at_seconds is None or (advertised in {None, seen} and (held is None or held <= seen)):
+    seen, kubelet = present(snapshot), snapshot.attribution
+    advertised, held = kubelet.advertised_devices, kubelet.allocated_devices
+    if snapshot.reading is None or (advertised in {None, seen} and (held is None or held <= seen)):
         return ""
     counts = ((seen, "seen by the driver"), (advertised, "advertised by the kubelet"), (held, "held by pods"))
     return ", ".join(f"{count} {what}" for count, what in counts if count is not None)
@@ -274,7 +275,7 @@ def _disagreement(snapshot: Snapshot) -> str:
 
 def _view(snapshot: Snapshot) -> dict[str, object]:
     """Return what the template shows in addition to the snapshot itself."""
-    groups = _groups(snapshot)
+    groups, prices = _groups(snapshot), snapshot.metering.prices
     whole = [group.gpu for group in groups]
     uses = [(view, use) for view in snapshot.devices for use in view.pods]
     held = Holding(snapshot, Owner(), uses)
@@ -282,17 +283,17 @@ def _view(snapshot: Snapshot) -> dict[str, object]:
     free = unheld(snapshot)
     return {
         # Without prices the page has no word on money.
-        "has_prices": bool(snapshot.prices or snapshot.price_book or snapshot.unpriced_gpus),
+        "has_prices": bool(prices or snapshot.metering.price_book or snapshot.metering.unpriced_gpus),
         "groups": groups,
         "held": held,
         "idle": idle,
         "owners": _owners(held),
         "idlers": _idlers(idle),
         "free_gpus": sum(free.values()),
-        "free_rates": _sum((snapshot.prices.get(uuid), share) for uuid, share in free.items()),
+        "free_rates": _sum((prices.get(uuid), share) for uuid, share in free.items()),
         "activity_ratio": _mean((_held(view), view.activity.ratio) for view in snapshot.devices if view.activity),
         "watts": [view.values[Field.POWER_USAGE] for view in whole if Field.POWER_USAGE in view.values],
-        "prices": _grouped((view.gpu for view in whole), lambda gpu: (gpu.model, snapshot.prices.get(gpu.uuid))),
+        "prices": _grouped((view.gpu for view in whole), lambda gpu: (gpu.model, prices.get(gpu.uuid))),
         "unprofiled": _grouped(filter(_lacks_profiling, whole), lambda view: view.profiling),
         "disagreement": _disagreement(snapshot),
     }

@@ -15,7 +15,7 @@ from exporter.metrics.catalog import exported_labels
 from exporter.metrics.collector import ExpositionOptions, build
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Block, Dropped, Family, forget_unused
-from exporter.model import Snapshot, SourceState
+from exporter.model import MetadataStatus, Snapshot, SourceState
 from exporter.web import node_api, node_page, templating
 from exporter.web.access import ALIVE_TOO
 from exporter.web.responses import Bodies, Body, response_of
@@ -171,15 +171,15 @@ def _notes(snapshot: Snapshot) -> list[str]:
 
     A wrong --node-name is an error among them: it does not pass by itself.
     """
-    holders = snapshot.attribution_source
+    attribution, metadata = snapshot.attribution, snapshot.metadata or MetadataStatus(known=False)
     down = [source for source in snapshot.sources if snapshot.ready and source.state is not SourceState.UP]
-    api_level = "error" if snapshot.metadata_names_other_node else "note"
+    api_level = "error" if metadata.names_other_node else "note"
     problems = (
         *(("note", source.name, f"{source.state}: {source.message or source.reason}".rstrip(": ")) for source in down),
-        ("note", holders, snapshot.attribution_problem),
-        (api_level, "kubernetes-api", snapshot.metadata_problem),
-        ("note", "kubernetes-api", snapshot.metadata_remark),
-        ("note", "ledger", snapshot.ledger_note),
+        ("note", attribution.source, attribution.problem),
+        (api_level, "kubernetes-api", metadata.problem),
+        ("note", "kubernetes-api", metadata.remark),
+        ("note", "ledger", snapshot.metering.lock_note),
     )
     notes = [f"{level}: {part}: {problem}" for level, part, problem in problems if problem]
     notes += [
