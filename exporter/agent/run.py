@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 
-BETWEEN_STEPS_SECONDS = 0.001
-"""Time between two steps of a tick, in which waiting scrapes are answered."""
+STEPS_SECONDS, BETWEEN_STEPS_SECONDS = 0.002, 0.001
+"""After steps of a tick that took the first value, the tick pauses for the second, and scrapes are answered."""
 API_ANSWER_SECONDS = 15.0
 """Maximum time for the API's first answers, in addition to the jitter of the start."""
 
@@ -423,14 +423,16 @@ class Agent:
             await self._tick()
 
     async def _tick(self) -> None:
+        resumed = time.monotonic()
         try:
             for snapshot in self.node.steps(time.time(), time.monotonic()):
-                if snapshot is None:
-                    await asyncio.sleep(BETWEEN_STEPS_SECONDS)
-                else:
+                if snapshot is not None:
                     self.snapshot = snapshot
                     self._problems.note(snapshot)
                     self._reopen_for_missing(snapshot)
+                elif time.monotonic() - resumed >= STEPS_SECONDS:
+                    await asyncio.sleep(BETWEEN_STEPS_SECONDS)
+                    resumed = time.monotonic()
             if self.standby:
                 self.standby.follow()
             self._save_if_due()
