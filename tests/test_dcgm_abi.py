@@ -64,7 +64,6 @@ LAYOUTS: dict[str, tuple[type[ctypes.Structure], int, int, dict[str, int]]] = {
     ),
     "dcgmModuleGetStatuses_v1": (abi.ModuleStatuses, 136, 0x01000088, {"numStatuses": 4, "statuses": 8}),
     "dcgmVersionInfo_v2": (abi.VersionInfo, 516, 0x02000204, {"rawBuildInfoString": 4}),
-    "dcgmHostengineHealth_v1": (abi.Health, 8, 0x01000008, {"overallHealth": 4}),
 }
 
 
@@ -167,7 +166,7 @@ def later(check: Callable[[], bool], what: str) -> None:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("dcgm")
-    stub.build(made, major=3, without=["dcgmConnect_v3", "dcgmHostengineIsHealthy"])
+    stub.build(made, major=3, without=["dcgmConnect_v3"])
     return stub.build(made)
 
 
@@ -252,7 +251,6 @@ ASKED = {
     abi.MetricGroups: "dcgmProfGetSupportedMetricGroups",
     abi.ModuleStatuses: "dcgmModuleGetStatuses",
     abi.VersionInfo: "dcgmHostengineVersionInfo",
-    abi.Health: "dcgmHostengineIsHealthy",
 }
 
 

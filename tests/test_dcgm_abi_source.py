@@ -13,7 +13,7 @@ from agent_support import matching, running_agent
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm.entities import MIG_MAX_SLICES
+from exporter.gpu.dcgm.entities import MIG_MAX_SLICES, UUID
 from exporter.gpu.dcgm.session import DcgmSource
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
 
@@ -67,7 +67,7 @@ def is_profiled(gpu: GpuReading) -> bool:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("dcgm")
-    stub.build(made, major=3, without=["dcgmConnect_v3", "dcgmHostengineIsHealthy"])
+    stub.build(made, major=3, without=["dcgmConnect_v3"])
     return stub.build(made)
 
 
@@ -426,8 +426,21 @@ def test_an_engine_whose_telemetry_is_paused_is_degraded_and_its_gpus_are_not_do
     assert reading.gpus[7].state is DeviceState.UP
 
 
-def test_opening_an_engine_that_is_paused_says_that_it_has_gpus(engine: stub.Engine, control: stub.StubControl) -> None:
+def test_an_engine_that_was_paused_before_it_was_opened_has_gpus_without_values_at_once(
+    engine: stub.Engine, control: stub.StubControl
+) -> None:
     control.pause()
+    with opened(engine, control) as bench:
+        with pytest.raises(NoValuesError, match="8 GPUs and gives no values"):
+            bench.source.sample(time.time())
+        control.resume()
+        bench.until(lambda one: all(map(is_profiled, one.gpus)), "every GPU profiled", patient=True)
+
+
+def test_opening_an_engine_that_cannot_read_the_driver_says_that_it_has_gpus(
+    engine: stub.Engine, control: stub.StubControl
+) -> None:
+    control.override(UUID, stub.BLANK)
     with pytest.raises(SourceError, match="8 GPUs and gives no values"), opened(engine, control):
         pass
 

@@ -302,13 +302,6 @@ EXPORTED int dcgmHostengineVersionInfo(dcgm_handle handle, struct version_info_v
     LEAVE(say_version(stub_release(handle), out));
 }
 
-EXPORTED int dcgmHostengineIsHealthy(dcgm_handle handle, struct health_v1 *out) {
-    ENTER(handle);
-    if (out->version != VERSION(struct health_v1, 1)) LEAVE(VERSION_MISMATCH);
-    out->overall = 0;
-    LEAVE(OK);
-}
-
 EXPORTED int dcgmModuleGetStatuses(dcgm_handle handle, struct module_statuses_v1 *out) {
     ENTER(handle);
     if (out->version != VERSION(struct module_statuses_v1, 1)) LEAVE(VERSION_MISMATCH);
@@ -316,13 +309,21 @@ EXPORTED int dcgmModuleGetStatuses(dcgm_handle handle, struct module_statuses_v1
     for (uint32_t id = 0; id < out->count; id++) {
         out->modules[id].id = id;
         out->modules[id].status = id == PROFILING_MODULE ? control->module_status : id == 0 ? MODULE_LOADED : 0;
+        /* Telemetry is paused in each module that is loaded. */
+        if (control->paused_micros != 0 && out->modules[id].status == MODULE_LOADED) out->modules[id].status = MODULE_PAUSED;
     }
     LEAVE(OK);
 }
 
+/* While telemetry is paused, a GPU that works is disabled, and so is not among the supported ones. */
+static int32_t status_of(uint32_t gpu) {
+    uint32_t status = control->gpus[gpu].status;
+    return control->paused_micros != 0 && status == 1 ? 6 : (int32_t)status;
+}
+
 EXPORTED int dcgmGetGpuStatus(dcgm_handle handle, uint32_t gpu, int32_t *status) {
     ENTER(handle);
-    *status = gpu < control->gpu_count ? (int32_t)control->gpus[gpu].status : 0;
+    *status = gpu < control->gpu_count ? status_of(gpu) : 0;
     LEAVE(OK);
 }
 
@@ -331,7 +332,7 @@ EXPORTED int dcgmGetEntityGroupEntities(dcgm_handle handle, uint32_t level, uint
     uint32_t found[MAX_GPUS * MAX_INSTANCES];
     int32_t number = 0, room = *count;
     for (uint32_t gpu = 0; gpu < control->gpu_count; gpu++) {
-        if ((flags & 1) != 0 && control->gpus[gpu].status != 1) continue;
+        if ((flags & 1) != 0 && status_of(gpu) != 1) continue;
         if (level == GPU) found[number++] = gpu;
         if (level != GPU_INSTANCE && level != COMPUTE_INSTANCE) continue;
         for (uint32_t place = 0; place < control->gpus[gpu].instance_count; place++) found[number++] = gpu * SLOTS + place;

@@ -47,7 +47,7 @@ struct stub_xid {
 };
 
 struct stub_gpu {
-    uint32_t status;       /* of dcgmGetGpuStatus: 1 works, 4 lost, 7 detached */
+    uint32_t status;       /* of dcgmGetGpuStatus: 1 works (6 while telemetry is paused), 4 lost, 7 detached */
     uint32_t nvml_index;
     uint32_t gpu_percent, memory_percent, encoder_percent, decoder_percent;
     uint32_t engine_permille;
@@ -217,10 +217,6 @@ struct version_info_v2 {
     char text[512];
 };
 
-struct health_v1 {
-    uint32_t version, overall;
-};
-
 #define AT(type, member, offset) _Static_assert(offsetof(type, member) == (offset), #type "." #member)
 #define SIZED(type, size) _Static_assert(sizeof(type) == (size), #type)
 SIZED(dcgm_handle, 8);
@@ -279,7 +275,6 @@ AT(struct metric_groups_v3, groups, 16);
 SIZED(struct module_statuses_v1, 136);
 AT(struct module_statuses_v1, modules, 8);
 SIZED(struct version_info_v2, 516);
-SIZED(struct health_v1, 8);
 
 #define VERSION(type, number) ((uint32_t)sizeof(type) | (uint32_t)(number) << 24)
 

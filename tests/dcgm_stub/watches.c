@@ -324,8 +324,8 @@ EXPORTED int dcgmEntitiesGetLatestValues(
         if ((flags & LIVE) != 0 && ids[i] == 230) LEAVE(GENERIC);
     }
     int64_t now = stub_now();
-    int64_t measured = control->paused_micros == 0 ? now : 0;
-    struct watch live = {.began_micros = now, .updated_micros = measured, .interval_micros = 1};
+    /* Telemetry that is paused stops watches only. */
+    struct watch live = {.began_micros = now, .updated_micros = now, .interval_micros = 1};
     for (uint32_t e = 0; e < entity_count; e++) {
         for (uint32_t i = 0; i < id_count; i++, out++) {
             const struct watch *by = (flags & LIVE) != 0 ? &live : watching(handle, entities[e], ids[i]);

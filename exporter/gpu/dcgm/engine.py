@@ -195,10 +195,13 @@ class Engine:
         Raises:
             SourceError: It does not list them.
         """
+        # While telemetry is paused, all GPUs are disabled, and the engine does not list them as supported.
+        supported = self._list_gpus(libdcgm.SUPPORTED_ONLY)
+        return supported or [one for one in self._list_gpus(0) if self.gpu_status(one) == libdcgm.DISABLED]
+
+    def _list_gpus(self, flags: int) -> list[int]:
         ids, count = (ctypes.c_uint * libdcgm.MAX_GPUS)(), ctypes.c_int(libdcgm.MAX_GPUS)
-        code = self.call(
-            "dcgmGetEntityGroupEntities", libdcgm.GPU, ids, byref(count), ctypes.c_uint(libdcgm.SUPPORTED_ONLY)
-        )
+        code = self.call("dcgmGetEntityGroupEntities", libdcgm.GPU, ids, byref(count), ctypes.c_uint(flags))
         if code != Code.OK:
             raise SourceError(
                 reason_of(code),

@@ -97,7 +97,7 @@ class Instances:
         parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
         values = self._live.read(parts, (UUID,))
         # The ids of a destroyed instance are reused for the next one.
-        # An instance that is not reported now, for example while telemetry is paused, is unchanged.
+        # An instance that is not reported now is unchanged.
         known = self._uuids if rows == self._rows else {}
         uuids = {entity: values[entity].get(UUID, known.get(entity)) for entity in parts}
         if rows == self._rows and uuids == self._uuids and self._complete and not again:
@@ -177,6 +177,8 @@ _IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, in
 _CHANGES = (UUID, MIG_MODE)
 _NODE: Entity = (NONE, 0)
 _FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
+PAUSED = "telemetry_paused"
+"""Reason: the engine does not read the GPU, which itself works."""
 _STATES = {
     0: (DeviceState.MISSING, "not_enumerated"),
     1: (DeviceState.UP, ""),
@@ -184,7 +186,7 @@ _STATES = {
     3: (DeviceState.FAILED, "inaccessible"),
     4: (DeviceState.LOST, "gpu_is_lost"),
     5: (DeviceState.UP, ""),
-    6: (DeviceState.FAILED, "disabled"),
+    library.DISABLED: (DeviceState.UP, PAUSED),
     7: (DeviceState.MISSING, "detached"),
 }
 """States by DcgmEntityStatus_t; 5 is a fake GPU for tests."""

@@ -84,6 +84,8 @@ MODULE_FAILED, MODULE_LOADED, MODULE_PAUSED = 2, 3, 5
 LIVE = 0x1
 """Flag of dcgmEntitiesGetLatestValues: read from the driver now. Never with a profiling field: the engine would die."""
 SUPPORTED_ONLY = 0x1
+DISABLED = 6
+"""Status of every working GPU (DcgmEntityStatus_t) while telemetry is paused."""
 
 MAX_GPUS = 32
 MAX_FIELDS_PER_GROUP = 127
@@ -248,12 +250,6 @@ class VersionInfo(Structure):
     _fields_ = (("version", c_uint), ("rawBuildInfoString", c_char * 512))
 
 
-class Health(Structure):
-    """dcgmHostengineHealth_v1; 0 is good."""
-
-    _fields_ = (("version", c_uint), ("overallHealth", c_uint))
-
-
 STRUCT_VERSIONS: Mapping[type[Structure], int] = {
     FieldValueV1: 1,
     FieldValueV2: 2,
@@ -264,7 +260,6 @@ STRUCT_VERSIONS: Mapping[type[Structure], int] = {
     MetricGroups: 3,
     ModuleStatuses: 1,
     VersionInfo: 2,
-    Health: 1,
 }
 
 
@@ -315,7 +310,6 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = {
 
 OPTIONAL_SIGNATURES: Mapping[str, tuple[object, ...]] = {
     "dcgmConnect_v3": (c_char_p, POINTER(ConnectV3Params), _HANDLE_OUT),
-    "dcgmHostengineIsHealthy": (Handle, POINTER(Health)),
 }
 OTHER_SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "errorString": (c_char_p, (c_int,)),

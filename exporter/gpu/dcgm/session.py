@@ -23,7 +23,7 @@ from exporter.gpu.dcgm.engine import (
     no_room,
     no_values,
 )
-from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities, Place
+from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities, Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
 from exporter.gpu.dcgm.readings import Entity, Event, Profiling, RecordBuffer, SessionFields, Value
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches, plan
@@ -277,8 +277,7 @@ class Session:
 
     def _is_silent(self, device: DcgmDevice, now: float) -> bool:
         spoke_at = self._spoke_at.get(device.gpu.uuid, now)
-        silent = now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
-        return silent and bool(self._wanted.levels)
+        return device.reason == PAUSED or now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
 
     def _reading(self, device: DcgmDevice, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
         gpu, state, reason = self._gpu(device), device.state, device.reason
