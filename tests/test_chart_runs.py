@@ -131,11 +131,11 @@ def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_pa
     (container,) = service["spec"]["template"]["spec"]["containers"]
     assert settings.prometheus.url == "http://prometheus-operated.monitoring:9090"
     assert settings.path_prefix == "/cost"
-    assert settings.history_days == 30
-    assert settings.budgets is not None
-    assert [budget.name for budget in read_budgets(settings.budgets)] == ["research"]
-    assert settings.store is not None
-    assert str(settings.store).startswith(str(tmp_path))
+    assert settings.books.history_days == 30
+    assert settings.books.budgets is not None
+    assert [budget.name for budget in read_budgets(settings.books.budgets)] == ["research"]
+    assert settings.books.store is not None
+    assert str(settings.books.store).startswith(str(tmp_path))
     assert {port["containerPort"] for port in container["ports"]} == {settings.serving.listen.port}
     assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
 
@@ -153,7 +153,7 @@ def test_the_service_runs_on_what_the_chart_gives_it(certificates: Certificates,
 
 def test_a_service_without_a_store_keeps_none(tmp_path: Path) -> None:
     found = documents(values="service: {enabled: true, store: {type: none}, config: {prometheus: 'http://p:9090'}}")
-    assert service_settings(started(of_kind(found, "Deployment"), found, tmp_path)).store is None
+    assert service_settings(started(of_kind(found, "Deployment"), found, tmp_path)).books.store is None
     assert not [one for one in found if one["kind"] == "PersistentVolumeClaim"]
 
 

@@ -223,7 +223,7 @@ def test_the_programs_take_the_options_that_they_are_started_with(folder: Path, 
             assert start.args == ["serve"]
             settings = load_settings({}, start.env)
             assert settings.serving.listen.port == port["containerPort"]
-            kept = settings.store
+            kept = settings.books.store
             assert kept
         assert kept is None or kept.is_relative_to(tmp_path), "on a volume"
 
