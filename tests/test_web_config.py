@@ -7,7 +7,7 @@ import logging
 import re
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from exporter.config.web_config import load, parse
 from exporter.doctor.findings import Level
 from exporter.doctor.machine import face
 from exporter.errors import ConfigError
+from exporter.model import Snapshot
 from exporter.web import access as web_access
 from exporter.web.access import MOST_WAITING, Passwords, WebAccess
 from exporter.web.responses import Body
@@ -86,10 +87,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(path: Path) -> AsyncIterator[Served]:
+async def served(path: Path, snapshot: Callable[[], Snapshot | None] = page_support.snapshot) -> AsyncIterator[Served]:
     access = WebAccess(functools.partial(load, path))
     app = create_app(
-        snapshot=page_support.snapshot,
+        snapshot=snapshot,
         metrics=lambda _: Body(b"gpu_up 1\n", "text/plain"),
         release=None,
     )
@@ -214,6 +215,9 @@ async def test_probes_need_no_password_and_learn_nothing_but_the_status(tmp_path
         bare = await one.get("/readyz")
         assert bare[0] == told[0]
         assert bare[1] in {"ready\n", "not ready; the reasons need a password\n"}
+    async with served(web_file(tmp_path, users={"alice": hashed()}), lambda: None) as one:
+        assert "no picture of the node yet" in (await one.get("/readyz", auth=ALICE))[1]
+        assert (await one.get("/readyz"))[:2] == (503, "not ready; the reasons need a password\n")
 
 
 async def test_a_password_that_was_right_is_not_hashed_again_and_a_wrong_one_is(
