@@ -151,8 +151,8 @@ class StubLedger:
             return [] if self.newest_hour is None else [({}, str(self.newest_hour))]
         if "count_over_time(" in query:
             return [({}, "24")]
-        if ":gpu_cost:delta1h" in query:
+        if 'quantity="cost"' in query:
             return self.money
         if ":gpu_capacity_seconds:delta1h" in query:
             return [({}, str(sum(float(text) for _, text in self.lines)))]
-        return self.lines if ":gpu_seconds:delta1h" in query else ()
+        return self.lines if 'quantity="seconds"' in query else ()

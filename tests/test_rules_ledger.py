@@ -99,8 +99,8 @@ def recorded_hours(recorder: Recorder, end: float) -> dict[str, dict[tuple[str, 
     """GPU-seconds by measure, owner and hour, where owners, workloads and the cluster's sum agree."""
     found = {}
     for measure, factor in MEASURES.items():
-        by_owner = hours_of(recorder, f"owner:gpu_{measure}:delta1h", end)
-        by_workload = hours_of(recorder, f"workload:gpu_{measure}:delta1h", end)
+        by_owner = hours_of(recorder, f'owner:gpu_ledger:delta1h{{quantity="{measure}"}}', end)
+        by_workload = hours_of(recorder, f'workload:gpu_ledger:delta1h{{quantity="{measure}"}}', end)
         assert by_owner.keys() == by_workload.keys()
         for key, hours in by_owner.items():
             assert hours == pytest.approx(by_workload[key])

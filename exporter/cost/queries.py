@@ -23,21 +23,29 @@ LEVELS: tuple[Level, ...] = ("owner", "workload")
 _ONLY_OF_OWNERS: frozenset[Dimension] = frozenset({"node", "pool", "mode"})
 
 
-class Measure(NamedTuple):
-    """A quantity of the ledger; its hourly series has an owner's labels and these."""
+_LEDGER: Mapping[Level, str] = {level: f"{level}:gpu_ledger:delta1h" for level in LEVELS}
 
-    name: str
+
+class Measure(NamedTuple):
+    """A quantity of the ledger; its hourly series have an owner's labels and these."""
+
+    quantity: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def matcher(self) -> str:
+        """The matcher of its series among those of all quantities."""
+        return f'quantity="{self.quantity}"'
+
     def series(self, level: Level) -> str:
-        """The name of its hourly series."""
-        return f"{level}:{self.name}:delta1h"
+        """Return the selector of its hourly series; messages name them so."""
+        return f"{_LEDGER[level]}{{{self.matcher}}}"
 
 
-SECONDS = Measure("gpu_seconds", (STATE,))
-COST = Measure("gpu_cost", (STATE, CURRENCY))
-UNPRICED = Measure("gpu_unpriced_seconds")
-ENERGY = Measure("gpu_energy_joules")
+SECONDS = Measure("seconds", (STATE,))
+COST = Measure("cost", (STATE, CURRENCY))
+UNPRICED = Measure("unpriced_seconds")
+ENERGY = Measure("energy_joules")
 MEASURES = (SECONDS, COST, UNPRICED, ENERGY)
 
 _LABELS: Mapping[Dimension, str] = {
@@ -116,7 +124,8 @@ class Scope(NamedTuple):
 
 def total(measure: Measure, scope: Scope, parts: Sequence[Part]) -> str:
     """What a series gained over the parts of a window, by the labels to keep."""
-    gained = _gained(measure.series(scope.level), parts, scope.matchers)
+    wanted = ", ".join(filter(None, (measure.matcher, scope.matchers)))
+    gained = _gained(_LEDGER[scope.level], parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 
