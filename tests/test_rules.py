@@ -84,7 +84,9 @@ def test_the_rules_pass_their_unit_tests(promtool: str, path: Path) -> None:
 
 
 OWNER = "cluster, node, workload_namespace, workload_kind, workload_name, team"
-LEDGER_LABELS = f"{OWNER.replace('node', 'node, ledger')}, cost_labels, model, mode,\n{' ' * 12}state, currency, quantity"
+LEDGER_LABELS = (
+    f"{OWNER.replace('node', 'node, ledger')}, cost_labels, model, mode,\n{' ' * 12}state, currency, quantity"
+)
 # A change that someone could make in good faith: the part of the rules, before, after; then the file of unit tests and
 # the beginning of the case that must notice it.
 WEAKENED = {
