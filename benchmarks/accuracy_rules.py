@@ -15,7 +15,7 @@ from remote_write import Sender, encode_labels, encode_samples
 RULES = Path(__file__).resolve().parents[1] / "rules" / "prometheus-rules.yaml"
 GROUP, HOURS = "gpu-ledger", "gpu-ledger-hours"
 INTERVAL_SECONDS, HOURS_INTERVAL_SECONDS = 300.0, 900.0
-WANTED = ("owner:gpu_seconds:delta1h", "workload:gpu_seconds:delta1h", "cluster:gpu_capacity_seconds:delta1h")
+WANTED = ("owner:gpu_ledger:delta1h", "workload:gpu_ledger:delta1h", "cluster:gpu_capacity_seconds:delta1h")
 _RECORDED = re.compile(r"\b[a-z_]+:[a-z0-9_:]+")
 (STALE,) = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))
 """What Prometheus stores where a series is not in the result any more."""

@@ -61,7 +61,7 @@ class Row:
 
 def recorded_span(server: Server, length: float) -> Span:
     """Return the times whose values the first and the last checkpoint hold: the last evaluations before the hours."""
-    return server.newest("owner:gpu_seconds_total:max", 0.0), server.newest("owner:gpu_seconds_total:max", length)
+    return server.newest("owner:gpu_ledger_total:max", 0.0), server.newest("owner:gpu_ledger_total:max", length)
 
 
 def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
@@ -85,8 +85,9 @@ def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
         query = f"sum by (workload_name) (sum_over_time({series}[{whole}]))"
         return _plain(server.query(query, length + CHECKPOINT_SECONDS))
 
-    hours = recorded('owner:gpu_seconds:delta1h{workload_namespace!=""}')
-    active = sum(recorded('owner:gpu_seconds:delta1h{workload_namespace!="",state=~"active.*"}').values())
+    of_jobs = 'owner:gpu_ledger:delta1h{quantity="seconds",workload_namespace!=""'
+    hours = recorded(f"{of_jobs}}}")
+    active = sum(recorded(f'{of_jobs},state=~"active.*"}}').values())
     jobs_series = 'gpu_ledger_seconds_total{workload_namespace!=""}'
     increases = _plain(server.hourly_sum(f"sum by (workload_name) (increase({jobs_series}[1h]))", int(length // 3600)))
     counters = _plain(server.query(f"sum by (pod_name) (increase(gpu_pod_allocated_seconds_total[{whole}]))", length))
@@ -118,16 +119,16 @@ def balance(server: Server, nodes: Sequence[NodeDay], length: float) -> Balance:
     def recorded(series: str, by: str = "") -> dict[str, float]:
         return _plain(server.query(f"sum by ({by}) (sum_over_time({series}{window}))", length + CHECKPOINT_SECONDS))
 
-    told = recorded("owner:gpu_seconds:delta1h", "workload_kind")
+    told = recorded('owner:gpu_ledger:delta1h{quantity="seconds"}', "workload_kind")
     span = recorded_span(server, length)
     capacity = sum(node.gpu_count for node in nodes) * (span[1] - span[0])
     held = sum(truth_of(job, *span).allocated_seconds for node in nodes for job in node.jobs)
     return Balance(
         capacity=capacity,
         told=sum(told.values()),
-        workloads=sum(recorded("workload:gpu_seconds:delta1h").values()),
+        workloads=sum(recorded('workload:gpu_ledger:delta1h{quantity="seconds"}').values()),
         marker=sum(recorded("cluster:gpu_capacity_seconds:delta1h").values()),
-        unknown=sum(recorded('owner:gpu_seconds:delta1h{state="unknown"}').values()),
+        unknown=sum(recorded('owner:gpu_ledger:delta1h{quantity="seconds",state="unknown"}').values()),
         unallocated_error=told.get("Unallocated", 0.0) - (capacity - held),
         unattributed=told.get("Unattributed", 0.0),
     )

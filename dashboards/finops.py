@@ -42,12 +42,12 @@ IDLE, UNALLOCATED = dict(PARTS)["Idle"], dict(PARTS)["Unallocated"]
 
 def _money(window: Window, matchers: str = CLUSTER) -> str:
     """By currency: held, Unallocated and Unattributed, or what matches."""
-    return gained("gpu_cost", "currency", window, matchers)
+    return gained("cost", "currency", window, matchers)
 
 
 def _forecast() -> str:
     """This month's money, and for its rest what an hour of the last seven days cost, of those that were recorded."""
-    week = gained("gpu_cost", "cluster, currency", WEEK, CLUSTER)
+    week = gained("cost", "cluster, currency", WEEK, CLUSTER)
     rest = f"sum by (currency) ({week} / on (cluster) group_left () {hours_recorded(WEEK)}) * {REST_OF_MONTH_HOURS}"
     return f"{_money(RANGE)} + on (currency) ({rest}) or {rest}"
 
@@ -134,7 +134,7 @@ def _over_time() -> list[Panel]:
             "GPU-hours by day",
             "A bar for each day (UTC), the last one until now; together they are the capacity that was recorded.",
             "1d",
-            *((f"sum({gained('gpu_seconds', 'cluster', DAY, matchers)}) / 3600", name) for name, matchers in PARTS),
+            *((f"sum({gained('seconds', 'cluster', DAY, matchers)}) / 3600", name) for name, matchers in PARTS),
             unit="short",
         ),
         graph(
@@ -148,7 +148,7 @@ def _over_time() -> list[Panel]:
         graph(
             "Energy by day",
             "Used by what was held, in kWh.",
-            (f"sum({gained('gpu_energy_joules', 'cluster', DAY)}) / 3600000", "energy"),
+            (f"sum({gained('energy_joules', 'cluster', DAY)}) / 3600000", "energy"),
             unit="kwatth",
         )
         .interval("1d")
@@ -158,9 +158,9 @@ def _over_time() -> list[Panel]:
 
 def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
     held = f'{HELD_IN_CLUSTER},{label}=~"${variable}"'
-    cost = gained("gpu_cost", f"{label}, currency", RANGE, held)
-    idle = gained("gpu_cost", f"{label}, currency", RANGE, f'{held},state="idle"')
-    hours = f"{gained('gpu_seconds', label, RANGE, held)} / 3600"
+    cost = gained("cost", f"{label}, currency", RANGE, held)
+    idle = gained("cost", f"{label}, currency", RANGE, f'{held},state="idle"')
+    hours = f"{gained('seconds', label, RANGE, held)} / 3600"
     return grid(
         f"By {title.lower()}",
         f"Money and GPU-hours of what pods held in the range, by {title.lower()}; an empty name is what has none. "
@@ -192,11 +192,11 @@ def _who() -> list[Panel]:
 
 def _waste() -> list[Panel]:
     by, idle = f"{WORKLOAD}, currency", f'{HELD_BY},state="idle"'
-    top = f"topk by (currency) (20, {gained('gpu_cost', by, RANGE, idle)})"
-    hours = gained("gpu_seconds", WORKLOAD, RANGE, HELD_BY)
+    top = f"topk by (currency) (20, {gained('cost', by, RANGE, idle)})"
+    hours = gained("seconds", WORKLOAD, RANGE, HELD_BY)
     columns = (
-        gained("gpu_cost", by, RANGE, HELD_BY),
-        f"{gained('gpu_seconds', WORKLOAD, RANGE, idle)} / {hours}",
+        gained("cost", by, RANGE, HELD_BY),
+        f"{gained('seconds', WORKLOAD, RANGE, idle)} / {hours}",
         f"{hours} / 3600",
     )
     return [
@@ -269,11 +269,11 @@ def _budgets() -> list[Panel]:
 
 
 def _trust() -> list[Panel]:
-    held = gained("gpu_seconds", "cluster", RANGE)
-    known = gained("gpu_seconds", "cluster", RANGE, f'{HELD_IN_CLUSTER},state!="unknown"')
-    unpriced = gained("gpu_unpriced_seconds", "cluster, model", RANGE)
-    by_model = gained("gpu_seconds", "cluster, model", RANGE)
-    joules = gained("gpu_energy_joules", "cluster, model", RANGE)
+    held = gained("seconds", "cluster", RANGE)
+    known = gained("seconds", "cluster", RANGE, f'{HELD_IN_CLUSTER},state!="unknown"')
+    unpriced = gained("unpriced_seconds", "cluster, model", RANGE)
+    by_model = gained("seconds", "cluster, model", RANGE)
+    joules = gained("energy_joules", "cluster, model", RANGE)
     priced = f"({by_model} - ({unpriced} or 0 * {by_model}))"
     return [
         number(
@@ -345,10 +345,10 @@ def build() -> dict[str, Any]:
             choice(
                 "namespace",
                 "Namespace",
-                f"label_values(workload:gpu_seconds:delta1h{{{CLUSTER}}}, workload_namespace)",
+                f"label_values(workload:gpu_ledger:delta1h{{{CLUSTER}}}, workload_namespace)",
             ),
-            choice("team", "Team", f"label_values(workload:gpu_seconds:delta1h{{{CLUSTER}}}, team)"),
-            choice("model", "Model", f"label_values(workload:gpu_seconds:delta1h{{{CLUSTER}}}, model)"),
+            choice("team", "Team", f"label_values(workload:gpu_ledger:delta1h{{{CLUSTER}}}, team)"),
+            choice("model", "Model", f"label_values(workload:gpu_ledger:delta1h{{{CLUSTER}}}, model)"),
         ),
         rows=rows,
     )

@@ -13,7 +13,7 @@ HELD = 'workload_kind!~"Unallocated|Unattributed"'
 HELD_IN_CLUSTER = f"{CLUSTER},{HELD}"
 
 
-SERIES = "workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
+SERIES = "quantity, workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
 """All labels of a workload's hourly series, but for those of the Prometheus that recorded it and its cluster."""
 
 
@@ -38,12 +38,12 @@ HOUR = Window("1h", "-1h20m", "2h")
 """Of a step of one hour, the hour that begins at the step."""
 
 
-def gained(name: str, by: str, window: Window, matchers: str = HELD_IN_CLUSTER) -> str:
+def gained(quantity: str, by: str, window: Window, matchers: str = HELD_IN_CLUSTER) -> str:
     """What workloads' hourly series add up to, of one recorder for each cluster.
 
     Two servers cut hours at different instants: the larger values of both would have a part of a job twice.
     """
-    series = f"sum_over_time(workload:{name}:delta1h{{{matchers}}}{window})"
+    series = f'sum_over_time(workload:gpu_ledger:delta1h{{quantity="{quantity}",{matchers}}}{window})'
     return f"sum by ({by}) ({series} and ignoring ({SERIES}) {_recorder(window)})"
 
 
@@ -63,7 +63,7 @@ def of_one_currency(amount: str, window: Window, unit: float) -> str:
 
     Where a model was paid in several currencies in one cluster nobody can say what was paid in which: absent.
     """
-    cost = gained("gpu_cost", "cluster, model, currency", window)
+    cost = gained("cost", "cluster, model, currency", window)
     cost = f"({cost} unless on (cluster, model) count by (cluster, model) ({cost}) > 1)"
     paid = f"sum by (model, currency) ({amount} * on (cluster, model) group_right () ({cost} > bool 0))"
     return f"sum by (model, currency) ({cost}) / ({paid} / {unit:.0f} > 0)"

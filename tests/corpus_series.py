@@ -7,8 +7,8 @@ from itertools import pairwise
 from corpus_owners import Labels, OwnedNode, rows_of
 from corpus_support import Shape
 
-RECORDED = "workload:gpu_cost:delta1h"
-"""What the rules of the ledger record, taken as given here."""
+RECORDED = "workload:gpu_ledger:delta1h"
+"""What the rules of the ledger record, taken as given here: the money."""
 RECORDED_AFTER_SECONDS = 900.0
 GONE = "stale"
 """The marker that Prometheus writes where a series has gone."""
@@ -164,7 +164,7 @@ class Page:
                 of_key[hour] = of_key.get(hour, 0.0) + money
         for key, by_hour in costs.items():
             recorded = (by_hour.get(t - RECORDED_AFTER_SECONDS) for t in self.times)
-            self.series.add(RECORDED, dict(key), recorded)
+            self.series.add(RECORDED, {**dict(key), "quantity": "cost"}, recorded)
 
     def process(self, node: str) -> None:
         """Add what Prometheus and the agent's process show of a target."""

@@ -125,7 +125,7 @@ def small_ledger() -> FleetLedger:
     }
     failure = Failure(
         window=day(1),
-        what="workload:gpu_energy_joules:delta1h",
+        what='workload:gpu_ledger:delta1h{quantity="energy_joules"}',
         reason="HTTP 503 after 4 retries; give --prometheus-timeout more time",
     )
     return ledger(first, second, failures=(failure,), notes=(f"hours are missing on {MARKUP}",))

@@ -152,10 +152,16 @@ class Recorder:
         for labels, value in rows:
             self._sender.add(encode_labels(labels), encode_samples([round((EPOCH_SECONDS + at) * 1000)], [value]))
 
-    def evaluate(self, interval: float, at: float) -> None:
-        """One turn of a group, as an engine takes it that shows what it records at once, or after the turn."""
+    def evaluate(self, interval: float, at: float, rules: int | None = None) -> None:
+        """One turn of a group, as an engine takes it that shows what it records at once, or after the turn.
+
+        Args:
+            interval: Of the group.
+            at: When, since the epoch of a run.
+            rules: The server stops after so many of them.
+        """
         self.settle()
-        for name, expression in self._groups[interval]:
+        for name, expression in self._groups[interval][:rules]:
             rows = [({**labels, "__name__": name}, value) for labels, value in self.query(expression, at)]
             self.write(rows, at)
             if not self._shows_late:
@@ -186,6 +192,10 @@ class Run:
     """When no rule is evaluated, but scrapes go on."""
     unrecorded: Spans = ()
     """When of the two groups only that of the hours is not evaluated."""
+    cut: Spans = ()
+    """When the server stops in the middle of each turn that records an hour."""
+    cut_after: int = 0
+    """So many rules are stored in such a turn."""
     begins: float = -900.0
 
     def drive(self, world: World, recorder: Recorder) -> None:
@@ -195,7 +205,8 @@ class Run:
                 if not within(self.away, at):
                     recorder.write(list(world.series(at)), at)
             elif not within((*self.away, *self.skipped, *(self.unrecorded if interval > TURN else ())), at):
-                recorder.evaluate(interval, at)
+                is_cut = interval > TURN and within(self.cut, at)
+                recorder.evaluate(interval, at, self.cut_after if is_cut else None)
 
     def _moments(self, intervals: Sequence[float]) -> Iterator[tuple[float, float]]:
         """When there is a scrape (0) or a turn of a group (its interval)."""

@@ -152,8 +152,8 @@ class StubLedger:
         if "count_over_time(" in query:
             return [({}, "24")]
         is_idle = 'state="idle"' in query
-        if ":gpu_cost:delta1h" in query:
+        if 'quantity="cost"' in query:
             return [row for row in self.money if (row[0].get("state") == "idle") == is_idle]
         if ":gpu_capacity_seconds:delta1h" in query:
             return [({}, str(sum(float(text) for _, text in self.lines)))]
-        return self.lines if ":gpu_seconds:delta1h" in query and not is_idle else ()
+        return self.lines if 'quantity="seconds"' in query and not is_idle else ()

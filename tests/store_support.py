@@ -142,7 +142,7 @@ class Known:
     days: dict[int, Chunk]
     failing: set[int] = field(default_factory=set)
     """Days of which a question stays unanswered."""
-    unanswered: str = "workload:gpu_cost:delta1h"
+    unanswered: str = 'workload:gpu_ledger:delta1h{quantity="cost"}'
     """What it asks for."""
     may_pass: bool = True
     down: bool = False

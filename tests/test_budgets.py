@@ -246,7 +246,7 @@ def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
 @pytest.mark.parametrize(
     "series",
     [
-        "workload:gpu_energy_joules:delta1h",
+        'workload:gpu_ledger:delta1h{quantity="energy_joules"}',
         "capacity",
         "gpu_exporter_simulated",
         "gpu_node_info",

@@ -305,7 +305,7 @@ def test_replicas_of_one_prometheus_count_once(tmp_path: Path) -> None:
 
 def test_a_pair_that_cuts_hours_at_different_instants_counts_once(tmp_path: Path) -> None:
     """A job of 75 minutes over midnight: each has another part of it in its first hour, and one missed the second."""
-    job = 'workload_namespace="ml",workload_kind="Job",workload_name="job",state="idle"'
+    job = 'quantity="seconds",workload_namespace="ml",workload_kind="Job",workload_name="job",state="idle"'
     lines = []
     for replica, seconds in {"a": {22: 300, 23: 3600, 24: 600}, "b": {22: 600, 24: 3900}}.items():
         for hour in range(25):
@@ -315,7 +315,7 @@ def test_a_pair_that_cuts_hours_at_different_instants_counts_once(tmp_path: Path
                 recorder = f'cluster="c",replica="{replica}"'
                 lines.append((at, f"cluster:gpu_capacity_seconds:delta1h{{{recorder}}} {capacity}"))
                 if hour in seconds:
-                    lines.append((at, f"workload:gpu_seconds:delta1h{{{recorder},{job}}} {seconds[hour]}"))
+                    lines.append((at, f"workload:gpu_ledger:delta1h{{{recorder},{job}}} {seconds[hour]}"))
     text = tmp_path / "text.om"
     text.write_text("".join(f"{line} {at}\n" for at, line in sorted(lines)) + "# EOF\n", encoding="utf-8")
     backfill(text, tmp_path / "blocks")

@@ -141,7 +141,7 @@ def test_seconds_without_a_line_are_told_and_rounding_is_not() -> None:
 
 def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
     first, second = {owner("a", "x"): hours(active=24)}, {}
-    failed = Failure(window=day(1), what="workload:gpu_cost:delta1h", reason="timed out")
+    failed = Failure(window=day(1), what='workload:gpu_ledger:delta1h{quantity="cost"}', reason="timed out")
     read = ledger(first, second, capacity={"": 24 * 3600.0}, failures=(failed,))
     trust = reported(read, "team").trust
     assert (trust.missing_seconds, trust.capacity_seconds) == (0, 24 * 3600)
@@ -150,7 +150,7 @@ def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
 
 
 def test_a_failure_that_cost_no_seconds_leaves_conservation_checked() -> None:
-    failed = Failure(window=day(0), what="workload:gpu_energy_joules:delta1h", reason="timed out")
+    failed = Failure(window=day(0), what='workload:gpu_ledger:delta1h{quantity="energy_joules"}', reason="timed out")
     trust = reported(ledger({owner("a", "x"): hours(active=24)}, failures=(failed,)), "team").trust
     assert trust.capacity_seconds == 24 * 3600
 

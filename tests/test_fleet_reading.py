@@ -37,6 +37,7 @@ from gpu_simulator.fleet_plan import FleetPlan
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "pool")
 ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
 DAY = 1_789_862_400
+COST = queries.COST.series("workload")
 """2026-09-20, the last whole day of the small fleet."""
 
 
@@ -235,7 +236,7 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
     bad = DAY - 2 * DAY_SECONDS
 
     def is_bad(form: dict[str, str]) -> bool:
-        span = re.search(r"gpu_cost:delta1h{[^}]*}\[(\d+)s\]", form.get("query", ""))
+        span = re.search(r'{quantity="cost"[^}]*}\[(\d+)s\]', form.get("query", ""))
         if span is None:
             return False
         first = float(form.get("start", form.get("time", "0"))) - int(span[1]) - CHECKPOINT_SECONDS
@@ -246,7 +247,7 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
             ledger = await read(server.url, day(7), "namespace", retries=1, by_day=by_day)
         (told,) = ledger.failures
         assert (told.what, told.window.start_seconds, told.window.seconds) == (
-            "workload:gpu_cost:delta1h",
+            COST,
             bad,
             DAY_SECONDS,
         )
@@ -260,11 +261,11 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
 
 
 async def test_a_series_that_always_fails_costs_no_other(fleet_prometheus: FleetServer) -> None:
-    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "gpu_cost" in form.get("query", ""))
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: 'quantity="cost"' in form.get("query", ""))
     for by_day in (True, False):
         async with serving(proxy) as server:
             ledger = await read(server.url, day(30), retries=0, by_day=by_day, concurrency=1)
-        assert {failure.what for failure in ledger.failures} == {"workload:gpu_cost:delta1h"}
+        assert {failure.what for failure in ledger.failures} == {COST}
         assert all(chunk.capacity_seconds for chunk in ledger.chunks)
 
 
@@ -275,7 +276,10 @@ async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) 
         ledger = await read(server.url, day(2), retries=0)
     true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
     (told,) = ledger.failures
-    assert (told.what, told.window) == ("workload:gpu_energy_joules:delta1h", replace(day(2), label=""))
+    assert (told.what, told.window) == (
+        'workload:gpu_ledger:delta1h{quantity="energy_joules"}',
+        replace(day(2), label=""),
+    )
     assert all(line.energy_joules is None for chunk in ledger.chunks for line in chunk.lines.values())
     assert sum(total.money["USD"].total for total in summed(ledger).values()) == pytest.approx(
         true.sum().money["USD"].total
@@ -283,11 +287,11 @@ async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) 
 
 
 async def test_capacity_is_read_from_what_clusters_recorded(fleet_prometheus: FleetServer) -> None:
-    refuse = "workload:gpu_seconds:"
+    refuse = 'workload:gpu_ledger:delta1h{quantity="seconds"}'
     proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: refuse in form.get("query", ""))
     async with serving(proxy) as server:
         ledger = await read(server.url, day(2), retries=0)
-    assert [failure.what for failure in ledger.failures] == ["workload:gpu_seconds:delta1h"]
+    assert [failure.what for failure in ledger.failures] == [refuse]
     true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
     assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(true.capacity_seconds)
 
@@ -336,12 +340,12 @@ def owner(
     hours: range | list[int], value: float = 3600, late: float = 0, capacity: float | None = None, **labels: str
 ) -> str:
     """An owner that was idle: all series that it would have, and what its cluster has; 0: that is with another."""
-    whose = {"workload_namespace": "ml", "workload_kind": "Job", "state": "idle", **labels}
+    whose = {"quantity": "seconds", "workload_namespace": "ml", "workload_kind": "Job", "state": "idle", **labels}
     recorder = {name: text for name, text in labels.items() if name != "team"}
     whole = value if capacity is None else capacity
     return (
-        line("owner:gpu_seconds:delta1h", hours, value, late, node="n", **whose)
-        + line("workload:gpu_seconds:delta1h", hours, value, late, **whose)
+        line("owner:gpu_ledger:delta1h", hours, value, late, node="n", **whose)
+        + line("workload:gpu_ledger:delta1h", hours, value, late, **whose)
         + (line("cluster:gpu_capacity_seconds:delta1h", hours, whole, late, **recorder) if whole else "")
     )
 
@@ -560,14 +564,26 @@ async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Calla
     for replica in ("a", "b"):
         for pod, team in (("train-0", "vision"), ("other-0", "speech")):
             one = {**device, "pod_namespace": "ml", "pod_name": pod, "container_name": "main", "replica": replica}
-            whose = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": pod[:-2], "team": team}
+            whose = {
+                "quantity": "seconds",
+                "workload_namespace": "ml",
+                "workload_kind": "Job",
+                "workload_name": pod[:-2],
+                "team": team,
+            }
             text += now_series("gpu_pod_info", **one, **whose)
             text += now_series("gpu_pod_share_ratio", 0.25, **one)
             text += now_series("gpu_pod_age_seconds", 600, **one)
         text += now_series("gpu_pod_activity_ratio", 0.5, **{**one, "pod_name": "train-0"}, source="engine")
         text += now_series("gpu_hourly_price", 4, node="n", gpu="0", uuid="GPU-1", currency="USD", replica=replica)
     ended = {**device, "pod_namespace": "ml", "pod_name": "train-9", "container_name": "main"}
-    whose = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": "train", "team": "vision"}
+    whose = {
+        "quantity": "seconds",
+        "workload_namespace": "ml",
+        "workload_kind": "Job",
+        "workload_name": "train",
+        "team": "vision",
+    }
     for name, value, labels in (("gpu_pod_info", 1, {**ended, **whose}), ("gpu_pod_share_ratio", 1, ended)):
         text += now_series(name, value, **labels).rpartition(" ")[0] + f" {int(time.time()) - 7200}\n"
     with hand_written("".join(sorted(text.splitlines(keepends=True)))) as server:  # type: ignore[attr-defined]

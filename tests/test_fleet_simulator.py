@@ -99,7 +99,8 @@ def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_r
         last[f"{name}{inside}"] = int(at)
     names = {name for name, _, _ in seen}
     assert zeros == {"workload_device:gpu_active:rate1h", "workload_device:gpu_measured:rate1h"}
-    assert len({name for name in names if name.startswith(("owner:", "workload:"))}) == 8
+    ledger = {(name, *re.findall(r'quantity="\w+"', inside)) for name, inside, _ in seen if ":gpu_ledger:" in name}
+    assert len(ledger) == 8
     assert len({name for name in names if name.startswith("workload_device:")}) == 6
     assert {"gpu_node_info", "gpu_hourly_price", "gpu_exporter_simulated"} <= names
 
@@ -155,10 +156,10 @@ def test_engines_have_what_is_true(
 ) -> None:
     window = f"[{small_fleet.days}d]"
     states = {"active": "active_unprofiled", "idle": "idle", "unknown": "unknown"}
-    series = f'gpu_seconds:delta1h{{state="{states[what]}"}}' if what in states else f"gpu_{what}_seconds:delta1h"
+    inside = f'quantity="seconds",state="{states[what]}"' if what in states else f'quantity="{what}_seconds"'
     answer = ask(
         server,
-        f"sum by (cluster, workload_namespace, team) (sum_over_time({level}:{series}{window}))",
+        f"sum by (cluster, workload_namespace, team) (sum_over_time({level}:gpu_ledger:delta1h{{{inside}}}{window}))",
         small_fleet.end_seconds + 1200,
     )
     true: Counter[tuple[str, ...]] = Counter()
@@ -173,16 +174,21 @@ def test_engines_have_what_is_true_of_a_single_day(server: FleetServer, small_fl
     day = small_fleet.end_seconds // 86_400 * 86_400 - 5 * 86_400
     true = truth_between(day, day + 86_400)
     assert set(true.days) == {day}
-    answer = ask(server, "sum by (currency) (sum_over_time(workload:gpu_cost:delta1h[1d]))", day + 86_400 + 1200)
+    answer = ask(
+        server,
+        'sum by (currency) (sum_over_time(workload:gpu_ledger:delta1h{quantity="cost"}[1d]))',
+        day + 86_400 + 1200,
+    )
     assert answer == pytest.approx({(code,): money.total for code, money in true.sum().money.items()}, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["gpu_seconds", "gpu_cost", "gpu_unpriced_seconds", "gpu_energy_joules"])
-def test_workloads_are_sums_of_the_owners(server: FleetServer, small_fleet: FleetPlan, name: str) -> None:
+@pytest.mark.parametrize("quantity", ["seconds", "cost", "unpriced_seconds", "energy_joules"])
+def test_workloads_are_sums_of_the_owners(server: FleetServer, small_fleet: FleetPlan, quantity: str) -> None:
     by = "cluster, workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
     at = small_fleet.start_seconds + 5 * 86_400 + 960
-    recorded = ask(server, f"workload:{name}:delta1h", at)
-    assert recorded == pytest.approx(ask(server, f"sum by ({by}) (owner:{name}:delta1h)", at), rel=1e-9)
+    hourly = f'gpu_ledger:delta1h{{quantity="{quantity}"}}'
+    recorded = ask(server, f"sum by ({by}) (workload:{hourly})", at)
+    assert recorded == pytest.approx(ask(server, f"sum by ({by}) (owner:{hourly})", at), rel=1e-9)
     assert len(recorded) >= 2
 
 
@@ -190,7 +196,9 @@ def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: Flee
     hour = small_fleet.end_seconds - 7200
     at = hour + 960
     capacity = ask(server, "cluster:gpu_capacity_seconds:delta1h", at)
-    assert capacity == pytest.approx(ask(server, "sum by (cluster) (workload:gpu_seconds:delta1h)", at), rel=1e-9)
+    assert capacity == pytest.approx(
+        ask(server, 'sum by (cluster) (workload:gpu_ledger:delta1h{quantity="seconds"})', at), rel=1e-9
+    )
     funnel = [ask(server, f"cluster:gpu_{word}:sum", hour) for word in ("capacity", "allocated", "active", "effective")]
     for cluster in capacity:
         counts = [step[cluster] for step in funnel]
@@ -200,9 +208,9 @@ def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: Flee
 
 def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_fleet: FleetPlan) -> None:
     at = small_fleet.end_seconds
-    known = '{workload_kind!~"Unallocated|Unattributed",state="active_unprofiled"}'
+    known = 'quantity="seconds",workload_kind!~"Unallocated|Unattributed",state="active_unprofiled"'
     by = "sum by (cluster, node, workload_name)"
-    active = ask(server, f"{by} (owner:gpu_seconds:delta1h{known}) / 3600", at + 960)
+    active = ask(server, f"{by} (owner:gpu_ledger:delta1h{{{known}}}) / 3600", at + 960)
     assert ask(server, f"{by} (workload_device:gpu_active:rate1h) > 0", at) == pytest.approx(active, abs=1e-4)
 
 
@@ -248,7 +256,7 @@ def test_the_command_writes_series_and_truth_that_agree(tmp_path: Path, capsys: 
     assert "nothing in" in capsys.readouterr().out
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fleet.txt", "truth.json"]
     rows = [LINE.fullmatch(row) for row in series.read_text(encoding="utf-8").splitlines() if row.startswith("owner:")]
-    seconds = [row for row in rows if row and row[1] == "owner:gpu_seconds:delta1h"]
+    seconds = [row for row in rows if row and 'quantity="seconds"' in row[2]]
     active = sum(float(row[3]) for row in seconds if 'state="active_unprofiled"' in row[2])
     assert max(int(row[4]) for row in rows if row) == (END_SECONDS + 900) * 1000
     told = json.loads(truth.read_text(encoding="utf-8"))

@@ -86,8 +86,9 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
         if one.estimated:
             yield f"{level}_estimated:info", inside, 1.0, at
         over = at - LATE_SECONDS + 3600
-        yield "workload:gpu_seconds:delta1h", account, 3600 * one.share_ratio, over
-        yield "workload:gpu_cost:delta1h", f'{account},currency="USD"', one.share_ratio * PRICES[one.owner.model], over
+        hourly, money = "workload:gpu_ledger:delta1h", one.share_ratio * PRICES[one.owner.model]
+        yield hourly, f'{account},quantity="seconds"', 3600 * one.share_ratio, over
+        yield hourly, f'{account},quantity="cost",currency="USD"', money, over
         yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.owner.cluster, **extra), 3600.0, over
     of_workload = labels(cluster=one.owner.cluster, **owner, **extra)
     if one.policy:

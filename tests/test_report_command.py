@@ -385,14 +385,14 @@ def test_a_question_that_stays_unanswered_is_told_in_every_form(
     form: str, fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report"
-    with between(fleet_prometheus.url, lambda body: "gpu_cost" in body) as url:
+    with between(fleet_prometheus.url, lambda body: "quantity%3D%22cost%22" in body) as url:
         options = ("--prometheus-retries", "0", "--format", form, "--output", str(path))
         code = main(report(url, *options))
     assert "the report is not whole" in capsys.readouterr().err
     assert code == 3
     beside = path.with_name("report.metadata.json")
     text = (beside if form == "focus" else path).read_text(encoding="utf-8")
-    assert ("owner" if form == "focus" else "workload") + ":gpu_cost:delta1h" in text
+    assert ("owner" if form == "focus" else "workload") + ":gpu_ledger:delta1h{quantity=" in text
     assert "503" in text
 
 

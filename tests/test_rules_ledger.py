@@ -99,8 +99,8 @@ def recorded_hours(recorder: Recorder, end: float) -> dict[str, dict[tuple[str, 
     """GPU-seconds by measure, owner and hour, where owners, workloads and the cluster's sum agree."""
     found = {}
     for measure, factor in MEASURES.items():
-        by_owner = hours_of(recorder, f"owner:gpu_{measure}:delta1h", end)
-        by_workload = hours_of(recorder, f"workload:gpu_{measure}:delta1h", end)
+        by_owner = hours_of(recorder, f'owner:gpu_ledger:delta1h{{quantity="{measure}"}}', end)
+        by_workload = hours_of(recorder, f'workload:gpu_ledger:delta1h{{quantity="{measure}"}}', end)
         assert by_owner.keys() == by_workload.keys()
         for key, hours in by_owner.items():
             assert hours == pytest.approx(by_workload[key])
@@ -205,6 +205,37 @@ def test_hours_that_cannot_be_recorded_for_more_than_a_day_are_in_the_next_one(
         expected = counted(world, cluster, owner, 0.0, 32 * HOUR)
         least = 0.0 if owner in forgotten else expected - TURN - SCRAPE
         assert least <= sum(found[cluster, owner].values()) <= expected + 0.01
+
+
+@pytest.mark.parametrize(
+    ("program", "stored", "hours"),
+    [("prometheus", 1, 1), ("prometheus-3", 2, 3), ("prometheus", 3, 2), ("victoria-metrics-1.112", 2, 1)],
+)
+def test_a_server_that_stops_between_the_rules_of_an_hour_loses_nothing(
+    tmp_path: Path, program: str, stored: int, hours: int
+) -> None:
+    """Of some hours it stores only the first rules: each of the others has them in the next hour that it records."""
+    world = cases(7 * HOUR)
+    with engine(tmp_path, program) as recorder:
+        Run(hours=7.4, cut=((7500.0, 7500.0 + hours * HOUR),), cut_after=stored).drive(world, recorder)
+        found = {
+            level: hours_of(recorder, f'{level}:gpu_ledger:delta1h{{quantity="seconds"}}', 7 * HOUR)
+            for level in ("owner", "workload")
+        }
+        capacity = hours_of(recorder, "cluster:gpu_capacity_seconds:delta1h", 7 * HOUR)
+    for place, level in enumerate(found, start=2):
+        for cluster, owner in all_owners(world):
+            expected = counted(world, cluster, owner, 0.0, 7 * HOUR)
+            least = expected - MISSING.get((cluster, owner), 0.0)
+            assert least - 0.01 <= sum(found[level].get((cluster, owner), {}).values()) <= expected + 0.01
+        late = {hour: value for hour, value in found[level]["steady", "j"].items() if hour > 1}
+        first = 2 if stored >= place else 2 + hours
+        assert min(late) == first
+        assert late[first] == pytest.approx((first - 1) * HOUR)
+    for (cluster, _), by_hour in capacity.items():
+        owned = sum(sum(hours.values()) for (where, _), hours in found["owner"].items() if where == cluster)
+        assert sum(by_hour.values()) == pytest.approx(owned)
+        assert not set(by_hour) & set(range(2, 2 + hours))
 
 
 def recorded_samples(recorder: Recorder, end: float) -> list[tuple[float, dict[str, str], float]]:

@@ -302,10 +302,10 @@ def many_owners(directory: Path, end_seconds: int, count: int, teams: Sequence[s
     text = directory / "many.om"
     where = 'model="NVIDIA L4",workload_kind="Job"'
     with text.open("w", encoding="utf-8") as output:
-        for series, value, more in (("gpu_seconds", 1800, ""), ("gpu_cost", 0.25, ',currency="USD"')):
-            output.write(f"# TYPE workload:{series}:delta1h gauge\n")
+        output.write("# TYPE workload:gpu_ledger:delta1h gauge\n")
+        for quantity, value, more in (("seconds", 1800, ""), ("cost", 0.25, ',currency="USD"')):
             output.writelines(
-                f'workload:{series}:delta1h{{{where},workload_namespace="ns-{number % 50}",'
+                f'workload:gpu_ledger:delta1h{{quantity="{quantity}",{where},workload_namespace="ns-{number % 50}",'
                 f'workload_name="job-{number}",team={json.dumps(teams[number % len(teams)])},state="{state}"{more}}}'
                 f" {value} {end_seconds}\n"
                 for number in range(count)

@@ -235,7 +235,7 @@ async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
     async with gated(fleet_prometheus.url) as (url, gate), running(url, budgets=file) as site:
-        gate.refused = (b"gpu_cost%3Adelta1h", b"team")
+        gate.refused = (b"quantity%3D%22cost%22", b"team")
         await site.round()
         assert 'gpu_budget_limit{budget="vision"' in (page := (await site.get("/metrics")).text)
         assert "gpu_budget_spent{" not in page

@@ -571,15 +571,15 @@ def hostile_series(end_seconds: int) -> Iterator[str]:
 
     model = 'model="NVIDIA <b>H100</b>"'
     for level, where in (("workload", model), ("owner", f'{model},node="n1",mode="exclusive"')):
-        for measure, states, more in (
-            ("gpu_seconds", {"active_unprofiled": 1800, "idle": 1800}, ""),
-            ("gpu_cost", {"idle": 2}, ',currency="USD"'),
+        yield f"# TYPE {level}:gpu_ledger:delta1h gauge"
+        for quantity, states, more in (
+            ("seconds", {"active_unprofiled": 1800, "idle": 1800}, ""),
+            ("cost", {"idle": 2}, ',currency="USD"'),
         ):
-            yield f"# TYPE {level}:{measure}:delta1h gauge"
             for name in names:
                 for state, value in states.items():
-                    inside = f'{where},{owner(name)},state="{state}"{more}'
-                    yield f"{level}:{measure}:delta1h{{{inside}}} {value} {end_seconds}"
+                    inside = f'{where},{owner(name)},quantity="{quantity}",state="{state}"{more}'
+                    yield f"{level}:gpu_ledger:delta1h{{{inside}}} {value} {end_seconds}"
     yield "# TYPE cluster:gpu_capacity_seconds:delta1h gauge"
     yield f"cluster:gpu_capacity_seconds:delta1h {3600 * len(names)} {end_seconds}"
     yield "# EOF"

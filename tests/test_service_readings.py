@@ -28,7 +28,9 @@ def question(number: int = 0) -> Question:
 
 
 def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> FleetReport:
-    failures = (Failure(window=window, what="workload:gpu_cost:delta1h", reason=failed),) if failed else ()
+    failures = (
+        (Failure(window=window, what='workload:gpu_ledger:delta1h{quantity="cost"}', reason=failed),) if failed else ()
+    )
     return FleetReport(
         window=window,
         by=("team",),

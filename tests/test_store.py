@@ -192,7 +192,7 @@ def test_a_reopened_day_is_not_replaced_by_less_than_it_had(tmp_path: Path) -> N
 
 def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
     day = day_ledger(chunk(D1))
-    failure = Failure(window=day.window, what="workload:gpu_cost:delta1h", reason="no answer")
+    failure = Failure(window=day.window, what='workload:gpu_ledger:delta1h{quantity="cost"}', reason="no answer")
     half = Window(start_seconds=D1, end_seconds=D1 + 3600)
     with DayStore.open(tmp_path / "store", write=True) as store:
         with pytest.raises(StoreError, match="only whole UTC days"):
@@ -201,7 +201,7 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
             store.close_day(dataclasses.replace(day, dimensions=frozenset()), now=NOW)
         with pytest.raises(StoreError, match="is not over, or the clock is wrong"):
             store.close_day(day, now=D2 - 1.0)
-        with pytest.raises(StoreError, match="1 questions stayed unanswered, first workload:gpu_cost"):
+        with pytest.raises(StoreError, match="1 questions stayed unanswered, first workload:gpu_ledger:delta1h"):
             store.close_day(dataclasses.replace(day, failures=(failure,)), now=NOW)
         assert store.closed_days() == ()
 

@@ -24,20 +24,20 @@ _ONLY_OF_OWNERS: frozenset[Dimension] = frozenset({"node", "pool", "mode"})
 
 
 class Measure(NamedTuple):
-    """A quantity of the ledger; its hourly series has an owner's labels and these."""
+    """A quantity of the ledger; its hourly series have an owner's labels and these."""
 
-    name: str
+    quantity: str
     labels: tuple[str, ...] = ()
 
-    def series(self, level: Level) -> str:
-        """The name of its hourly series."""
-        return f"{level}:{self.name}:delta1h"
+    def series(self, level: Level, *more: str) -> str:
+        """Return the selector of its hourly series, with more matchers; messages name the series so."""
+        return level + ":gpu_ledger:delta1h{" + ", ".join((f'quantity="{self.quantity}"', *more)) + "}"
 
 
-SECONDS = Measure("gpu_seconds", (STATE,))
-COST = Measure("gpu_cost", (STATE, CURRENCY))
-UNPRICED = Measure("gpu_unpriced_seconds")
-ENERGY = Measure("gpu_energy_joules")
+SECONDS = Measure("seconds", (STATE,))
+COST = Measure("cost", (STATE, CURRENCY))
+UNPRICED = Measure("unpriced_seconds")
+ENERGY = Measure("energy_joules")
 MEASURES = (SECONDS, COST, UNPRICED, ENERGY)
 HALVES = (f'{STATE}="idle"', f'{STATE}!="idle"')
 """Matchers of the questions of a measure by state: one answer is taken in while the engine works on the next."""
@@ -118,8 +118,8 @@ class Scope(NamedTuple):
 
 def total(measure: Measure, half: str, scope: Scope, parts: Sequence[Part]) -> str:
     """What a series, or one of its ``HALVES``, gained over the parts of a window, by the labels to keep."""
-    wanted = ", ".join(text for text in (half, scope.matchers) if text)
-    gained = _gained(measure.series(scope.level), parts, wanted)
+    wanted = ", ".join(filter(None, (f'quantity="{measure.quantity}"', half, scope.matchers)))
+    gained = _gained(f"{scope.level}:gpu_ledger:delta1h", parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 

@@ -277,7 +277,7 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
         hours = f"{abs(trust.missing_seconds) / HOUR:,.3f} GPU-hours"
         yield Remark(
             "",
-            f"{hours} {what}: owner:gpu_seconds:delta1h and workload:gpu_seconds:delta1h do not"
+            f"{hours} {what}: owner:gpu_ledger:delta1h and workload:gpu_ledger:delta1h do not"
             " agree; is one set of rules loaded, of this release, and does it see every agent?",
             "error",
         )

@@ -431,7 +431,7 @@ async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str
     Raises:
         PrometheusError: It cannot be asked.
     """
-    series = f'{SECONDS.series("workload")}{{{COST_LABELS}!=""}}'
+    series = SECONDS.series("workload", f'{COST_LABELS}!=""')
     samples = await client.instant(f"count by ({COST_LABELS}) (last_over_time({series}[1d]))", now_seconds)
     found: dict[str, set[str]] = {}
     for sample in samples:

@@ -183,15 +183,14 @@ def quantities_text(
     level: str, inside: Mapping[str, str], lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The recorded series of a level that are the same in all currencies: seconds and joules."""
-    rows = lines.items()
+    name, rows = f"{level}:gpu_ledger:delta1h", lines.items()
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_ms") / _MS) for hour, row in rows)
-        yield series(f"{level}:gpu_seconds:delta1h", labels(**inside, state=state), values, ending)
-    plain = labels(**inside)
+        yield series(name, labels(**inside, quantity="seconds", state=state), values, ending)
     unpriced = ((hour, row.unpriced_ms / _MS) for hour, row in rows)
-    yield series(f"{level}:gpu_unpriced_seconds:delta1h", plain, unpriced, ending)
+    yield series(name, labels(**inside, quantity="unpriced_seconds"), unpriced, ending)
     joules = ((hour, float(row.energy_joules)) for hour, row in rows)
-    yield series(f"{level}:gpu_energy_joules:delta1h", plain, joules, ending)
+    yield series(name, labels(**inside, quantity="energy_joules"), joules, ending)
 
 
 def money_text(
@@ -200,7 +199,8 @@ def money_text(
     """The recorded money of a level, in one currency."""
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
-        yield series(f"{level}:gpu_cost:delta1h", labels(**inside, state=state, currency=currency), values, ending)
+        cost = labels(**inside, quantity="cost", state=state, currency=currency)
+        yield series(f"{level}:gpu_ledger:delta1h", cost, values, ending)
 
 
 def gpu_uuid(node: FleetNode, gpu: int) -> str:
