@@ -18,7 +18,7 @@ import budgets
 import measure
 from measure import Figures, Subject
 
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -19,11 +19,10 @@ from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, us
 from chaos_schedule import Act, Injection
 from chaos_world import INSTANCE_TYPE, NODE, World
 
-from gpu_simulator import api_objects
-from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.node import write_filesystem
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 from gpu_simulator.truth import NodeTruth
 
 STORM_CLIENTS = 40
@@ -92,7 +91,7 @@ class ChaosNode:
         self._port = free_port(0)
         self._kubelet = KubeletServer(self.directory / "kubelet.sock", self.truth)
         self._api = ApiServer(
-            lambda: api_objects.objects_of(self.truth()),
+            lambda: objects_of(self.truth()),
             lambda: self.truth().faults,
             token_file=self.directory / "token",
             kubeconfig=self.directory / "kubeconfig",

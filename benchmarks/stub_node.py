@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from api_support import self_signed
 from stub_support import MIB, RELEASE, gpu_uuid
 
-from gpu_simulator.api_objects import ApiObjects
-from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_server import ApiObjects, ApiServer
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.node import write_filesystem
 from gpu_simulator.truth import Fault, GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth

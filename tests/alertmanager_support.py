@@ -14,8 +14,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from gpu_simulator.programs import Program, free_port
-from gpu_simulator.stack import find_tools
+from gpu_simulator.stack import Program, find_tools, free_port
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "alertmanager-example.yaml"
 TEMPLATE = EXAMPLE.with_suffix(".tmpl")

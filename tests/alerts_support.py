@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ import aiohttp
 import pytest
 
 from gpu_simulator import stack
-from gpu_simulator.programs import Program, free_port
-from gpu_simulator.stack import RULES, find_tools
+from gpu_simulator.stack import RULES, Program, find_tools, free_port
 from tests.alertmanager_support import Alertmanager, alertmanager, with_webhooks
 
 SCENARIOS = Path(__file__).resolve().parent / "fixtures" / "alerts"
@@ -43,7 +42,7 @@ UNKNOWN = (
     stack.Substitution(shipped="for: 30m", demo="for: 4s", what="delay of what is unknown"),
 )
 SUBSTITUTIONS = (
-    *(replace(item, demo=SHORTER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS),
+    *(item._replace(demo=SHORTER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS),
     *UNKNOWN,
 )
 """The demonstration's, shorter still. As in the shipped rules an exporter is down before waste outlives its cause."""

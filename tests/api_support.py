@@ -15,8 +15,7 @@ from aiohttp import web
 
 from exporter.kube.api_client import ApiClient
 from exporter.kube.list_watch import ListWatch
-from gpu_simulator.api_objects import ApiObjects
-from gpu_simulator.api_server import ApiServer, ServerTls
+from gpu_simulator.api_server import ApiObjects, ApiServer, ServerTls
 
 if TYPE_CHECKING:
     from gpu_simulator.truth import Fault

@@ -21,7 +21,7 @@ import yaml
 from agent_support import answering
 from fleet_support import tool
 
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"

@@ -25,7 +25,7 @@ import yaml
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from gpu_simulator import scenario, scenario_file, stack
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 from tests import pipeline_support
 from tests.fleet_support import READY_SECONDS, backfill, tool
 

@@ -4,7 +4,7 @@ from exporter.attribution import vgpu
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.kube.dra import allocated_devices, parse_slice, pools_of, uid_of
 from exporter.kube.metadata import parse_pod
-from gpu_simulator.api_objects import ApiObjects
+from gpu_simulator.api_server import ApiObjects
 
 _FINISHED = ("Succeeded", "Failed")
 

@@ -21,7 +21,7 @@ import pytest
 from gpu_simulator.fleet import FleetSums, FleetTruth, Writing, write_fleet
 from gpu_simulator.fleet_ledger import NodeLedger, node_ledger
 from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
 END_SECONDS = 1_789_999_200

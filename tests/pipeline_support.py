@@ -34,8 +34,7 @@ from exporter.kube.metadata import Metadata, MetadataSettings
 from exporter.metrics.collectors_file import DEFAULT, Collectors
 from exporter.model import Allocations, Field, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 from gpu_simulator import dcgm, driver
-from gpu_simulator.api_objects import objects_of
-from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.node import write_filesystem
 from gpu_simulator.scenario import Scenario

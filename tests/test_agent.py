@@ -14,7 +14,7 @@ import pytest
 from agent_support import ROOT, AgentProcess, matching, running_agent
 
 from gpu_simulator import stack
-from gpu_simulator.stack import Ports, StackOptions, Tools
+from gpu_simulator.stack import StackOptions, Tools
 
 AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NEEDS_NAMESPACES = pytest.mark.skipif(
@@ -52,9 +52,8 @@ def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess
 
 
 def test_the_demo_divides_money_by_labels_of_pods_and_namespaces(tmp_path: Path) -> None:
-    ports = Ports(agent=0, prometheus=0, alertmanager=0, webhook=0, cost=0)
     alone = Tools(prometheus=None, alertmanager=None)
-    command = stack.programs(StackOptions(scenario="demo", agent_command=()), alone, ports, tmp_path)[0].command
+    command = stack.programs(StackOptions(scenario="demo", agent_command=()), alone, 0, tmp_path)[0].command
     with running_agent(*command, "--kube-start-jitter", "0s") as agent:
 
         def divided(page: dict[str, float]) -> set[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from exporter.attribution.pod_lifecycle import SliceDevice
 from exporter.kube import kubelet
 from exporter.kube.api_client import METADATA_LIST, ApiClient
 from gpu_simulator import scenario, scenario_file
-from gpu_simulator.api_objects import objects_of
+from gpu_simulator.api_server import objects_of
 from gpu_simulator.kubelet import list_response
 from gpu_simulator.node import SimulatedNode
 from gpu_simulator.truth import NodeTruth

@@ -10,7 +10,7 @@ import pytest
 from api_support import NODE, PODS, World, pod, until
 
 from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH
-from gpu_simulator.api_objects import HISTORY_LENGTH, ApiObjects, Store
+from gpu_simulator.api_server import HISTORY_LENGTH, ApiObjects, Store
 from gpu_simulator.truth import Fault
 
 SLICES = "/apis/resource.k8s.io/v1beta1/resourceslices"

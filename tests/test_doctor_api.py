@@ -31,7 +31,7 @@ from exporter.model import (
     PodFacts,
     Reading,
 )
-from gpu_simulator.api_objects import ApiObjects
+from gpu_simulator.api_server import ApiObjects
 from gpu_simulator.truth import Fault
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.model import Field
 from gpu_simulator import driver
-from gpu_simulator.driver_mig import profile_index
+from gpu_simulator.driver_devices import profile_index
 from gpu_simulator.driver_session import ProcessSamples
 from gpu_simulator.truth import GpuTruth, Load, ProcessTruth
 

@@ -17,7 +17,7 @@ from exporter.errors import ConfigError
 from exporter.kube import kubelet as _proto
 from exporter.kube.kubelet import KubeletClient
 from exporter.model import Gpu, MigInstance
-from gpu_simulator.api_objects import objects_of
+from gpu_simulator.api_server import objects_of
 from gpu_simulator.kubelet import BURST_CALLS, KubeletServer, allocatable_response, list_response
 from gpu_simulator.scenario import load, shipped
 from gpu_simulator.truth import Fault, HolderTruth, NodeTruth

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from exporter.kube.list_watch import GONE_SPREAD_SECONDS, ListWatch
 from gpu_simulator import api_server
-from gpu_simulator.api_objects import ApiObjects, Store
+from gpu_simulator.api_server import ApiObjects, Store
 from gpu_simulator.truth import Fault
 
 A, B, C = ("ml", "a"), ("ml", "b"), ("ml", "c")

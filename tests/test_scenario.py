@@ -12,7 +12,7 @@ from exporter.attribution import processes as cgroup
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import scenario
-from gpu_simulator.activity import Ramp, Signal, Sine, noise, square, steady, steps
+from gpu_simulator.activity import Signal, noise, ramp, sine, square, steady, steps
 from gpu_simulator.models import MIB, MODELS, LayoutError, place
 from gpu_simulator.truth import Fault
 
@@ -32,12 +32,12 @@ SIGNALS = st.one_of(
         SECONDS,
     ),
     st.builds(
-        lambda part, period, phase: Sine(mean=0.5, amplitude=part / 2, period_seconds=period, phase_seconds=phase),
+        lambda part, period, phase: sine(mean=0.5, amplitude=part / 2, period_seconds=period, phase_seconds=phase),
         LEVEL,
         SECONDS,
         SECONDS,
     ),
-    st.builds(lambda first, last, seconds: Ramp(first=first, last=last, seconds=seconds), LEVEL, LEVEL, SECONDS),
+    st.builds(lambda first, last, seconds: ramp(first=first, last=last, seconds=seconds), LEVEL, LEVEL, SECONDS),
     st.builds(
         lambda times, level: steps([(at, level * (n % 2)) for n, at in enumerate(sorted(times))]),
         st.lists(st.floats(0.0, 500.0), min_size=1, max_size=5),

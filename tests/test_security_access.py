@@ -17,7 +17,7 @@ from web_support import PASSWORD, hashed, web_file
 
 from exporter.web.access import MOST_WAITING, Passwords
 from exporter.web.server import PATHS
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 AGENT_PAGES = (*(path for path, _ in PATHS if not path.startswith("/-/")), "/?fragment=1", "/nothing")
 SERVICE_PAGES = (

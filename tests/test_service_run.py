@@ -16,7 +16,7 @@ import pytest
 from fleet_support import FleetServer
 
 from exporter.cost.store import DayStore
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_SECONDS = 60.0

@@ -17,8 +17,17 @@ import pytest
 
 from exporter.errors import ConfigError
 from gpu_simulator import stack
-from gpu_simulator.programs import Webhook, free_port, line
-from gpu_simulator.stack import ALERTMANAGER_CONFIG, RULES, StackOptions, Tools, find_tools, run
+from gpu_simulator.stack import (
+    ALERTMANAGER_CONFIG,
+    RULES,
+    StackOptions,
+    Tools,
+    Webhook,
+    find_tools,
+    free_port,
+    line,
+    run,
+)
 
 TIMEOUT_SECONDS = 90.0
 
@@ -58,7 +67,7 @@ QUICKER = {
     "for: 15m": "for: 5s",
     "for: 10m": "for: 2s",
 }
-QUICK = tuple(replace(item, demo=QUICKER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS)
+QUICK = tuple(item._replace(demo=QUICKER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from test_stack import both_tools, running, stand_in
 from exporter.cost.budgets import load as load_budgets
 from exporter.errors import ExporterError
 from gpu_simulator import stack
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 HISTORY_DAYS = 3
 

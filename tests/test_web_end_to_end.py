@@ -18,7 +18,7 @@ from web_support import PASSWORD, Certificates, hashed, make_certificates, web_f
 from exporter.cli import main
 from exporter.doctor import machine
 from exporter.doctor.findings import Level
-from gpu_simulator.programs import free_port
+from gpu_simulator.stack import free_port
 
 PATIENCE_SECONDS = 60.0
 

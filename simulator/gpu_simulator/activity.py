@@ -3,30 +3,15 @@
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Protocol
 
 from gpu_simulator.models import table
 from gpu_simulator.truth import Load
 
 NOISE_SLOTS = 256
 """Noise repeats after this many slots, so that its integral stays a table look-up for ever."""
-
-
-class Signal(Protocol):
-    """A level 0..1 as a function of the seconds since its owner started."""
-
-    @property
-    def peak(self) -> float:
-        """Greatest level that it ever takes."""
-
-    def value(self, t: float) -> float:
-        """Level at ``t`` >= 0."""
-
-    def integral(self, t: float) -> float:
-        """Exact integral of the level from 0 to ``t`` >= 0, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,74 +87,55 @@ def noise(*, low: float, high: float, slot_seconds: float, seed: str) -> Levels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sine:
-    """A smooth wave around ``mean``: daily or hourly demand."""
+class Curve:
+    """A level by its formulas, for ``t`` >= 0."""
 
-    mean: float
-    amplitude: float
-    period_seconds: float
-    phase_seconds: float = 0.0
-
-    @property
-    def peak(self) -> float:
-        """``mean + amplitude``."""
-        return self.mean + self.amplitude
-
-    def value(self, t: float) -> float:
-        """Level of the wave, kept within 0..1 against rounding."""
-        angle = math.tau * (t + self.phase_seconds) / self.period_seconds
-        return min(1.0, max(0.0, self.mean + self.amplitude * math.sin(angle)))
-
-    def integral(self, t: float) -> float:
-        """Closed form."""
-        scale = self.period_seconds / math.tau
-        start = math.cos(self.phase_seconds / scale)
-        return self.mean * t + self.amplitude * scale * (start - math.cos((t + self.phase_seconds) / scale))
+    peak: float
+    """Greatest level that it ever takes."""
+    value: Callable[[float], float]
+    """Level at ``t``."""
+    integral: Callable[[float], float]
+    """Exact integral of the level from 0 to ``t``, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ramp:
-    """From one level to another in ``seconds``, then the second one for ever."""
-
-    first: float
-    last: float
-    seconds: float
-
-    @property
-    def peak(self) -> float:
-        """The greater of the two levels."""
-        return max(self.first, self.last)
-
-    def value(self, t: float) -> float:
-        """Linear between the two levels."""
-        return self.first + (self.last - self.first) * min(t / self.seconds, 1.0)
-
-    def integral(self, t: float) -> float:
-        """A trapezium, then a rectangle."""
-        rising = min(t, self.seconds)
-        trapezium = rising * (self.first + self.value(rising)) / 2
-        return trapezium + self.last * (t - rising)
+Signal = Levels | Curve
+"""A level 0..1 as a function of the seconds since its owner started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleAfter:
-    """Another signal until a time, then nothing at all: the forgotten notebook."""
+def sine(*, mean: float, amplitude: float, period_seconds: float, phase_seconds: float = 0.0) -> Curve:
+    """Return a smooth wave around ``mean``: daily or hourly demand."""
+    scale = period_seconds / math.tau
 
-    signal: Signal
-    seconds: float
+    def value(t: float) -> float:
+        level = mean + amplitude * math.sin(math.tau * (t + phase_seconds) / period_seconds)
+        return min(1.0, max(0.0, level))  # against rounding
 
-    @property
-    def peak(self) -> float:
-        """The other signal's."""
-        return self.signal.peak
+    def integral(t: float) -> float:
+        return mean * t + amplitude * scale * (math.cos(phase_seconds / scale) - math.cos((t + phase_seconds) / scale))
 
-    def value(self, t: float) -> float:
-        """The other signal's level, or 0."""
-        return self.signal.value(t) if t < self.seconds else 0.0
+    return Curve(peak=mean + amplitude, value=value, integral=integral)
 
-    def integral(self, t: float) -> float:
-        """The other signal's integral, which stops growing."""
-        return self.signal.integral(min(t, self.seconds))
+
+def ramp(*, first: float, last: float, seconds: float) -> Curve:
+    """Return a level that goes from one to another in ``seconds``, then stays."""
+
+    def value(t: float) -> float:
+        return first + (last - first) * min(t / seconds, 1.0)
+
+    def integral(t: float) -> float:
+        rising = min(t, seconds)
+        return rising * (first + value(rising)) / 2 + last * (t - rising)
+
+    return Curve(peak=max(first, last), value=value, integral=integral)
+
+
+def idle_after(signal: Signal, seconds: float) -> Curve:
+    """Return another signal until a time, then nothing at all: the forgotten notebook."""
+    return Curve(
+        peak=signal.peak,
+        value=lambda t: signal.value(t) if t < seconds else 0.0,
+        integral=lambda t: signal.integral(min(t, seconds)),
+    )
 
 
 NAMES = tuple(f.name for f in fields(Load) if f.name != "memory_used_bytes")

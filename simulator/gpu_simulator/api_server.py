@@ -3,28 +3,214 @@
 import asyncio
 import contextlib
 import json
+import math
 import re
 import secrets
 import ssl
 from base64 import b64encode
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from gpu_simulator.api_objects import ApiObjects, Json, ObjectChange, Store
-from gpu_simulator.truth import Fault
+from gpu_simulator import identities
+from gpu_simulator.truth import Fault, NodeTruth, PodTruth
 
+Json = Mapping[str, Any]
 Selector = Callable[[Json], bool]
+ObjectKey = tuple[str, str, str]
+"""Resource, namespace, name."""
+HISTORY_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiObjects:
+    """Everything the API has, as full JSON objects; ``metadata.resourceVersion`` is the server's to set."""
+
+    pods: tuple[Json, ...] = ()
+    namespaces: tuple[Json, ...] = ()
+    node: Json | None = None
+    resource_slices: tuple[Json, ...] = ()
+    resource_claims: tuple[Json, ...] = ()
+    dra_version: str = ""
+    """``v1``, ``v1beta2`` or ``v1beta1``; empty: a cluster without DRA."""
+
+    def by_key(self) -> dict[ObjectKey, Json]:
+        """Return every object by resource, namespace and name."""
+        resources: dict[str, Iterable[Json]] = {
+            "pods": self.pods,
+            "namespaces": self.namespaces,
+            "nodes": (self.node,) if self.node is not None else (),
+            "resourceslices": self.resource_slices,
+            "resourceclaims": self.resource_claims,
+        }
+        every = ((name, one, one["metadata"]) for name, some in resources.items() for one in some)
+        return {(name, metadata.get("namespace", ""), metadata["name"]): one for name, one, metadata in every}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectChange:
+    """One object before and after; ``None`` where there was or is none."""
+
+    version: int
+    resource: str
+    before: Json | None
+    after: Json | None
+
+
+class Store:
+    """Objects by key, and the last changes, oldest first."""
+
+    def __init__(self) -> None:
+        self.version = 1000
+        self.oldest = 1000
+        """The oldest version from which a watch can start."""
+        self._seen: ApiObjects | None = None
+        self._objects: dict[ObjectKey, tuple[Json, Json]] = {}
+        """As given, and as shown: with a version."""
+        self._changes: deque[ObjectChange] = deque(maxlen=HISTORY_LENGTH)
+
+    def follow(self, objects: ApiObjects) -> bool:
+        """Take what there is now; say whether anything changed."""
+        if objects is self._seen:
+            return False
+        self._seen, before, wanted = objects, self.version, objects.by_key()
+        for key, (known, _) in list(self._objects.items()):
+            if key not in wanted or known["metadata"].get("uid") != wanted[key]["metadata"].get("uid"):
+                self._change(key, None)
+        for key, given in wanted.items():
+            if key not in self._objects or self._objects[key][0] != given:
+                self._change(key, given)
+        return self.version != before
+
+    def get(self, resource: str, namespace: str, name: str) -> Json | None:
+        """Return one object."""
+        known = self._objects.get((resource, namespace, name))
+        return known[1] if known else None
+
+    def list(self, resource: str) -> Iterator[Json]:
+        """Yield all objects of a resource."""
+        return (shown for key, (_, shown) in self._objects.items() if key[0] == resource)
+
+    def changes(self, resource: str, after: int) -> Iterator[ObjectChange]:
+        """Yield what happened to a resource later than a version."""
+        return (change for change in self._changes if change.version > after and change.resource == resource)
+
+    def forget(self) -> None:
+        """Lose all history, as a server that was started again: watches can start from now on only."""
+        self._changes.clear()
+        self.oldest = self.version
+
+    def _change(self, key: ObjectKey, given: Json | None) -> None:
+        """Put an object, or remove it."""
+        self.version += 1
+        before, shown = self._objects.get(key, (None, None))[1], None
+        if given is None:
+            del self._objects[key]
+        else:
+            shown = {**given, "metadata": {**given["metadata"], "resourceVersion": str(self.version)}}
+            self._objects[key] = (given, shown)
+        if len(self._changes) == HISTORY_LENGTH:
+            self.oldest = self._changes[0].version
+        self._changes.append(ObjectChange(version=self.version, resource=key[0], before=before, after=shown))
+
+
+OTHER_NAME = ".example.internal"
+"""What the API adds to the node's name where the fault says that it has another one."""
+_CREATED = "2026-01-05T08:00:00Z"
+_IMAGE = "registry.invalid/simulated:1"
+_Texts = tuple[tuple[str, str], ...]
+
+
+def objects_of(truth: NodeTruth) -> ApiObjects:
+    """Everything the API has at this instant; objects that did not change are the same ones as before."""
+    node, cluster = truth.node + OTHER_NAME * (Fault.API_OTHER_NODE_NAME in truth.faults), truth.cluster
+    # Namespaces that the scenario describes, and those that it only has pods in.
+    names = dict.fromkeys([*cluster.namespaces, *(pod.namespace for pod in truth.pods)])
+    upgraded = Fault.API_UPGRADED in truth.faults and bool(cluster.dra_version)
+    return ApiObjects(
+        pods=tuple(_pod(node, pod) for pod in truth.pods),
+        namespaces=tuple(_unspaced("Namespace", name, _texts(cluster.namespaces.get(name, {}))) for name in names),
+        node=_unspaced("Node", node, _texts(cluster.node_labels)),
+        resource_slices=cluster.slices,
+        resource_claims=cluster.claims,
+        dra_version="v1" if upgraded else cluster.dra_version,
+    )
+
+
+def _texts(texts: Mapping[str, str]) -> _Texts:
+    return tuple(texts.items())
+
+
+@lru_cache(maxsize=256)  # made ten times a second
+def _unspaced(kind: str, name: str, labels: _Texts) -> Json:
+    """Return an object that is in no namespace."""
+    own = {"kubernetes.io/metadata.name" if kind == "Namespace" else "kubernetes.io/hostname": name}
+    metadata = {"name": name, "uid": identities.stable_uuid(kind.lower(), name), "creationTimestamp": _CREATED}
+    return {"apiVersion": "v1", "kind": kind, "metadata": {**metadata, "labels": {**own, **dict(labels)}}}
+
+
+def _pod(node: str, pod: PodTruth) -> Json:
+    return _pod_json(
+        node,
+        (pod.namespace, pod.name, pod.uid, pod.phase),
+        _texts(pod.labels),
+        _texts(pod.annotations),
+        (pod.owner_kind, pod.owner_name, pod.owner_api),
+        pod.containers,
+    )
+
+
+@lru_cache(maxsize=2048)  # as above
+def _pod_json(
+    node: str,
+    identity: tuple[str, str, str, str],
+    labels: _Texts,
+    annotations: _Texts,
+    owner: tuple[str, str, str],
+    containers: tuple[str, ...],
+) -> Json:
+    namespace, name, uid, phase = identity
+    # What every real object has, and nobody here may read.
+    managed = {"apiVersion": "v1", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {}}}
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid,
+        "creationTimestamp": _CREATED,
+        "labels": dict(labels),
+        "annotations": dict(annotations),
+        "managedFields": [managed | {"manager": manager} for manager in ("kube-controller-manager", "kubelet")],
+    }
+    kind, owner_name, api = owner
+    if kind:
+        reference = {"apiVersion": api, "kind": kind, "name": owner_name, "controller": True}
+        reference["uid"] = identities.stable_uuid("owner", namespace, kind, owner_name)
+        metadata["ownerReferences"] = [reference | {"blockOwnerDeletion": True}]
+        if kind in ("ReplicaSet", "StatefulSet", "DaemonSet", "Job"):
+            metadata["generateName"] = f"{owner_name}-"
+    ids = {one: f"containerd://{identities.container_id(uid, one)}" for one in containers}
+    specs = [{"name": one, "image": _IMAGE, "resources": {}} for one in containers]
+    statuses = [{"name": one, "image": _IMAGE, "containerID": ids[one]} for one in containers]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"nodeName": node, "restartPolicy": "Always", "containers": specs},
+        "status": {"phase": phase, "containerStatuses": statuses},
+    }
+
+
 _TERM = re.compile(r"\s*([A-Za-z.]+)\s*(!=|==|=)\s*([^=!]*)\s*")
 _FIELDS = {
     "pods": {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"},
     "resourceslices": {"metadata.name", "spec.nodeName", "spec.driver"},
 }
-_KINDS = {"pods": ("v1", "Pod"), "resourceslices": ("resource.k8s.io/", "ResourceSlice")}
+_METADATA = ("meta.k8s.io/v1", "PartialObjectMetadata")
 
 
 def selector(resource: str, text: str) -> Selector:
@@ -42,29 +228,18 @@ def selector(resource: str, text: str) -> Selector:
     return lambda shown: all((_field(shown, path) == value) is equal for path, equal, value in terms)
 
 
+def _field(shown: Json, path: Iterable[str]) -> str:
+    value: Any = shown
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return "" if value is None else str(value)
+
+
 def one(shown: Json, *, metadata_only: bool) -> Json:
     """Show an object whole or as ``PartialObjectMetadata``."""
     if not metadata_only:
         return shown
-    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": shown["metadata"]}
-
-
-def listed(resource: str, items: Iterable[Json], version: int, *, metadata_only: bool, dra_version: str) -> Json:
-    """Make a list; its items have no kind of their own, as in the real one, except in the metadata form."""
-    api, kind = _KINDS[resource]
-    if metadata_only:
-        api, kind = "meta.k8s.io/v1", "PartialObjectMetadata"
-    elif api.endswith("/"):
-        api += dra_version
-    shown = [one(each, metadata_only=metadata_only) for each in items]
-    if not metadata_only:
-        shown = [{key: value for key, value in each.items() if key not in {"kind", "apiVersion"}} for each in shown]
-    return {
-        "kind": f"{kind}List",
-        "apiVersion": api,
-        "metadata": {"resourceVersion": str(version)},
-        "items": shown,
-    }
+    return {"kind": _METADATA[1], "apiVersion": _METADATA[0], "metadata": shown["metadata"]}
 
 
 def event(change: ObjectChange, wanted: Selector, *, metadata_only: bool) -> bytes | None:
@@ -79,30 +254,10 @@ def event(change: ObjectChange, wanted: Selector, *, metadata_only: bool) -> byt
     return event_line(kind, one({**shown, "metadata": metadata}, metadata_only=metadata_only))
 
 
-def bookmark(resource: str, version: int, *, metadata_only: bool) -> bytes:
-    """Make the line that tells a watch how far it has come."""
-    api, kind = ("meta.k8s.io/v1", "PartialObjectMetadata") if metadata_only else _KINDS[resource]
-    shown: dict[str, Any] = {
-        "kind": kind,
-        "apiVersion": api,
-        "metadata": {"resourceVersion": str(version), "creationTimestamp": None},
-    }
-    if resource == "pods" and not metadata_only:
-        shown |= {"spec": {"containers": None}, "status": {}}
-    return event_line("BOOKMARK", shown)
-
-
 def status(code: int, reason: str, message: str) -> Json:
     """Make the body of a refusal."""
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-    }
+    said = {"status": "Failure", "message": message, "reason": reason, "code": code}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **said}
 
 
 def expired(version: int, oldest: int) -> Json:
@@ -115,85 +270,27 @@ def event_line(kind: str, shown: Json) -> bytes:
     return json.dumps({"type": kind, "object": shown}, separators=(",", ":")).encode() + b"\n"
 
 
-def _field(shown: Json, path: Iterable[str]) -> str:
-    value: Any = shown
-    for part in path:
-        value = value.get(part) if isinstance(value, dict) else None
-    return "" if value is None else str(value)
-
-
-_HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"Pod","metadata":{"na'
-
-
-@dataclass(slots=True, kw_only=True)
-class ClientWatch:
-    """What a client asked for, and how far it has been served."""
-
-    resource: str
-    wanted: Selector
-    version: int
-    """Of the last change sent; 0 begins with all objects that there are."""
-    metadata_only: bool
-    bookmark_seconds: float | None
-    """``None``: no bookmarks."""
-    lifetime_seconds: float
-    has_news: bool = False
-    """Whether an object of the resource has changed since the last bookmark: without that a server sends none."""
-
-    async def serve(
-        self,
-        stream: web.StreamResponse,
-        store: Store,
-        faults: Callable[[], Mapping[Fault, float]],
-        ticked: asyncio.Condition,
-    ) -> None:
-        """Write events until the watch's time is up or a fault ends it."""
-        clock = asyncio.get_running_loop().time
-        ends_at = clock() + self.lifetime_seconds
-        bookmark_at = clock() + (self.bookmark_seconds or 0.0)
-        for line in self._first(store):
-            await stream.write(line)
-        while clock() < ends_at:
-            now = faults()
-            if Fault.API_CUT in now:
-                await stream.write(_HALF_A_LINE)
-                return
-            if Fault.API_GONE in now or self.version < store.oldest:
-                await stream.write(event_line("ERROR", expired(self.version, store.oldest)))
-                return
-            if Fault.API_SILENT not in now:
-                for line in self._news(store):
-                    await stream.write(line)
-                if self.bookmark_seconds is not None and clock() >= bookmark_at and self.has_news:
-                    bookmark_at, self.has_news = clock() + self.bookmark_seconds, False
-                    await stream.write(bookmark(self.resource, self.version, metadata_only=self.metadata_only))
-            async with ticked:
-                await ticked.wait()
-
-    def _first(self, store: Store) -> Iterator[bytes]:
-        if self.version:
-            return
-        self.version = store.version
-        for shown in store.list(self.resource):
-            first = ObjectChange(version=store.version, resource=self.resource, before=None, after=shown)
-            if line := event(first, self.wanted, metadata_only=self.metadata_only):
-                yield line
-
-    def _news(self, store: Store) -> Iterator[bytes]:
-        for change in tuple(store.changes(self.resource, self.version)):
-            self.has_news = True
-            if line := event(change, self.wanted, metadata_only=self.metadata_only):
-                yield line
-        self.version = store.version
-
-
-__all__ = ["ApiObjects", "ApiServer"]
-
 TICK_SECONDS = 0.1
 BOOKMARK_SECONDS = 60.0
 _LONGEST_WATCH_SECONDS = 1800.0
-_DRA = "/apis/resource.k8s.io"
+_DRA = "resource.k8s.io"
 _GARBAGE = "<html>simulated proxy error</html>"
+_HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"Pod","metadata":{"na'
+_LISTS = {
+    "/api/v1/pods": "pods",
+    "/api/v1/namespaces/{namespace}/pods": "pods",
+    f"/apis/{_DRA}/{{version}}/resourceslices": "resourceslices",
+}
+"""Resource by path."""
+_SINGLE = {
+    "/api/v1/namespaces/{name}": "namespaces",
+    "/api/v1/nodes/{name}": "nodes",
+    "/api/v1/namespaces/{namespace}/pods/{name}": "pods",
+    f"/apis/{_DRA}/{{version}}/namespaces/{{namespace}}/resourceclaims/{{name}}": "resourceclaims",
+    f"/apis/{_DRA}": _DRA,
+    "/{path:.*}": "",
+}
+"""The same of single objects; what is at no other path is not found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +421,10 @@ class ApiServer:
 
     async def _open(self) -> None:
         app = web.Application()
-        app.router.add_get("/{path:.*}", self._handle)
+        for path, resource in _LISTS.items():
+            app.router.add_get(path, partial(self._handle, resource, single=False))
+        for path, resource in _SINGLE.items():
+            app.router.add_get(path, partial(self._handle, resource, single=True))
         # Without cancellation a watch would outlive its client until the next event.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05)
         await runner.setup()
@@ -356,25 +456,30 @@ class ApiServer:
         self._kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         self._kubeconfig.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")  # JSON is YAML too
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        faults = self._look()
-        place = _place(request.path)
-        verb, resource = "get", place["get"].removesuffix("s")
-        if place["list"]:
-            verb, resource = "watch" if request.query.get("watch") in {"1", "true"} else "list", place["list"]
-        self.requests[f"{verb} {resource}"] += 1
+    async def _handle(self, resource: str, request: web.Request, *, single: bool) -> web.StreamResponse:
+        faults, known_as = self._look(), resource.removesuffix("s") if single else resource
+        verb = "get" if single else "watch" if request.query.get("watch") in {"1", "true"} else "list"
+        self.requests[f"{verb} {known_as}"] += 1
         if Fault.API_SILENT in faults:
             await asyncio.Event().wait()
         if Fault.API_SLOW in faults:
             await asyncio.sleep(faults[Fault.API_SLOW] or 1.0)
-        refusal = self._refusal(request, resource, faults)
+        refusal = self._refusal(request, known_as, faults)
         if refusal is not None:
             return refusal
-        if place["version"] and place["version"] != self._objects().dra_version:
+        if request.match_info.get("version", self._objects().dra_version) != self._objects().dra_version:
             return _refuse(404, "NotFound", "the server could not find the requested resource")
-        if verb == "watch":
-            return await self._watch(request, resource)
-        return self._list(request, resource, place["namespace"]) if verb == "list" else self._get(request, place)
+        if single:
+            return self._get(request, resource)
+        try:
+            wanted = selector(resource, request.query.get("fieldSelector", ""))
+            return (
+                await self._watch(request, resource, wanted)
+                if verb == "watch"
+                else self._list(request, resource, wanted)
+            )
+        except ValueError as error:
+            return _refuse(400, "BadRequest", str(error))
 
     def _refusal(self, request: web.Request, resource: str, faults: Mapping[Fault, float]) -> web.Response | None:
         shown = request.headers.get("Authorization", "")
@@ -392,83 +497,99 @@ class ApiServer:
             return _refuse(403, "Forbidden", f'User "simulated" cannot get path "{request.path}"')
         return None
 
-    def _list(self, request: web.Request, resource: str, namespace: str) -> web.Response:
-        try:
-            wanted = selector(resource, request.query.get("fieldSelector", ""))
-        except ValueError as error:
-            return _refuse(400, "BadRequest", str(error))
-        found = (each for each in self._store.list(resource) if namespace in {"", each["metadata"].get("namespace")})
-        return web.json_response(
-            listed(
-                resource,
-                filter(wanted, found),
-                self._store.version,
-                metadata_only=self._metadata_only(request),
-                dra_version=self._objects().dra_version,
-            )
-        )
+    def _list(self, request: web.Request, resource: str, wanted: Selector) -> web.Response:
+        """Make a list; its items have no kind of their own, as in the real one, except in the metadata form."""
+        namespace = request.match_info.get("namespace", "")
+        found = filter(wanted, self._store.list(resource))
+        shown = [each for each in found if namespace in {"", each["metadata"].get("namespace")}]
+        (api, kind), metadata_only = self._kind(request, resource), self._metadata_only(request)
+        items = [one(each, metadata_only=metadata_only) for each in shown]
+        if not metadata_only:
+            items = [{key: value for key, value in each.items() if key not in {"kind", "apiVersion"}} for each in shown]
+        metadata = {"resourceVersion": str(self._store.version)}
+        return web.json_response({"kind": f"{kind}List", "apiVersion": api, "metadata": metadata, "items": items})
 
     def _metadata_only(self, request: web.Request) -> bool:
         return self._metadata_forms and "as=PartialObjectMetadata" in request.headers.get("Accept", "")
 
-    def _get(self, request: web.Request, place: Mapping[str, str]) -> web.Response:
-        version = self._objects().dra_version
-        if request.path == _DRA and version:
-            preferred = {"groupVersion": f"resource.k8s.io/{version}", "version": version}
-            body = {"kind": "APIGroup", "apiVersion": "v1", "name": "resource.k8s.io", "versions": [preferred]}
+    def _kind(self, request: web.Request, resource: str) -> tuple[str, str]:
+        """Return API version and kind of what is shown."""
+        whole = ("v1", "Pod") if resource == "pods" else (f"{_DRA}/{self._objects().dra_version}", "ResourceSlice")
+        return _METADATA if self._metadata_only(request) else whole
+
+    def _get(self, request: web.Request, resource: str) -> web.Response:
+        version, place = self._objects().dra_version, request.match_info
+        if resource == _DRA and version:
+            preferred = {"groupVersion": f"{_DRA}/{version}", "version": version}
+            body = {"kind": "APIGroup", "apiVersion": "v1", "name": _DRA, "versions": [preferred]}
             return web.json_response({**body, "preferredVersion": preferred})
-        found = self._store.get(place["get"], place["namespace"], place["name"])
+        found = self._store.get(resource, place.get("namespace", ""), place.get("name", ""))
         if found is None:
             return _refuse(404, "NotFound", f"{request.path} not found")
         return web.json_response(one(found, metadata_only=self._metadata_only(request)))
 
-    async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
-        try:
-            watch = ClientWatch(
-                resource=resource,
-                wanted=selector(resource, request.query.get("fieldSelector", "")),
-                version=int(request.query.get("resourceVersion") or 0),
-                metadata_only=self._metadata_only(request),
-                bookmark_seconds=self._bookmark_seconds if request.query.get("allowWatchBookmarks") == "true" else None,
-                lifetime_seconds=min(float(request.query.get("timeoutSeconds", "inf")), _LONGEST_WATCH_SECONDS),
-            )
-        except ValueError as error:
-            return _refuse(400, "BadRequest", str(error))
-        if Fault.API_GONE in self._faults() or 0 < watch.version < self._store.oldest:
-            return web.json_response(expired(watch.version, self._store.oldest), status=410)
+    async def _watch(self, request: web.Request, resource: str, wanted: Selector) -> web.StreamResponse:
+        version = int(request.query.get("resourceVersion") or 0)
+        seconds = min(float(request.query.get("timeoutSeconds", "inf")), _LONGEST_WATCH_SECONDS)
+        if Fault.API_GONE in self._faults() or 0 < version < self._store.oldest:
+            return web.json_response(expired(version, self._store.oldest), status=410)
         stream = web.StreamResponse(headers={"Content-Type": "application/json"})
         stream.enable_chunked_encoding()
         await stream.prepare(request)
         self._streams.add(stream)
         self.most_streams = max(self.most_streams, len(self._streams))
         try:
-            await watch.serve(stream, self._store, self._faults, self._ticked)
+            async with contextlib.aclosing(self._events(request, resource, wanted, version, seconds)) as lines:
+                async for line in lines:
+                    await stream.write(line)
         except ConnectionResetError:
             pass  # the client went away
         finally:
             self._streams.discard(stream)
         return stream
 
+    async def _events(
+        self, request: web.Request, resource: str, wanted: Selector, version: int, seconds: float
+    ) -> AsyncGenerator[bytes]:
+        """Yield the lines of a watch from a version on, from all there is for 0, until its time is up or a fault."""
+        clock, store, metadata_only = asyncio.get_running_loop().time, self._store, self._metadata_only(request)
+        every = self._bookmark_seconds if request.query.get("allowWatchBookmarks") == "true" else math.inf
+        ends_at, bookmark_at, has_news = clock() + seconds, clock() + every, False
+        news: Iterable[ObjectChange] = ()
+        if not version:
+            version = store.version
+            every_one = list(store.list(resource))
+            news = [ObjectChange(version=version, resource=resource, before=None, after=each) for each in every_one]
+        while clock() < ends_at:
+            faults = self._faults()
+            if Fault.API_CUT in faults:
+                yield _HALF_A_LINE
+                return
+            if Fault.API_GONE in faults or version < store.oldest:
+                yield event_line("ERROR", expired(version, store.oldest))
+                return
+            if Fault.API_SILENT not in faults:
+                changes, version = [*store.changes(resource, version)], store.version
+                has_news = has_news or bool(changes)
+                for change in (*news, *changes):
+                    if line := event(change, wanted, metadata_only=metadata_only):
+                        yield line
+                news = ()
+                if has_news and clock() >= bookmark_at:
+                    bookmark_at, has_news = clock() + every, False
+                    yield self._bookmark(request, resource, version)
+            async with self._ticked:
+                await self._ticked.wait()
+
+    def _bookmark(self, request: web.Request, resource: str, version: int) -> bytes:
+        """Make the line that tells a watch how far it has come; a server sends none without news."""
+        api, kind = self._kind(request, resource)
+        metadata = {"resourceVersion": str(version), "creationTimestamp": None}
+        shown: dict[str, Any] = {"kind": kind, "apiVersion": api, "metadata": metadata}
+        if kind == "Pod":
+            shown |= {"spec": {"containers": None}, "status": {}}
+        return event_line("BOOKMARK", shown)
+
 
 def _refuse(code: int, reason: str, message: str) -> web.Response:
     return web.json_response(status(code, reason, message), status=code)
-
-
-_PATHS = tuple(
-    re.compile(path)
-    for path in (
-        r"/api/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<list>pods)",
-        r"/api/v1/(?P<get>namespaces|nodes)/(?P<name>[^/]+)",
-        r"/api/v1/namespaces/(?P<namespace>[^/]+)/(?P<get>pods)/(?P<name>[^/]+)",
-        r"/apis/resource\.k8s\.io/(?P<version>[^/]+)/(?P<list>resourceslices)",
-        r"/apis/resource\.k8s\.io/(?P<version>[^/]+)/namespaces/(?P<namespace>[^/]+)/(?P<get>resourceclaims)/(?P<name>[^/]+)",
-        r"/apis/(?P<get>[^/]+)",
-        r"(?P<get>.*)",
-    )
-)
-
-
-def _place(path: str) -> Mapping[str, str]:
-    """Return the parts of a path: the resource to ``list`` or ``get``, version, namespace and name."""
-    found = next(match for expression in _PATHS if (match := expression.fullmatch(path.rstrip("/"))))
-    return defaultdict(str, {part: text for part, text in found.groupdict().items() if text})

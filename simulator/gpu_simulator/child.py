@@ -24,15 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    install = dcgm.install if _asks_dcgm(rest) else driver.install
+    install = dcgm.install if "--dcgm-address" in rest else driver.install
     install(lambda: loaded.at(time.time() - arguments.epoch), epoch_seconds=arguments.epoch)
     return child.main(rest)
-
-
-def _asks_dcgm(argv: list[str]) -> bool:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dcgm-address", default="")
-    return bool(parser.parse_known_args(argv)[0].dcgm_address)
 
 
 if __name__ == "__main__":

@@ -41,17 +41,13 @@ def scheduled(plan: NodePlan) -> NodePlan:
     )
 
 
-def _claims(pod: PodPlan) -> list[Claim]:
-    return [claim for container in pod.containers for claim in container.claims]
-
-
 def _group(plan: NodePlan, gpu: int) -> str:
     """Return the name of the group of KAI's pods that have parts of a GPU."""
     return identities.stable_uuid(plan.node, "gpu-group", gpu)
 
 
 def _group_labels(plan: NodePlan, pod: PodPlan) -> dict[str, str]:
-    groups = [_group(plan, claim.gpu) for claim in _claims(pod) if is_kai_part(plan, claim)]
+    groups = [_group(plan, claim.gpu) for claim in pod.claims if is_kai_part(plan, claim)]
     if len(groups) == 1:
         return {_GROUP_LABEL: groups[0]}
     return {f"{_GROUP_LABEL}/{group}": group for group in groups}
@@ -66,7 +62,7 @@ def _part_annotations(plan: NodePlan, pod: PodPlan) -> dict[str, str]:
         return written | ({"hami.io/vgpu-mig-allocations": json.dumps(parts)} if parts else {})
     if plan.plugin.ids is IdForm.VOLCANO:
         return {"volcano.sh/vgpu-ids-new": _vgpus(plan, pod), "volcano.sh/vgpu-node": plan.node}
-    return _kai(pod, [claim for claim in _claims(pod) if is_kai_part(plan, claim)])
+    return _kai(pod, [claim for claim in pod.claims if is_kai_part(plan, claim)])
 
 
 def _instance_of(plan: NodePlan, claim: Claim) -> MigTruth | None:

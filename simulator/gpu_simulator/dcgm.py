@@ -7,7 +7,8 @@ is held by tests/dcgm_stub.
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache, partial
@@ -17,8 +18,7 @@ from typing import Unpack
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, DOUBLE, GPU, GPU_INSTANCE, INTEGER, NONE, STRING, Code
 from exporter.model import Field
-from gpu_simulator.driver_devices import cuda_major, instance_bar1_bytes, is_before, read
-from gpu_simulator.driver_mig import joined, slices_of
+from gpu_simulator.driver_devices import BAR1, MEMORY, cuda_major, is_before, joined, read, slices_of
 from gpu_simulator.driver_session import Call, CArgument, Double, Installed, Refused, Timing, fill_slots
 from gpu_simulator.models import MIB, table
 from gpu_simulator.truth import GPU_FAULTS, Fault, GpuTruth, Load, MigTruth, NodeTruth
@@ -49,16 +49,15 @@ Value = int | float | str | _Blank
 _BLANK_32, _BLANK_64, _BLANK_DOUBLE = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, float(2**47)
 _NARROW = (Field.MEMORY_TEMP, Field.FAN_SPEED)
 """Whole numbers whose blank is that of 32 bits."""
-_MEMORY = (Field.FB_TOTAL, Field.FB_RESERVED, Field.FB_FREE, Field.FB_USED)
-_BAR1 = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
 _WHOLE_WATTS = range(Field.POWER_MGMT_LIMIT, Field.ENFORCED_POWER_LIMIT + 1)
 _NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
 """The engine has lost its GPUs. With a driver that was replaced under it, it has them still and can ask nothing."""
-_FIXED = (50, 51, 52, 53, 54, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69)
+_FIXED = (50, 54, 51, 52, 53, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69)
 """What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
 _ECC_MODES, _HALF_OF_FP32 = (300, 301), 1016
 _SHORTEST_MEAN_SECONDS = 0.05
 _KIB = 1024
+_LINK_BYTES = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
 
 
 @lru_cache(maxsize=8)
@@ -89,62 +88,47 @@ def _profiling_fields(node: NodeTruth, gpu: GpuTruth) -> list[int]:
     return sorted(_GROUPS["by_gpm" if gpu.model.gpm else "by_module"] - gpu.model.not_supported)
 
 
-def _value_of(node: NodeTruth, gpu: GpuTruth | None, members: Sequence[MigTruth], field_id: int) -> Value:
-    """Return the value of a field of the node, a GPU, or an instance with ``members``, now.
-
-    What an instance does not have itself is its parent's.
-    """
+def _value_of(node: NodeTruth, entity: "_Entity", field_id: int) -> Value:
+    """Return the value of a field of an entity now; what an instance does not have itself is its parent's."""
     version, cuda = node.driver_version, cuda_major(node)
     of_node: dict[int, Value] = {1: version, 2: f"{cuda}.{version}", 4: len(node.gpus), 5: cuda * 1000}
-    if field_id in of_node:
-        return of_node[field_id]
-    if gpu is None:
-        return _Blank.NOT_SUPPORTED
-    answering, value = _answers(node, gpu), _of_instance(gpu, members[0], field_id) if members else None
-    if value is not None:
-        return value if answering or field_id not in (*_MEMORY, Field.FB_USED_PERCENT) else _Blank.NULL
+    gpu, member, value = entity.gpu, next(iter(entity.members), None), None
+    if gpu is None or field_id in of_node:
+        return of_node.get(field_id, _Blank.NOT_SUPPORTED)
     if field_id in _FIXED:
-        value = _fixed(gpu)[_FIXED.index(field_id)]
-    elif not answering and not (gpu.fault is Fault.RESET_REQUIRED and field_id == Field.GPU_RECOVERY_ACTION):
+        value = _fixed(gpu, member)[_FIXED.index(field_id)]
+    elif not _answers(node, gpu) and not (gpu.fault is Fault.RESET_REQUIRED and field_id == Field.GPU_RECOVERY_ACTION):
         return _Blank.NULL
     elif not is_before(node, Field(field_id)):
-        value = _of_gpu(gpu, field_id)
+        value = _measured(gpu, member, Field(field_id))
     return _Blank.NOT_SUPPORTED if value is None else value
 
 
-def _of_instance(gpu: GpuTruth, instance: MigTruth, field_id: int) -> Value | None:
-    total, used = instance.memory_bytes, instance.load.memory_used_bytes
-    bar1 = instance_bar1_bytes(gpu, instance) // MIB
-    own: dict[int, Value] = {50: instance.profile, 54: instance.uuid, Field.FB_USED_PERCENT: used / total}
-    own |= {one: int(size) // MIB for one, size in zip(_MEMORY, (total, 0, total - used, used), strict=True)}
-    return (own | dict(zip(_BAR1, (bar1, 0, bar1), strict=True))).get(field_id)
-
-
-def _fixed(gpu: GpuTruth) -> tuple[Value | None, ...]:
+def _fixed(gpu: GpuTruth, member: MigTruth | None) -> tuple[Value | None, ...]:
     model, (major, minor) = gpu.model, gpu.model.compute_capability
+    names = (member.profile, member.uuid) if member else (model.name, gpu.uuid)
+    board = ("NVIDIA", gpu.index, gpu.serial, gpu.minor, gpu.pci_bus_id, model.vbios, *model.inforom)
     mig = (int(gpu.mig_enabled), model.compute_slices) if model.mig_profiles else (None, None)
-    identity = (gpu.index, gpu.serial, gpu.uuid, gpu.minor, gpu.pci_bus_id, model.vbios)
-    abilities = (major << 16 | minor, 0, 1, int(model.gpm), *mig)
-    return (model.name, "NVIDIA", *identity, *model.inforom, *abilities)
+    return (*names, *board, major << 16 | minor, 0, 1, int(model.gpm), *mig)
 
 
-def _of_gpu(gpu: GpuTruth, field_id: int) -> Value | None:
-    if field_id in _ECC_MODES:
+def _measured(gpu: GpuTruth, member: MigTruth | None, field: Field) -> Value | None:
+    if field in _ECC_MODES:
         return int(read(gpu, Field.ECC_SBE_VOL_TOTAL) is not None)
-    value = read(gpu, Field(field_id))
-    if value is None or field_id == Field.FB_USED_PERCENT:
+    value = read(gpu, field, member)
+    if value is None or field is Field.FB_USED_PERCENT:
         return value
-    if field_id in (*_MEMORY, *_BAR1):
+    if field in MEMORY or field in BAR1:
         return round(value * MIB) // MIB
-    if field_id in _WHOLE_WATTS:
+    if field in _WHOLE_WATTS:
         return float(int(value))
-    return round(value, 3 if _TYPES.get(field_id) == DOUBLE else None)
+    return round(value, 3 if _TYPES.get(field) == DOUBLE else None)
 
 
-def _mean_of(gpu: GpuTruth, group: int, field_id: int, seconds: float, loads: tuple[Load, Load]) -> Value:
-    """Return the mean of a profiling field over ``seconds``, from the integrals of the load before and after."""
-    level, of, field = _LEVELS.get(field_id, GPU), _FIELDS["mean_of"].get(field_id), Field(field_id)
-    if (level == GPU and group != GPU) or (level != COMPUTE_INSTANCE and group == COMPUTE_INSTANCE):
+def _mean_of(entity: "_Entity", before: Load, group: int, field_id: int, seconds: float) -> Value:
+    """Return the mean of a profiling field over ``seconds``, from the load's integral and the one ``before``."""
+    gpu, level, of, field = entity.gpu, _LEVELS.get(field_id, GPU), _FIELDS["mean_of"].get(field_id), Field(field_id)
+    if gpu is None or (level == GPU != group) or (level != COMPUTE_INSTANCE == group):
         return _Blank.NULL  # a field of something larger than the entity
     if of is None or field in gpu.model.not_supported or (field in _GROUPS["only_by_gpm"] and not gpu.model.gpm):
         return _Blank.NOT_SUPPORTED
@@ -153,19 +137,18 @@ def _mean_of(gpu: GpuTruth, group: int, field_id: int, seconds: float, loads: tu
     if group == GPU and field in gpu.overrides:
         fixed = gpu.overrides[field]
         return _Blank.NOT_SUPPORTED if fixed is None else fixed
-    mean: float = (getattr(loads[1], of) - getattr(loads[0], of)) / seconds if of else 0.0
+    mean: float = (getattr(entity.integral, of) - getattr(before, of)) / seconds if of else 0.0
     mean /= 2 if field_id == _HALF_OF_FP32 else 1
     return round(mean) if field_id in _GROUPS["rates"] else mean
 
 
-def _link_rate(before: GpuTruth | None, gpu: GpuTruth, seconds: float) -> Value:
+def _link_rate(before: GpuTruth, gpu: GpuTruth, seconds: float) -> Value:
     """The field's name says total: it is a rate, KiB per second over a thousand; the first value is 0."""
-    counters = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
-    first, last = ([read(one, counter) for counter in counters] for one in (before or gpu, gpu))
-    if None in (*first, *last):
+    counters = [read(one, name) for name in _LINK_BYTES for one in (before, gpu)]
+    begun_tx, ended_tx, begun_rx, ended_rx = (None if one is None else int(one / _KIB) for one in counters)
+    if begun_tx is None or ended_tx is None or begun_rx is None or ended_rx is None:
         return _Blank.NOT_SUPPORTED
-    moved = sum(int((end or 0) / _KIB) - int((begin or 0) / _KIB) for begin, end in zip(first, last, strict=True))
-    return round(moved / seconds / 1000) if before and seconds > 0 else 0
+    return round((ended_tx - begun_tx + ended_rx - begun_rx) / seconds / 1000) if seconds > 0 else 0
 
 
 _INSTANCES_PER_GPU = 8
@@ -205,20 +188,16 @@ class _Entity:
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """Fields that are sampled together; all of them are measured at each beat, when they are read."""
+    """Fields that are sampled together: at each beat, when they are read."""
 
-    keys: tuple[_Key, ...]
     interval_seconds: float
     started: float
     """Of the monotonic clock."""
     from_seconds: float
     """Of the scenario, when the watch began."""
+    samples: deque[tuple[NodeTruth, Mapping[_Place, _Entity]]]
+    """What there was at the beat before and at the last one."""
     beat: int = -1
-    at_seconds: float = 0.0
-    """Of the scenario, at the last beat."""
-    values: dict[_Key, Value] = field(default_factory=dict)
-    before: dict[_Place, tuple[float, _Entity]] = field(default_factory=dict)
-    """(seconds, entity) at the beat before, of what was measured then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -231,11 +210,12 @@ class _Connection:
     field_groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
     watches: dict[tuple[int, int], _Watch] = field(default_factory=dict)
 
-    def keys(self, group: int, fields: int) -> tuple[_Key, ...]:
-        """Return the fields of the entities of two of its own groups."""
+    def watched(self, group: int, fields: int) -> tuple[tuple[_Key, ...], _Watch | None]:
+        """Return the fields of the entities of two of its own groups, and their watch."""
         if group not in self.groups or fields not in self.field_groups:
             raise Refused(Code.NOT_CONFIGURED)
-        return tuple((*place, one) for place in self.groups[group] for one in self.field_groups[fields])
+        keys = tuple((*place, one) for place in self.groups[group] for one in self.field_groups[fields])
+        return keys, self.watches.get((group, fields))
 
 
 def _function(*names: str, connected: bool = True) -> Callable[[Call], Call]:
@@ -310,36 +290,35 @@ class _Engine(Double):
     def update(self, watch: _Watch) -> None:
         """Measure what is watched if its beat has come; with a driver that hangs nothing moves."""
         node, beat = self.now(), int((self.monotonic() - watch.started) / watch.interval_seconds + 1e-6)
-        if Fault.HANG in node.faults or beat <= watch.beat:
-            return
-        watch.beat, watch.at_seconds = beat, node.at_seconds
-        there = ((key, self.entities.get(key[:2])) for key in watch.keys)
-        watch.values = {key: self._value(node, watch, key, entity) for key, entity in there if entity}
-        watch.before = {
-            place: (node.at_seconds, entity)
-            for place, entity in self.entities.items()
-            if entity.gpu and _answers(node, entity.gpu) and Fault.PROFILING_PAUSED not in node.faults
-        }
+        if Fault.HANG not in node.faults and beat > watch.beat:
+            watch.beat = beat
+            watch.samples.append((node, self.entities))
 
-    def _value(self, node: NodeTruth, watch: _Watch, key: _Key, entity: _Entity) -> Value:
-        gpu, members, field_id = entity.gpu, entity.members, key[2]
-        since, before = watch.before.get(key[:2], (0.0, _Entity()))
-        same = before.gpu is not None and [one.uuid for one in before.members] == [one.uuid for one in members]
-        if gpu is None or not (field_id in _PROFILING or field_id == Field.NVLINK_BANDWIDTH_TOTAL):
-            return _value_of(node, gpu, members, field_id)
-        if not _answers(node, gpu) or (field_id in _PROFILING and Fault.PROFILING_PAUSED in node.faults):
+    def _value(self, watch: _Watch, key: _Key) -> Value:
+        """Return what was measured at the last beat."""
+        (then, entities_then), (node, entities) = watch.samples
+        place, field_id, entity = key[:2], key[2], entities.get(key[:2])
+        profiled = field_id in _PROFILING
+        if entity is None:
             return _Blank.NULL
-        seconds = node.at_seconds - since if same else 0.0
-        if field_id == Field.NVLINK_BANDWIDTH_TOTAL:
-            return _link_rate(before.gpu if same else None, gpu, seconds)
-        return _mean_of(gpu, key[0], field_id, seconds, (before.integral, entity.integral))
+        if entity.gpu is None or not (profiled or field_id == Field.NVLINK_BANDWIDTH_TOTAL):
+            return _value_of(node, entity, field_id)
+        if not _answers(node, entity.gpu) or (profiled and Fault.PROFILING_PAUSED in node.faults):
+            return _Blank.NULL
+        before, seconds = entities_then.get(place, _Entity()), node.at_seconds - then.at_seconds
+        measured = before.gpu and _answers(then, before.gpu) and Fault.PROFILING_PAUSED not in then.faults
+        if not measured or [one.uuid for one in before.members] != [one.uuid for one in entity.members]:
+            before, seconds = entity, 0.0
+        if profiled:
+            return _mean_of(entity, before.integral, key[0], field_id, seconds)
+        return _link_rate(before.gpu or entity.gpu, entity.gpu, seconds)
 
     def _record(self, watch: _Watch | None, key: _Key) -> _Record:
         if watch is None or key[:2] not in self.entities:
             return (key[2], Code.NOT_WATCHED, 0, _Blank.NULL)
         if key[2] == Field.XID_ERRORS:
             return (self._xids(watch, key, 0) or [(key[2], Code.NO_DATA, 0, _Blank.NULL)])[-1]
-        return (key[2], Code.OK, self._microseconds(watch.at_seconds), watch.values.get(key, _Blank.NULL))
+        return (key[2], Code.OK, self._microseconds(watch.samples[-1][0].at_seconds), self._value(watch, key))
 
     def _xids(self, watch: _Watch, key: _Key, since_microseconds: int) -> list[_Record]:
         """Return the Xid errors of a GPU since the watch began and since a time."""
@@ -399,9 +378,7 @@ class _Engine(Double):
     def _list(self, _connection: _Connection, group: int, ids: CArgument, count: CArgument, _flags: int) -> None:
         there = (place for place, one in self.entities.items() if one.gpu and one.gpu.uuid in self.present)
         found = [number for level, number in there if level == group]
-        room, count.value = count.value, len(found)
-        if len(found) > room:
-            raise Refused(Code.BUFFER_TOO_SMALL)
+        count.value = len(found)
         ids[: len(found)] = found
 
     @_function("dcgmGetGpuInstanceHierarchy")
@@ -451,13 +428,16 @@ class _Engine(Double):
 
     @_function("dcgmWatchFields")
     def _watch(self, connection: _Connection, group: int, fields: int, interval_us: int, *_keep: float) -> None:
-        keys, ids, node = connection.keys(group, fields), connection.field_groups[fields], self.now()
+        (keys, _), ids, node = connection.watched(group, fields), connection.field_groups[fields], self.now()
         self.refuse("dcgmWatchFields", ids)
-        gpus = [self.entities.get(place, _Entity()).gpu for place in connection.groups[group]]
+        gpus = [self.entities.get(key[:2], _Entity()).gpu for key in keys]
         if not _PROFILING.isdisjoint(ids) and not all(_profiling_fields(node, gpu) for gpu in gpus if gpu):
             raise Refused(Code.MODULE_NOT_LOADED)
         watch = connection.watches[group, fields] = _Watch(
-            keys=keys, interval_seconds=interval_us / 1e6, started=self.monotonic(), from_seconds=node.at_seconds
+            interval_seconds=interval_us / 1e6,
+            started=self.monotonic(),
+            from_seconds=node.at_seconds,
+            samples=deque([(node, {}), (node, {})], maxlen=2),
         )
         self.update(watch)
 
@@ -484,7 +464,7 @@ class _Engine(Double):
 
     @_function("dcgmGetLatestValues_v2")
     def _latest(self, connection: _Connection, group: int, fields: int, callback: CArgument, _data: object) -> None:
-        keys, watch = connection.keys(group, fields), connection.watches.get((group, fields))
+        keys, watch = connection.watched(group, fields)
         if watch is not None:
             self.update(watch)
         _deliver(callback, keys, lambda key: [self._record(watch, key)])
@@ -492,7 +472,7 @@ class _Engine(Double):
     @_function("dcgmGetValuesSince_v2")
     def _since(self, connection: _Connection, group: int, fields: int, start: int, *rest: CArgument) -> None:
         following, callback, _data = rest
-        keys, watch = connection.keys(group, fields), connection.watches.get((group, fields))
+        keys, watch = connection.watched(group, fields)
         told = {key: self._xids(watch, key, start) if watch else [] for key in keys}
         following.value = max([start - 1, *(one[2] for some in told.values() for one in some)]) + 1
         _deliver(callback, keys, lambda key: told[key])
@@ -512,7 +492,7 @@ class _Engine(Double):
             entity = self.entities.get(place)
             for field_id, record in zip(fields, records, strict=False):
                 record.entityGroupId, record.entityId = place
-                value = _value_of(node, entity.gpu, entity.members, field_id) if entity else _Blank.NULL
+                value = _value_of(node, entity, field_id) if entity else _Blank.NULL
                 at = self._microseconds(node.at_seconds) if entity else 0
                 _put(record, field_id, Code.OK if entity else Code.NOT_WATCHED, at, value)
 

@@ -1,6 +1,6 @@
 """A driver that does not exist, put as the loaded library under the real pynvml binding.
 
-Values of devices, MIG and GPM have modules of their own; initialisation, processes and events are here.
+Values of devices, MIG and GPM have a module of their own; initialisation, processes and events are here.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from typing import NamedTuple, Unpack
 
 import pynvml
 
-from gpu_simulator import driver_devices, driver_mig
 from gpu_simulator.driver_devices import cuda_major, driver_major
 from gpu_simulator.driver_session import (
     CALLS,
@@ -32,8 +31,6 @@ from gpu_simulator.driver_session import (
 )
 from gpu_simulator.truth import Fault, GpuTruth, NodeTruth, ProcessTruth
 
-_DECLARE = (driver_devices, driver_mig)
-"""Modules that declare C functions when they are imported."""
 _NO_GPUS_IS_FINE = 0x1
 _ERRORS = {
     code: name.removeprefix("NVML_ERROR_").replace("_", " ").capitalize()

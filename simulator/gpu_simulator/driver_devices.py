@@ -1,7 +1,9 @@
-"""Values of the fields of a simulated GPU, and the NVML functions of a device that return them."""
+"""Values of the fields of a simulated GPU, and the NVML functions of devices, MIG and GPM that return them."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -12,17 +14,20 @@ from exporter.model import Field
 from gpu_simulator.driver_session import (
     CArgument,
     DriverSession,
+    GpmSample,
     Refused,
     Target,
+    address,
     check_version,
     device,
+    pointer_field,
     put_pointer,
     put_text,
     supported,
     system,
 )
 from gpu_simulator.models import MIB, UTILISATION, table
-from gpu_simulator.truth import Fault, GpuTruth, MigTruth, ModelSpec, NodeTruth
+from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, ModelSpec, NodeTruth
 
 _NVML = table("nvml")
 _BAR1_PER_MEMORY_SLICE = 0.047186
@@ -49,8 +54,12 @@ def _used_ratio(gpu: GpuTruth) -> float | None:
     return None if not usable or used is None else used / usable
 
 
+def _percent(path: str, gpu: GpuTruth) -> int:
+    return round(min(max(float(attrgetter(path)(gpu)), 0.0), 1.0) * 100)
+
+
 _PATHS = {Field[name]: attrgetter(path) for name, path in _NVML["read"].items()}
-_PERCENTS = {Field[name]: attrgetter(path) for name, path in _NVML["percent"].items()}
+_PERCENTS = {Field[name]: partial(_percent, path) for name, path in _NVML["percent"].items()}
 _COUNTERS = {Field[name]: attrgetter(path) for name, path in _NVML["counters"].items()}
 _CONSTANTS = {Field[name]: value for name, value in _NVML["constants"].items()}
 _READERS: Mapping[Field, Callable[[GpuTruth], int | float | None]] = {
@@ -69,6 +78,8 @@ _READERS: Mapping[Field, Callable[[GpuTruth], int | float | None]] = {
     Field.FB_USED_PERCENT: _used_ratio,
     Field.GPU_RECOVERY_ACTION: lambda g: int(g.fault is Fault.RESET_REQUIRED),
     **_PATHS,
+    **_PERCENTS,
+    **_COUNTERS,
 }
 _HEALTHY_ZERO = frozenset(
     field
@@ -83,24 +94,37 @@ _HEALTHY_ZERO = frozenset(
 """Counters and flags of a board without any error so far; a scenario overrides them."""
 
 
-def read(gpu: GpuTruth, field: Field) -> int | float | None:
+MEMORY = (Field.FB_TOTAL, Field.FB_RESERVED, Field.FB_FREE, Field.FB_USED)
+BAR1 = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
+
+
+def _read_instance(gpu: GpuTruth, instance: MigTruth) -> dict[Field, float]:
+    """Return the memory of an instance, and its part of the board's BAR1, none of which is in use."""
+    total, used = instance.memory_bytes, instance.load.memory_used_bytes
+    board_bar1 = round((read(gpu, Field.BAR1_TOTAL) or 0) * MIB)
+    bar1 = int(board_bar1 * _BAR1_PER_MEMORY_SLICE * instance.memory_slices) / MIB
+    memory = (total / MIB, 0, (total - used) / MIB, used / MIB)
+    values = dict(zip((*MEMORY, *BAR1), (*memory, bar1, 0, bar1), strict=True))
+    return values | {Field.FB_USED_PERCENT: used / total}
+
+
+def read(gpu: GpuTruth, field: Field, instance: MigTruth | None = None) -> int | float | None:
     """Return the value of ``field`` in the units of ``Field``; ``None`` where the driver says NOT_SUPPORTED.
 
-    An override wins over everything, then what the model lacks, then what MIG takes away, then the truth.
+    An instance has memory of its own; all else is of its board. An override wins over everything, then what the model
+    lacks, then what MIG takes away, then the truth.
     """
+    if instance is not None and (field in MEMORY or field in BAR1 or field is Field.FB_USED_PERCENT):
+        return _read_instance(gpu, instance)[field]
     if field in gpu.overrides:
         return gpu.overrides[field]
     if field in gpu.model.not_supported or (gpu.mig_enabled and field in UTILISATION):
         return None
-    if field in _PERCENTS:
-        return round(min(max(float(_PERCENTS[field](gpu)), 0.0), 1.0) * 100)
-    if field in _COUNTERS:
-        return int(_COUNTERS[field](gpu))
     if field in _HEALTHY_ZERO or field in _CONSTANTS:
         return int(_CONSTANTS.get(field, 0))
     reader = _READERS.get(field)
     value: int | float | None = reader(gpu) if reader else None
-    return value
+    return int(value or 0) if field in _COUNTERS else value
 
 
 def driver_major(node: NodeTruth) -> int:
@@ -118,11 +142,6 @@ def is_before(node: NodeTruth, field: Field) -> bool:
     return driver_major(node) < int(_NVML["since"].get(field.name, 0))
 
 
-def instance_bar1_bytes(gpu: GpuTruth, instance: MigTruth) -> int:
-    """Return the size of an instance's part of the board's BAR1, none of which is in use."""
-    return int(round((read(gpu, Field.BAR1_TOTAL) or 0) * MIB) * _BAR1_PER_MEMORY_SLICE * instance.memory_slices)
-
-
 _BRAND_NVIDIA = 14
 _MEMORY_V2 = 0x02000028
 _SAMPLING_PERIOD_US = 166_666
@@ -133,6 +152,11 @@ _VGPU_LICENSED_FEATURE = 1
 def whole(gpu: GpuTruth, field: Field, scale: float = 1.0) -> int:
     """Return ``field`` as NVML's whole number; refused where the board lacks it."""
     return round(supported(read(gpu, field)) * scale)
+
+
+def _byte_counts(target: Target, fields: Sequence[Field]) -> list[int]:
+    """Return sizes of a GPU or of an instance; refused where the board lacks one."""
+    return [round(supported(read(target.gpu, field, target.instance)) * MIB) for field in fields]
 
 
 def _lookup(session: DriverSession, name: str, device: CArgument, uuid: str | None) -> None:
@@ -269,36 +293,21 @@ def _utilisation(target: Target, rates: CArgument) -> None:
     rates.memory = whole(target.gpu, Field.MEM_COPY_UTIL)
 
 
-def _memory_bytes(target: Target) -> tuple[int, int, int, int]:
-    """(total, reserved, free, used) in bytes."""
-    if target.instance:
-        total, used = target.instance.memory_bytes, target.instance.load.memory_used_bytes
-        return (total, 0, total - used, used)
-    fields = (Field.FB_TOTAL, Field.FB_RESERVED, Field.FB_FREE, Field.FB_USED)
-    total, reserved, free, used = (whole(target.gpu, field, MIB) for field in fields)
-    return (total, reserved, free, used)
-
-
 @device("nvmlDeviceGetMemoryInfo_v2", mig=True)
 def _memory_v2(target: Target, struct: CArgument) -> None:
     check_version(struct, _MEMORY_V2)
-    struct.total, struct.reserved, struct.free, struct.used = _memory_bytes(target)
+    struct.total, struct.reserved, struct.free, struct.used = _byte_counts(target, MEMORY)
 
 
 @device("nvmlDeviceGetMemoryInfo", mig=True)
 def _memory(target: Target, struct: CArgument) -> None:
-    struct.total, reserved, struct.free, used = _memory_bytes(target)
+    struct.total, reserved, struct.free, used = _byte_counts(target, MEMORY)
     struct.used = used + reserved
 
 
 @device("nvmlDeviceGetBAR1MemoryInfo", mig=True)
 def _bar1(target: Target, struct: CArgument) -> None:
-    if target.instance:
-        struct.bar1Total = struct.bar1Free = instance_bar1_bytes(target.gpu, target.instance)
-        struct.bar1Used = 0
-        return
-    fields = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
-    struct.bar1Total, struct.bar1Used, struct.bar1Free = (whole(target.gpu, field, MIB) for field in fields)
+    struct.bar1Total, struct.bar1Used, struct.bar1Free = _byte_counts(target, BAR1)
 
 
 @device("nvmlDeviceGetRetiredPages")
@@ -371,3 +380,199 @@ def _field_values(target: Target, count: int, values: CArgument) -> None:
         (value.valueType, member), value.nvmlReturn = _KINDS[kind], 0
         value.value.ullVal = 0
         setattr(value.value, member, number)
+
+
+_PROFILE_INFO_V2 = 0x02000098
+_PROFILE_COUNT = 18
+_PROFILE = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<slices>\d+)g\.\d+gb(?P<suffix>[+-].*)?$")
+
+
+def profile_index(name: str, memory_slices: int) -> int | None:
+    """Return NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` where NVML has none."""
+    match = _PROFILE.match(name)
+    if match is None:
+        return None
+    slices, suffix = int(match["slices"]), match["suffix"] or ""
+    if slices == 1 and memory_slices > 1 and not suffix:
+        suffix = "twice"
+    index: int | None = _NVML["profiles"].get(suffix, {}).get(slices)
+    return index
+
+
+def slices_of(instance: MigTruth) -> tuple[int, int]:
+    """Return the slices of the GPU instance and of the compute instance, by the profile's name."""
+    match = _PROFILE.match(instance.profile)
+    if match is None:
+        return (instance.compute_slices, instance.compute_slices)
+    slices = int(match["slices"])
+    return (slices, int(match["compute"] or slices))
+
+
+@device("nvmlDeviceGetMigMode", static=True)
+def _mode(target: Target, current: CArgument, pending: CArgument) -> None:
+    supported(target.gpu.model.mig_profiles or None)
+    current.value = pending.value = int(target.gpu.mig_enabled)
+
+
+@device("nvmlDeviceGetMigDeviceHandleByIndex", static=True)
+def _mig_by_index(target: Target, index: int, device: CArgument) -> None:
+    if not target.gpu.mig_enabled:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    slots = target.session.mig_slots(target.gpu)
+    if index >= max(target.gpu.model.compute_slices, len(slots)):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    uuid = slots[index] if index < len(slots) else None
+    if uuid is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    put_pointer(device, target.session.pointer((target.gpu.uuid, uuid)))
+
+
+@device("nvmlDeviceGetAttributes_v2", static=True, mig=True)
+def _attributes(target: Target, struct: CArgument) -> None:
+    instance = supported(target.instance)
+    struct.multiprocessorCount = instance.multiprocessors
+    struct.gpuInstanceSliceCount, struct.computeInstanceSliceCount = slices_of(instance)
+    struct.memorySizeMB = instance.memory_bytes // MIB
+
+
+def _fill_profile(target: Target, index: int, struct: CArgument) -> str:
+    """Fill what both versions of the struct have; the profile's name is returned."""
+    supported(target.gpu.model.mig_profiles or None)
+    if not 0 <= index < _PROFILE_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    model = target.gpu.model
+    for name, (profile_id, compute_slices, memory_slices) in model.mig_profiles.items():
+        if profile_index(name, memory_slices) != index:
+            continue
+        struct.id, struct.sliceCount = profile_id, compute_slices
+        struct.instanceCount = min(model.compute_slices // compute_slices, model.memory_slices // memory_slices)
+        struct.multiprocessorCount = model.multiprocessors * compute_slices // (model.compute_slices + 1)
+        struct.memorySizeMB = model.memory_bytes * memory_slices // model.memory_slices // MIB
+        return name
+    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@device("nvmlDeviceGetGpuInstanceProfileInfoV", static=True)
+def _profile_v2(target: Target, index: int, info: CArgument) -> None:
+    check_version(info, _PROFILE_INFO_V2)
+    info.name = f"MIG {_fill_profile(target, index, info)}".encode()
+
+
+@device("nvmlDeviceGetGpuInstanceProfileInfo", static=True)
+def _profile_v1(target: Target, index: int, info: CArgument) -> None:
+    _fill_profile(target, index, info)
+
+
+@device("nvmlDeviceGetGpuInstanceById", static=True)
+def _gpu_instance(target: Target, number: int, gpu_instance: CArgument) -> None:
+    if not any(instance.gpu_instance_id == number for instance in target.gpu.instances):
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    put_pointer(gpu_instance, target.session.pointer((target.gpu.uuid, f"gpu-instance {number}")))
+
+
+@system("nvmlGpuInstanceGetInfo")
+def _gpu_instance_info(session: DriverSession, gpu_instance: int, struct: CArgument) -> None:
+    key = session.handles.get(gpu_instance)
+    if key is None or not key[1].startswith("gpu-instance "):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    gpu, number = session.find_gpu(key[0]), int(key[1].split()[1])
+    instance = next((i for i in gpu.instances if i.gpu_instance_id == number), None)
+    if instance is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    struct.id, struct.profileId = number, instance.profile_id
+    struct.placement.start, struct.placement.size = instance.placement_start, instance.memory_slices
+    struct.device = pointer_field(struct.device, session.pointer((gpu.uuid, "")))
+
+
+_GPM_VERSION = 1
+_MOST_METRICS = 477
+_SHORTEST_SECONDS = 0.1
+_PERCENT = 100.0
+_PER_MIB = 1 / (1 << 20)
+
+
+@device("nvmlGpmQueryDeviceSupport", static=True, mig=True)
+def _support(target: Target, support: CArgument) -> None:
+    check_version(support, _GPM_VERSION)
+    support.isSupportedDevice = int(target.gpu.model.gpm)
+
+
+@system("nvmlGpmSampleAlloc")
+def _alloc(session: DriverSession, sample: CArgument) -> None:
+    pointer = session.new_pointer()
+    session.gpm_samples[pointer] = None
+    put_pointer(sample, pointer)
+
+
+@system("nvmlGpmSampleFree")
+def _gpm_free(session: DriverSession, sample: int) -> None:
+    if sample not in session.gpm_samples:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    del session.gpm_samples[sample]
+
+
+@device("nvmlGpmSampleGet", mig=True)
+def _sample(target: Target, sample: int) -> None:
+    if target.instance:
+        _store(target, sample, target.instance.uuid, target.instance.load_integral, whole=False)
+    else:
+        _store(target, sample, target.gpu.uuid, target.gpu.load_integral, whole=True)
+
+
+@device("nvmlGpmMigSampleGet")
+def _mig_sample(target: Target, number: int, sample: int) -> None:
+    instances = target.gpu.instances if target.gpu.mig_enabled else ()
+    members = [instance for instance in instances if instance.gpu_instance_id == number]
+    if not members:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND if target.gpu.mig_enabled else pynvml.NVML_ERROR_NOT_SUPPORTED)
+    uuid = f"{target.gpu.uuid}/{number}/" + ",".join(member.uuid for member in members)
+    _store(target, sample, uuid, joined(members), whole=False)
+
+
+def joined(members: Sequence[MigTruth]) -> Load:
+    """Load of a GPU instance: its compute instances by their part of the slices in use."""
+    weights = [slices_of(member)[1] for member in members]
+    total = max(sum(weights), 1)
+    pairs = [(member.load_integral, weight / total) for member, weight in zip(members, weights, strict=True)]
+    return Load(**{f.name: sum(getattr(one, f.name) * part for one, part in pairs) for f in fields(Load)})
+
+
+def _store(target: Target, sample: int, uuid: str, integral: Load, *, whole: bool) -> None:
+    if not target.gpu.model.gpm:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if sample not in target.session.gpm_samples:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    target.session.gpm_samples[sample] = GpmSample(
+        device_uuid=uuid, at_seconds=target.node.at_seconds, integral=integral, gpu=target.gpu, whole=whole
+    )
+
+
+@system("nvmlGpmMetricsGet")
+def _metrics(session: DriverSession, struct: CArgument) -> None:
+    check_version(struct, _GPM_VERSION)
+    old = session.gpm_samples.get(address(struct.sample1))
+    new = session.gpm_samples.get(address(struct.sample2))
+    if old is None or new is None or old.device_uuid != new.device_uuid or struct.numMetrics > _MOST_METRICS:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    for metric in struct.metrics[: struct.numMetrics]:
+        try:
+            metric.value = _mean(old, new, metric.metricId)
+            metric.nvmlReturn = 0
+        except Refused as refusal:
+            metric.nvmlReturn = refusal.code
+
+
+def _mean(old: GpmSample, new: GpmSample, number: int) -> float:
+    """Return the mean of a metric between two samples; NaN where they are too close or in the wrong order."""
+    of, field_id = _NVML["metrics"].get(number, ("", None))
+    field, is_rate = Field(field_id) if field_id else None, of.endswith("_per_second")
+    if field is None or field in new.gpu.model.not_supported or (is_rate and not new.whole):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    scale = _PER_MIB if is_rate else _PERCENT
+    seconds = new.at_seconds - old.at_seconds
+    if seconds < _SHORTEST_SECONDS:
+        return math.nan
+    if new.whole and field in new.gpu.overrides:
+        return supported(new.gpu.overrides[field]) * scale
+    moved: float = getattr(new.integral, of) - getattr(old.integral, of)
+    return moved / seconds * scale

@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 
 import pynvml
@@ -127,37 +129,20 @@ class Double:
                     error.times -= 1
                 raise Refused(error.code)
 
-    def library(self, **others: Callable[..., object]) -> "_Library":
+    def library(self, **others: Callable[..., object]) -> SimpleNamespace:
         """Return what stands for the loaded library.
 
         Args:
             others: Functions that return something else than a code.
         """
-        return _Library(self, others)
+        return SimpleNamespace(**{name: partial(self._code_of, call) for name, call in self.calls.items()}, **others)
 
-
-class _Library:
-    """Has the C functions of a double as plain functions."""
-
-    def __init__(self, double: Double, others: Mapping[str, Callable[..., object]]) -> None:
-        self._double, self._others = double, others
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        double, call, other = self._double, self._double.calls.get(name), self._others.get(name)
-        if call is None and other is None:
-            raise AttributeError(name)
-
-        def function(*arguments: CArgument) -> object:
-            plain = map(_plain, arguments)
-            if other is not None:
-                return other(*plain)
-            try:
-                double.calls[name](double, *plain)
-            except Refused as refusal:
-                return refusal.code
-            return 0
-
-        return function
+    def _code_of(self, call: Call, *arguments: CArgument) -> int:
+        try:
+            call(self, *map(_plain, arguments))
+        except Refused as refusal:
+            return refusal.code
+        return 0
 
 
 def _plain(argument: CArgument) -> CArgument:

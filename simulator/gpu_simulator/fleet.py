@@ -3,16 +3,15 @@
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
 from exporter.model import Totals
-from gpu_simulator.fleet_ledger import NO_TIME, FleetFigures, NodeLedger, node_ledger
+from gpu_simulator.fleet_ledger import HOUR_MS, MS, NO_TIME, FleetFigures, NodeLedger, node_ledger
 from gpu_simulator.fleet_plan import (
     DAY_SECONDS,
-    HOUR_SECONDS,
     NOBODY,
     RECORDED_AFTER_SECONDS,
     UNATTRIBUTED,
@@ -23,8 +22,6 @@ from gpu_simulator.fleet_plan import (
 )
 from gpu_simulator.identities import stable_uuid
 
-_MS = 1000
-_HOUR_MS = HOUR_SECONDS * _MS
 _STATES = {"active_unprofiled": "active", "idle": "idle", "unknown": "unknown"}
 """Label value, and the word for it here."""
 
@@ -85,32 +82,28 @@ def fleet_truth(plan: FleetPlan) -> FleetTruth:
 
 def truth_json(truth: FleetTruth) -> dict[str, Any]:
     """The truth as JSON: days, and in them lines in the order of their keys; seconds are GPU-seconds."""
+    days = [
+        {
+            "start_seconds": day,
+            "recorded_hours": truth.recorded_hours.get(day, {}),
+            "lines": [_line_json(key, totals) for key, totals in lines.items()],
+        }
+        for day, lines in truth.days.items()
+    ]
     return {
         "simulated": True,
         "start_seconds": truth.start_seconds,
         "end_seconds": truth.end_seconds,
-        "days": [
-            {
-                "start_seconds": day,
-                "recorded_hours": truth.recorded_hours.get(day, {}),
-                "lines": [
-                    {
-                        **{name: value for name, value in key._asdict().items() if value},
-                        "active_seconds": totals.active_seconds,
-                        "idle_seconds": totals.idle_seconds,
-                        "unknown_seconds": totals.unknown_seconds,
-                        "unpriced_seconds": totals.unpriced_seconds,
-                        "energy_joules": totals.energy_joules,
-                        "money": {
-                            currency: {"total": money.total, "idle": money.idle}
-                            for currency, money in totals.money.items()
-                        },
-                    }
-                    for key, totals in lines.items()
-                ],
-            }
-            for day, lines in truth.days.items()
-        ],
+        "days": days,
+    }
+
+
+def _line_json(key: TruthKey, totals: Totals) -> dict[str, Any]:
+    names = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
+    return {
+        **{name: value for name, value in key._asdict().items() if value},
+        **{name: getattr(totals, name) for name in names},
+        "money": {currency: {"total": money.total, "idle": money.idle} for currency, money in totals.money.items()},
     }
 
 
@@ -139,10 +132,9 @@ class Ends(NamedTuple):
 
 def ends(plan: FleetPlan, form: Format) -> Ends:
     """The times of a fleet's samples."""
-    unit = 1 if form == "openmetrics" else _MS
+    unit = 1 if form == "openmetrics" else MS
     stamps = [plan.stamp(hour) for hour in range(plan.hours)]
-    ledger, live = (tuple(f" {(stamp + late) * unit}\n" for stamp in stamps) for late in (RECORDED_AFTER_SECONDS, 0))
-    return Ends(ledger, live)
+    return Ends(*(tuple(f" {(stamp + late) * unit}\n" for stamp in stamps) for late in (RECORDED_AFTER_SECONDS, 0)))
 
 
 def series(
@@ -185,9 +177,9 @@ def quantities_text(
     """The recorded series of a level that are the same in all currencies: seconds and joules."""
     name, rows = f"{level}:gpu_ledger:delta1h", lines.items()
     for state, word in _STATES.items():
-        values = ((hour, getattr(row, f"{word}_ms") / _MS) for hour, row in rows)
+        values = ((hour, getattr(row, f"{word}_ms") / MS) for hour, row in rows)
         yield series(name, labels(**inside, quantity="seconds", state=state), values, ending)
-    unpriced = ((hour, row.unpriced_ms / _MS) for hour, row in rows)
+    unpriced = ((hour, row.unpriced_ms / MS) for hour, row in rows)
     yield series(name, labels(**inside, quantity="unpriced_seconds"), unpriced, ending)
     joules = ((hour, float(row.energy_joules)) for hour, row in rows)
     yield series(name, labels(**inside, quantity="energy_joules"), joules, ending)
@@ -255,10 +247,12 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
         used = int(total * (0.1 + 0.8 * node.random(f"memory/{slot}/{owner}").random()))
         rows = hours.items()
         level = "workload_device:gpu"
-        yield series(f"{level}_share:ratio", inside, ((h, round(sum(use) / _HOUR_MS, 6)) for h, use in rows), ending)
-        active = ((h, round(use[0] / _HOUR_MS, 6)) for h, use in rows)
+        yield series(
+            f"{level}_share:ratio", inside, ((h, round(use.allocated_ms / HOUR_MS, 6)) for h, use in rows), ending
+        )
+        active = ((h, round(use.active_ms / HOUR_MS, 6)) for h, use in rows)
         yield series(f"{level}_active:rate1h", inside, active, ending, zeros=True)
-        measured = ((h, round((use[0] + use[1]) / _HOUR_MS, 6)) for h, use in rows)
+        measured = ((h, round((use.active_ms + use.idle_ms) / HOUR_MS, 6)) for h, use in rows)
         yield series(f"{level}_measured:rate1h", inside, measured, ending, zeros=True)
         yield series(f"{level}_memory_used_bytes:max1h", inside, ((h, used) for h in hours), ending)
         if part.mode == "shared":
@@ -301,9 +295,9 @@ class FleetSums:
         self.hours.setdefault(node.cluster, set()).update(ledger.there)
         working = self.working.setdefault(node.cluster, {})
         for (_, owner), hours in ledger.uses.items():
-            for hour, (active, idle, unknown) in hours.items() if owner != UNATTRIBUTED else ():
-                if active and active >= _AT_WORK_RATIO * (active + idle):
-                    working[hour] = working.get(hour, 0.0) + (active + idle + unknown) / _HOUR_MS
+            for hour, use in hours.items() if owner != UNATTRIBUTED else ():
+                if use.active_ms and use.active_ms >= _AT_WORK_RATIO * (use.active_ms + use.idle_ms):
+                    working[hour] = working.get(hour, 0.0) + use.allocated_ms / HOUR_MS
 
     def merge(self, other: "FleetSums") -> None:
         """Add what another has summed."""
@@ -367,12 +361,12 @@ class FleetSums:
     ) -> Iterator[str]:
         inside = labels(**extra, cluster=cluster)
         metered, owned = sorted(capacity.items()), sorted(held.items())
-        seconds = ((hour, row.allocated_ms / _MS) for hour, row in metered)
+        seconds = ((hour, row.allocated_ms / MS) for hour, row in metered)
         yield series("cluster:gpu_capacity_seconds:delta1h", inside, seconds, ending.ledger)
         for word, counts in (
-            ("capacity", [(hour, row.allocated_ms / _HOUR_MS) for hour, row in metered]),
-            ("allocated", [(hour, row.allocated_ms / _HOUR_MS) for hour, row in owned]),
-            ("effective", [(hour, row.active_ms / _HOUR_MS) for hour, row in owned]),
+            ("capacity", [(hour, row.allocated_ms / HOUR_MS) for hour, row in metered]),
+            ("allocated", [(hour, row.allocated_ms / HOUR_MS) for hour, row in owned]),
+            ("effective", [(hour, row.active_ms / HOUR_MS) for hour, row in owned]),
             ("active", [(hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items())]),
         ):
             yield series(f"cluster:gpu_{word}:sum", inside, counts, ending.live)
@@ -386,10 +380,6 @@ def _add(rows: Rows, more: Mapping[int, FleetFigures]) -> None:
 _BATCH_NODES = 4
 _HEAD = "# HELP gpu_exporter_simulated 1: nothing here is real. Written by gpu-cost-exporter simulate fleet.\n"
 _FOOT = "# EOF\n"
-
-
-_Batch = tuple[str, FleetSums]
-"""Series of some nodes, and their sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,10 +412,15 @@ def write_fleet(
     """
     nodes = fleet_nodes(plan)
     batches = [nodes[first : first + _BATCH_NODES] for first in range(0, len(nodes), _BATCH_NODES)]
-    sums = FleetSums(plan, writing.by_node)
+    sums, make = FleetSums(plan, writing.by_node), partial(_batch, plan, writing)
     output.write(_HEAD)
     done = 0
-    with _mapped(partial(_batch, plan, writing), batches, writing.processes) as results:
+    with ExitStack() as stack:
+        results: Iterator[tuple[str, FleetSums]] = map(make, batches)
+        if writing.processes > 1 and len(batches) > 1:
+            # Not by fork: whoever calls may have threads.
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(writing.processes))
+            results = pool.imap(make, batches)
         for batch, (text, more) in zip(batches, results, strict=True):
             output.write(text)
             sums.merge(more)
@@ -438,7 +433,8 @@ def write_fleet(
     return sums.truth()
 
 
-def _batch(plan: FleetPlan, writing: Writing, nodes: Sequence[FleetNode]) -> _Batch:
+def _batch(plan: FleetPlan, writing: Writing, nodes: Sequence[FleetNode]) -> tuple[str, FleetSums]:
+    """Return the series of some nodes, and their sums."""
     ending, sums = ends(plan, writing.form), FleetSums(plan, writing.by_node)
     texts: list[str] = []
     for node in nodes:
@@ -446,15 +442,3 @@ def _batch(plan: FleetPlan, writing: Writing, nodes: Sequence[FleetNode]) -> _Ba
         texts.extend(node_text(ledger, ending, writing.extra, devices=writing.devices))
         sums.add(ledger)
     return "".join(texts), sums
-
-
-@contextmanager
-def _mapped(
-    make: Callable[[Sequence[FleetNode]], _Batch], batches: Sequence[Sequence[FleetNode]], processes: int
-) -> Iterator[Iterator[_Batch]]:
-    if processes <= 1 or len(batches) <= 1:
-        yield map(make, batches)
-        return
-    # Not by fork: whoever calls may have threads.
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield pool.imap(make, batches)

@@ -200,8 +200,8 @@ def _stretch(random: Random, hours: int, longest: int) -> frozenset[int]:
     return frozenset(range(first, min(first + random.randrange(1, longest), hours)))
 
 
-_MS = 1000
-_HOUR_MS = HOUR_SECONDS * _MS
+MS = 1000
+HOUR_MS = HOUR_SECONDS * MS
 _ROUNDING_MS = 200
 """What rounding down leaves of a GPU that is held by many; it belongs to a holder, and is not free."""
 _EPOCH_WEEKDAY = 3
@@ -238,10 +238,10 @@ class FleetFigures(NamedTuple):
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
         return Totals(
-            active_seconds=self.active_ms / _MS,
-            idle_seconds=self.idle_ms / _MS,
-            unknown_seconds=self.unknown_ms / _MS,
-            unpriced_seconds=self.unpriced_ms / _MS,
+            active_seconds=self.active_ms / MS,
+            idle_seconds=self.idle_ms / MS,
+            unknown_seconds=self.unknown_ms / MS,
+            unpriced_seconds=self.unpriced_ms / MS,
             energy_joules=float(self.energy_joules),
             money={currency: self.money} if self.money.total else {},
         )
@@ -250,23 +250,10 @@ class FleetFigures(NamedTuple):
 NO_TIME = FleetFigures()
 
 
-class LineOwner(NamedTuple):
-    """What the ledger's series of one node are told apart by."""
-
-    owner: FleetOwner
-    mode: str
-
-
-class HourUse(NamedTuple):
-    """How an owner used a device in an hour; milliseconds are of physical GPUs, by share."""
-
-    active_ms: int
-    idle_ms: int
-    unknown_ms: int
-
-
-HourUses = dict[tuple[int, FleetOwner], dict[int, HourUse]]
-"""By the first slot of the device, and owner; then by hour."""
+LineOwner = tuple[FleetOwner, str]
+"""Owner and mode: what the ledger's series of one node are told apart by."""
+HourUses = dict[tuple[int, FleetOwner], dict[int, FleetFigures]]
+"""Time without money by the first slot of the device, and owner; then by hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +262,7 @@ class NodeLedger:
 
     node: FleetNode
     lines: Mapping[LineOwner, Mapping[int, FleetFigures]]
-    uses: Mapping[tuple[int, FleetOwner], Mapping[int, HourUse]]
+    uses: HourUses
     """Only of hours that were recorded."""
     there: tuple[int, ...]
     """Hours in which the node was there and was recorded."""
@@ -300,14 +287,14 @@ def node_ledger(node: FleetNode) -> NodeLedger:
     recorded = recording_hours(node.plan)
     away = away_hours(node)
     uses = _uses(node, away)
-    sums: dict[LineOwner, dict[int, HourUse]] = {}
+    sums: dict[LineOwner, dict[int, FleetFigures]] = {}
     for (slot, owner), hours in uses.items():
-        rows = sums.setdefault(LineOwner(owner, node.slots[slot].mode), {})
+        rows = sums.setdefault((owner, node.slots[slot].mode), {})
         for hour, use in hours.items():
-            rows[recorded[hour]] = HourUse(*map(add, rows.get(recorded[hour], _NOTHING), use))
+            rows[recorded[hour]] = rows.get(recorded[hour], NO_TIME) + use
     return NodeLedger(
         node=node,
-        lines={key: {hour: _line(node, hour, *rows[hour]) for hour in sorted(rows)} for key, rows in sums.items()},
+        lines={key: {hour: _line(node, hour, rows[hour]) for hour in sorted(rows)} for key, rows in sums.items()},
         uses={
             key: {hour: use for hour, use in sorted(hours.items()) if recorded[hour] == hour}
             for key, hours in uses.items()
@@ -321,8 +308,8 @@ def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
     """Every holding, hour by hour, and what nobody held, by the first slot of its GPU."""
     random, unmeasured = node.random("activity"), unmeasured_hours(node)
     uses: HourUses = {}
-    free = [[_HOUR_MS] * node.plan.hours for _ in range(node.plan.gpus_per_node)]
-    last: list[dict[int, dict[int, HourUse]]] = [{} for _ in free]
+    free = [[HOUR_MS] * node.plan.hours for _ in range(node.plan.gpus_per_node)]
+    last: list[dict[int, dict[int, FleetFigures]]] = [{} for _ in free]
     first_hour = node.plan.start_seconds // HOUR_SECONDS
     devices = [node.device(slot) for slot in range(len(node.slots))]
     for holding in holdings(node):
@@ -334,51 +321,46 @@ def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
             allocated = _allocated_ms(holding, hour)
             free[gpu][hour] -= allocated
             last[gpu][hour] = of_hour
-            before = of_hour.get(hour, _NOTHING)
             if hour in unmeasured:
-                of_hour[hour] = HourUse(before[0], before[1], before[2] + allocated)
-                continue
-            days, hour_of_day = divmod(first_hour + hour, DAY_HOURS)
-            active = int(allocated * activity_ratio(holding, hour_of_day, (days + _EPOCH_WEEKDAY) % 7, random))
-            of_hour[hour] = HourUse(before[0] + active, before[1] + allocated - active, before[2])
+                use = FleetFigures(unknown_ms=allocated)
+            else:
+                days, hour_of_day = divmod(first_hour + hour, DAY_HOURS)
+                active = int(allocated * activity_ratio(holding, hour_of_day, (days + _EPOCH_WEEKDAY) % 7, random))
+                use = FleetFigures(active_ms=active, idle_ms=allocated - active)
+            of_hour[hour] = of_hour.get(hour, NO_TIME) + use
     for slot, part in enumerate(node.slots):
         if (slot == 0 or node.slots[slot - 1].gpu != part.gpu) and free[part.gpu]:
             uses[slot, NOBODY] = _nobodys(free[part.gpu], last[part.gpu], away, measured=node.measured)
     return uses
 
 
-_NOTHING = HourUse(0, 0, 0)
-
-
 def _nobodys(
-    free: list[int], last: Mapping[int, dict[int, HourUse]], away: frozenset[int], *, measured: bool
-) -> dict[int, HourUse]:
+    free: list[int], last: Mapping[int, dict[int, FleetFigures]], away: frozenset[int], *, measured: bool
+) -> dict[int, FleetFigures]:
     """What is left of a GPU, hour by hour; a trifle that rounding left goes to its last holder."""
-    rest: dict[int, HourUse] = {}
+    rest: dict[int, FleetFigures] = {}
     for hour, left in enumerate(free):
         if hour in away or not left:
             continue
         if left >= _ROUNDING_MS:
-            rest[hour] = HourUse(0, left, 0) if measured else HourUse(0, 0, left)
+            rest[hour] = FleetFigures(idle_ms=left) if measured else FleetFigures(unknown_ms=left)
         else:
-            active, idle, unknown = last[hour][hour]
-            last[hour][hour] = (
-                HourUse(active, idle, unknown + left) if unknown else HourUse(active, idle + left, unknown)
-            )
+            use = last[hour][hour]
+            last[hour][hour] = use + (FleetFigures(unknown_ms=left) if use.unknown_ms else FleetFigures(idle_ms=left))
     return rest
 
 
 def _allocated_ms(holding: FleetHolding, hour: int) -> int:
     begin = hour * HOUR_SECONDS
     seconds = min(holding.end_seconds, begin + HOUR_SECONDS) - max(holding.start_seconds, begin)
-    return int(seconds * holding.share_ratio * _MS)
+    return int(seconds * holding.share_ratio * MS)
 
 
-def _line(node: FleetNode, hour: int, active: int, idle: int, unknown: int) -> FleetFigures:
-    price = node.price(hour)
-    spec = node.spec
-    joules = int((spec.idle_watts * idle + spec.power_limit_watts * active) / _MS)
+def _line(node: FleetNode, hour: int, use: FleetFigures) -> FleetFigures:
+    """Add joules and money to an hour's time."""
+    price, spec = node.price(hour), node.spec
+    joules = int((spec.idle_watts * use.idle_ms + spec.power_limit_watts * use.active_ms) / MS)
     if price is None:
-        return FleetFigures(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0, 0.0)
-    money = (round(one * price / _HOUR_MS, 9) for one in (active, idle, unknown))
-    return FleetFigures(active, idle, unknown, 0, joules, *money)
+        return use._replace(unpriced_ms=use.allocated_ms, energy_joules=joules)
+    active, idle, unknown = (round(one * price / HOUR_MS, 9) for one in (use.active_ms, use.idle_ms, use.unknown_ms))
+    return use._replace(energy_joules=joules, active_cost=active, idle_cost=idle, unknown_cost=unknown)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -9,8 +10,8 @@ from pathlib import Path
 
 from exporter.errors import ConfigError
 from exporter.model import Field
-from gpu_simulator import api_objects, identities
-from gpu_simulator.api_server import ApiServer
+from gpu_simulator import identities
+from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.scenario import Scenario
 from gpu_simulator.truth import NodeTruth, PodTruth, ProcessTruth
@@ -48,10 +49,10 @@ def write_filesystem(truth: NodeTruth, proc_root: Path, pod_log_root: Path) -> N
         )
     for directory in proc_root.iterdir():
         if directory.name.isdecimal() and int(directory.name) not in processes:
-            _remove(directory)
+            shutil.rmtree(directory)
     for directory in pod_log_root.iterdir():
         if directory.name != MARK and directory.name not in pods:
-            _remove(directory)
+            shutil.rmtree(directory)
 
 
 def _claim(root: Path) -> None:
@@ -107,15 +108,6 @@ def _write_files(directory: Path, files: Mapping[str, str]) -> None:
         new.replace(path)
 
 
-def _remove(directory: Path) -> None:
-    for path in directory.iterdir():
-        if path.is_dir():
-            _remove(path)
-        else:
-            path.unlink()
-    directory.rmdir()
-
-
 REFRESH_SECONDS = 1.0
 """How often ``/proc`` and the pod logs are brought up to date."""
 _SAME_INSTANT_SECONDS = 0.02
@@ -155,7 +147,7 @@ class SimulatedNode:
         """How to reach the Kubernetes API of the node's cluster; there from ``start`` on."""
         self.kubelet = KubeletServer(self.kubelet_socket, self.truth)
         self.api = ApiServer(
-            lambda: api_objects.objects_of(self.truth()),
+            lambda: objects_of(self.truth()),
             lambda: self.truth().faults,
             token_file=directory / "api" / "token",
             kubeconfig=self.kubeconfig,

@@ -182,6 +182,11 @@ class PodPlan(PodMetadata):
     sidecars: tuple[str, ...] = ()
     """Containers without devices."""
 
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Devices of all its containers."""
+        return tuple(claim for container in self.containers for claim in container.claims)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
@@ -302,17 +307,15 @@ def _device_conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan]) -> Itera
 
 
 def _slots(pod: PodPlan, gpus: Sequence[GpuPlan]) -> Iterator[tuple[_Slot, Claim]]:
-    for container in pod.containers:
-        for claim in container.claims:
-            if gpus[claim.gpu].sharing is not Sharing.FRACTION and not claim.admin:
-                for number in claim.replicas or (0,):
-                    yield (claim.gpu, claim.instance, number), claim
+    for claim in pod.claims:
+        if gpus[claim.gpu].sharing is not Sharing.FRACTION and not claim.admin:
+            for number in claim.replicas or (0,):
+                yield (claim.gpu, claim.instance, number), claim
 
 
 def _claims_on(pod: PodPlan, gpu: GpuPlan) -> list[Claim]:
     """Return the claims of a pod that hold a part of a GPU."""
-    claims = (claim for container in pod.containers for claim in container.claims)
-    return [claim for claim in claims if claim.gpu == gpu.index and not claim.admin]
+    return [claim for claim in pod.claims if claim.gpu == gpu.index and not claim.admin]
 
 
 def _part_conflicts(numbered: Sequence[tuple[int, PodPlan]], gpu: GpuPlan) -> Iterator[_Conflict]:

@@ -10,13 +10,13 @@ from gpu_simulator import identities
 from gpu_simulator.activity import (
     MIXES,
     NAMES,
-    IdleAfter,
-    Ramp,
     Signal,
-    Sine,
     Vector,
+    idle_after,
     mix,
     noise,
+    ramp,
+    sine,
     square,
     steady,
     steps,
@@ -433,7 +433,7 @@ def _signal(section: Section, seed: str) -> Signal:
         return steady(0.0)
     signal = _form(part, forms[0], seed)
     after = part.optional_number("idle_after", low=0.0)
-    return signal if after is None else IdleAfter(signal=signal, seconds=after)
+    return signal if after is None else idle_after(signal, after)
 
 
 def _form(part: Section, form: str, seed: str) -> Signal:
@@ -458,11 +458,11 @@ def _form(part: Section, form: str, seed: str) -> Signal:
             return noise(low=low, high=high, slot_seconds=slot, seed=seed)
         case "ramp":
             first, last = level("first"), level("last")
-            return Ramp(first=first, last=last, seconds=section.number("seconds", low=_SHORTEST_SECONDS))
+            return ramp(first=first, last=last, seconds=section.number("seconds", low=_SHORTEST_SECONDS))
         case "sine":
             mean = level("mean")
             amplitude = section.number("amplitude", low=0.0, high=min(mean, 1.0 - mean))
-            return Sine(mean=mean, amplitude=amplitude, **period())
+            return sine(mean=mean, amplitude=amplitude, **period())
     return square(high=level("high"), low=level("low", 0.0), duty=level("duty", 0.5), **period())
 
 

@@ -34,6 +34,8 @@ class Problems:
     lines: list[str] = field(default_factory=list)
     sections: "list[Section]" = field(default_factory=list)
     """Every mapping that was read."""
+    nodes: int = 0
+    """Values read, those behind aliases each time."""
 
     def add(self, line: int, message: str) -> None:
         """Note one mistake."""
@@ -215,9 +217,10 @@ class Section:
 
     def finish(self) -> None:
         """Report the keys that mean nothing here."""
-        for key in self._values.keys() - self._asked.keys():
-            hint = close_match(key, self._asked)
-            self.problem(key, f"is no key here{hint}; allowed: {', '.join(self._asked)}")
+        for key in self._values:
+            if key not in self._asked:
+                hint = close_match(key, self._asked)
+                self.problem(key, f"is no key here{hint}; allowed: {', '.join(self._asked)}")
 
 
 def _told(item: Item) -> str:
@@ -246,24 +249,22 @@ def read_tree(text: str, problems: Problems) -> Item | None:
     if root is None:
         problems.add(1, "is empty; allowed: a scenario, see docs/scenarios.md")
         return None
-    if _count(root) > _MOST_NODES:
+    try:
+        return _item(root, problems)
+    except RecursionError:
         problems.add(1, "aliases (*) make far more of it than stands there; write them out")
         return None
-    return _item(root, problems)
-
-
-def _count(root: yaml.Node) -> int:
-    """Return the number of nodes, aliases followed, up to one more than ``_MOST_NODES``."""
-    waiting, seen = [root], 0
-    while waiting and seen <= _MOST_NODES:
-        node = waiting.pop()
-        seen += 1
-        if isinstance(node, yaml.CollectionNode):
-            waiting += [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
-    return seen
 
 
 def _item(node: yaml.Node, problems: Problems) -> Item:
+    """Return a node as a value with its line.
+
+    Raises:
+        RecursionError: Aliases were followed to more than ``_MOST_NODES`` nodes, or to themselves.
+    """
+    problems.nodes += 1
+    if problems.nodes > _MOST_NODES:
+        raise RecursionError
     line = node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         found: dict[str, Item] = {}

@@ -2,28 +2,211 @@
 
 import asyncio
 import json
+import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp import web
 
 from exporter.errors import ConfigError, ExporterError
 from gpu_simulator.fleet import Writing, write_fleet
 from gpu_simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan, team_names
 from gpu_simulator.models import table
-from gpu_simulator.programs import Program, Webhook, free_port, page_addresses
 from gpu_simulator.scenario import load
 
+END_SECONDS = 10.0
+TAIL_LINES = 5
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Substitution:
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """One program of the stack.
+
+    ``ready_url`` answers 200 once it can be used; ``log`` takes what it writes. ``process`` is there after ``start``.
+    """
+
+    name: str
+    command: Sequence[str]
+    ready_url: str
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start the program in a process group of its own, so that a Ctrl-C reaches the stack only."""
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    async def wait_ready(
+        self, session: aiohttp.ClientSession, timeout_seconds: float, stop: asyncio.Event | None = None
+    ) -> bool:
+        """Ask until it answers 200; False when the time is over, it ended before, or ``stop`` was set."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        while asyncio.get_running_loop().time() < deadline and not (stop and stop.is_set()):
+            if self.process is None or self.process.returncode is not None:
+                return False
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(self.ready_url) as response:
+                    if response.status == HTTPStatus.OK:
+                        return True
+            await asyncio.sleep(0.1)
+        return False
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code (negative: the signal that ended it); ``None`` while it runs."""
+        return self.process.returncode if self.process is not None else 1
+
+    async def end(self) -> None:
+        """Ask it to end, and after 10 s make it; then end what is left of its process group."""
+        if self.process is None:
+            return
+        if self.process.returncode is None:
+            self._signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self.process.wait(), END_SECONDS)
+            except TimeoutError:
+                self._signal(signal.SIGKILL)
+                await self.process.wait()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid if self.process else 0, number)
+
+    def tail(self) -> str:
+        """Give the last lines of its log, in one line."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.is_file() else []
+        return " | ".join(lines[-TAIL_LINES:]) or "it wrote nothing"
+
+
+_QUIET_PORTS = range(15_000, 30_000)
+"""Below those that the system gives to outgoing connections, one of which could take a port before its server does."""
+_DRAWS = 20
+
+
+def free_port(preferred: int) -> int:
+    """Give ``preferred`` on 127.0.0.1 where nobody listens there, else a port that is free now; 0 prefers none."""
+    drawn = (secrets.choice(_QUIET_PORTS) for _ in range(_DRAWS))
+    for port in (*((preferred,) if preferred else ()), *drawn, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+    raise OSError("no free port on 127.0.0.1")
+
+
+Alert = Mapping[str, Any]
+"""One element of ``alerts`` of Alertmanager's webhook payload, version 4."""
+
+
+def line(alert: Alert) -> str:
+    """Say one alert in one line: state, name, severity, since when, and its summary."""
+    labels, annotations = alert.get("labels", {}), alert.get("annotations", {})
+    since = str(alert.get("startsAt", ""))
+    try:
+        since = datetime.fromisoformat(since).astimezone(UTC).strftime("%H:%M:%S UTC")
+    except ValueError:
+        since = since or "unknown time"
+    words = annotations.get("summary") or ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    state = str(alert.get("status", "firing")).upper()
+    name, severity = labels.get("alertname", "unnamed alert"), labels.get("severity", "no severity")
+    return " ".join(f"SIMULATED ALERT {state} {name} ({severity}, since {since}): {words}".split())
+
+
+@dataclass(slots=True, kw_only=True)
+class Webhook:
+    """An HTTP server on loopback that hands each received alert to ``say`` as a line.
+
+    ``port`` is 0 until ``start``; ``received`` keeps every alert, oldest first.
+    """
+
+    say: Callable[[str], None]
+    port: int = 0
+    received: list[Alert] = field(default_factory=list)
+    _runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1."""
+        app = web.Application()
+        app.router.add_post("/", self._receive)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        try:
+            alerts = (await request.json())["alerts"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            return web.Response(status=400, text="expected Alertmanager's webhook payload, version 4\n")
+        for alert in alerts:
+            self.received.append(alert)
+            self.say(line(alert))
+        return web.Response(text="ok\n")
+
+
+_QUERY = "g0.expr=gpu_pod_idle_for_seconds&g0.tab=1"
+_SECONDS = 5.0
+
+
+async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, str]]:
+    """Return what to show people, and where: of each the first address that answers, as some packages have no pages.
+
+    Args:
+        prometheus: Its port on 127.0.0.1.
+        alertmanager: The same.
+    """
+    figures = "api/v1/query?query=gpu_pod_idle_for_seconds"
+    pages = (
+        ("Prometheus", prometheus, (f"graph?{_QUERY}", f"classic/graph?{_QUERY}", figures)),
+        ("alerts", prometheus, ("alerts", "classic/alerts", "api/v1/alerts")),
+        ("Alertmanager", alertmanager, ("", "api/v2/alerts")),
+    )
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
+        return [
+            (name, await _first(session, [f"http://127.0.0.1:{port}/{path}" for path in paths]))
+            for name, port, paths in pages
+        ]
+
+
+async def _first(session: aiohttp.ClientSession, urls: Sequence[str]) -> str:
+    for url in urls[:-1]:
+        try:
+            async with session.get(url) as response:
+                if response.ok:
+                    return url
+        except (aiohttp.ClientError, TimeoutError):
+            continue
+    return urls[-1]
+
+
+class Substitution(NamedTuple):
     """One text of the rules file, what stands there in the demonstration, and what it is."""
 
     shipped: str
@@ -32,9 +215,7 @@ class Substitution:
 
 
 _CONFIGURATION = table("stack")
-SUBSTITUTIONS = tuple(
-    Substitution(shipped=shipped, demo=demo, what=what) for shipped, demo, what in _CONFIGURATION["substitutions"]
-)
+SUBSTITUTIONS = tuple(Substitution(*row) for row in _CONFIGURATION["substitutions"])
 """In this order: a longer text comes before one that it contains."""
 
 
@@ -54,12 +235,8 @@ def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = S
     """
     missing = [item for item in substitutions if item.shipped not in rules]
     if missing:
-        raise ConfigError(
-            *(
-                f"{source}: {item.shipped!r} ({item.what}) is not in it; take the rules file of this version"
-                for item in missing
-            )
-        )
+        advice = "is not in it; take the rules file of this version"
+        raise ConfigError(*(f"{source}: {item.shipped!r} ({item.what}) {advice}" for item in missing))
     for item in substitutions:
         rules = rules.replace(item.shipped, item.demo)
     return rules
@@ -108,6 +285,7 @@ def demo_budgets(fleet: FleetPlan) -> str:
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
 READY_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
 HISTORY_DAYS = 62
 """So that the month before this one is whole."""
 SCRAPE_INTERVAL = "2s"
@@ -134,6 +312,16 @@ class StackOptions:
     history_days: int = 0
     """Days of a simulated fleet's past for the cost service to show; 0: no past, and no cost service."""
 
+    def with_free_ports(self) -> "StackOptions":
+        """Return the same with ports that are free now."""
+        return replace(
+            self,
+            agent_port=free_port(self.agent_port),
+            prometheus_port=free_port(self.prometheus_port),
+            alertmanager_port=free_port(self.alertmanager_port),
+            cost_port=free_port(self.cost_port),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
@@ -153,18 +341,7 @@ def find_tools() -> Tools:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """Where each part listens on 127.0.0.1."""
-
-    agent: int
-    prometheus: int
-    alertmanager: int
-    webhook: int
-    cost: int
-
-
-def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Path, Path]:
+def _configure(options: StackOptions, webhook_port: int, directory: Path) -> tuple[Path, Path]:
     """Write the configurations of Alertmanager and Prometheus, and the rules that the second one reads."""
     try:
         shipped = options.rules.read_text(encoding="utf-8")
@@ -173,44 +350,50 @@ def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Pa
     rules = directory / "rules.yaml"
     rules.write_text(shorten(shipped, str(options.rules), options.substitutions), encoding="utf-8")
     alertmanager_file = directory / "alertmanager.yml"
-    alertmanager_file.write_text(ALERTMANAGER_CONFIG.format(webhook=ports.webhook), encoding="utf-8")
+    alertmanager_file.write_text(ALERTMANAGER_CONFIG.format(webhook=webhook_port), encoding="utf-8")
     prometheus_file = directory / "prometheus.yml"
     text = str(_CONFIGURATION["prometheus"]).format(
-        interval=SCRAPE_INTERVAL, rules=json.dumps(str(rules)), alertmanager=ports.alertmanager, agent=ports.agent
+        interval=SCRAPE_INTERVAL,
+        rules=json.dumps(str(rules)),
+        alertmanager=options.alertmanager_port,
+        agent=options.agent_port,
     )
     prometheus_file.write_text(text, encoding="utf-8")
     return alertmanager_file, prometheus_file
 
 
-def programs(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Program]:
+def programs(options: StackOptions, tools: Tools, webhook_port: int, directory: Path) -> list[Program]:
     """Write the configurations into ``directory`` and name the programs to start, the agent first.
 
     Raises:
         ConfigError: The rules file is not there, or is not the one of this version.
     """
 
-    def program(name: str, port: int, ready: str, *command: str) -> Program:
-        url, log = f"http://127.0.0.1:{port}/{ready}", directory / f"{name.partition(' ')[0]}.log"
-        return Program(name=name, command=command, ready_url=url, log=log)
+    def program(name: str, ready: str, *command: str) -> Program:
+        log = directory / f"{name.partition(' ')[0]}.log"
+        return Program(name=name, command=command, ready_url=f"http://{ready}", log=log)
 
-    address = f"127.0.0.1:{ports.agent}"
+    agent, prometheus, alertmanager, cost = (
+        f"127.0.0.1:{port}"
+        for port in (options.agent_port, options.prometheus_port, options.alertmanager_port, options.cost_port)
+    )
     more = ("--simulate", options.scenario, "--simulate-hour", HOUR, "--cost-labels", "project,environment")
-    started = [program("agent", ports.agent, "readyz", *options.agent_command, *more, "--listen", address)]
+    started = [program("agent", f"{agent}/readyz", *options.agent_command, *more, "--listen", agent)]
     if tools.prometheus is None or tools.alertmanager is None:
         return started
-    alertmanager_file, prometheus_file = _configure(options, ports, directory)
+    alertmanager_file, prometheus_file = _configure(options, webhook_port, directory)
     command = [tools.alertmanager, f"--config.file={alertmanager_file}", "--cluster.listen-address="]
-    command += [f"--storage.path={directory / 'alertmanager'}", f"--web.listen-address=127.0.0.1:{ports.alertmanager}"]
-    started.append(program("alertmanager", ports.alertmanager, "-/ready", *command))
+    command += [f"--storage.path={directory / 'alertmanager'}", f"--web.listen-address={alertmanager}"]
+    started.append(program("alertmanager", f"{alertmanager}/-/ready", *command))
     command = [tools.prometheus, f"--config.file={prometheus_file}", "--storage.tsdb.retention.time=1y"]
-    command += [f"--storage.tsdb.path={directory / 'prometheus'}", f"--web.listen-address=127.0.0.1:{ports.prometheus}"]
-    started.append(program("prometheus", ports.prometheus, "-/ready", *command))
+    command += [f"--storage.tsdb.path={directory / 'prometheus'}", f"--web.listen-address={prometheus}"]
+    started.append(program("prometheus", f"{prometheus}/-/ready", *command))
     if _has_past(options, tools):
-        address, files = f"127.0.0.1:{ports.cost}", ("--budgets", str(directory / "budgets.yaml"))
-        command = [sys.executable, "-m", "exporter", "serve", "--listen", address, "--refresh-interval", "30s", *files]
-        command += ["--prometheus", f"http://127.0.0.1:{ports.prometheus}", "--store", str(directory / "cost.db")]
-        command += ["--title", "GPU cost (simulated)", "--external-url", f"http://{address}"]
-        started.append(program("cost service", ports.cost, "readyz", *command))
+        command = [sys.executable, "-m", "exporter", "serve", "--listen", cost, "--refresh-interval", "30s"]
+        command += ["--budgets", str(directory / "budgets.yaml"), "--store", str(directory / "cost.db")]
+        command += ["--prometheus", f"http://{prometheus}"]
+        command += ["--title", "GPU cost (simulated)", "--external-url", f"http://{cost}"]
+        started.append(program("cost service", f"{cost}/readyz", *command))
     return started
 
 
@@ -224,17 +407,17 @@ def _make_past(options: StackOptions, tools: Tools, directory: Path) -> None:
     make_history(fleet, str(tools.promtool), directory / "prometheus")
 
 
-def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str]], *, with_cost: bool = False) -> str:
+def greeting(options: StackOptions, pages: Sequence[tuple[str, str]], *, with_cost: bool = False) -> str:
     """Say where to look, and what is not as on a real cluster."""
     lines = [
         "",
         f"SIMULATED NODE: scenario {options.scenario!r}; no GPU, cluster or bill is real.",
-        f"  agent's page       http://127.0.0.1:{ports.agent}/",
-        f"  metrics            http://127.0.0.1:{ports.agent}/metrics",
+        f"  agent's page       http://127.0.0.1:{options.agent_port}/",
+        f"  metrics            http://127.0.0.1:{options.agent_port}/metrics",
     ]
     if with_cost:
         days = f"{NODES} nodes that do not exist, {options.history_days} days"
-        lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{ports.cost}/   ({days})")
+        lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{options.cost_port}/   ({days})")
     lines += [f"  {name:<18} {url}" for name, url in pages]
     if pages:
         width = max(len(item.shipped) for item in options.substitutions)
@@ -255,37 +438,27 @@ async def _bring_up(started: list[Program], say: Callable[[str], None], stop: as
     for part in started:
         await part.start()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
-        waits = [asyncio.create_task(part.wait_ready(session, READY_SECONDS)) for part in started]
-        ready = asyncio.create_task(asyncio.wait(waits))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in (*waits, ready, stopping):
-            task.cancel()
-        if stop.is_set():
-            return 0
-    for part, wait in zip(started, waits, strict=True):
-        if not wait.result():
-            say(f"{part.name} does not answer at {part.ready_url}: {part.tail() or 'it wrote nothing'}")
-    agent = started[0].process
-    return agent.returncode if agent is not None else 1
+        ready = await asyncio.gather(*(part.wait_ready(session, READY_SECONDS, stop) for part in started))
+    if stop.is_set():
+        return 0
+    for part, answers in zip(started, ready, strict=True):
+        if not answers:
+            say(f"{part.name} does not answer at {part.ready_url}: {part.tail()}")
+    return started[0].exit_code
 
 
 async def _stand_by(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int:
     """Wait until asked to stop or the agent ends; another dead part is told, and the rest goes on."""
-    stopping = asyncio.create_task(stop.wait())
-    watches = {asyncio.create_task(part.ended()): part for part in started}
-    try:
-        while not stop.is_set():
-            await asyncio.wait((stopping, *watches), return_when=asyncio.FIRST_COMPLETED)
-            for watch in [watch for watch in watches if watch.done()]:
-                part = watches.pop(watch)
-                say(f"{part.name} ended by itself with code {watch.result()}: {part.tail() or 'it wrote nothing'}")
-                if part is started[0]:
-                    return watch.result() or 1
-        return 0
-    finally:
-        for task in (stopping, *watches):
-            task.cancel()
+    running = list(started)
+    while not stop.is_set():
+        for part in [part for part in running if part.exit_code is not None]:
+            running.remove(part)
+            say(f"{part.name} ended by itself with code {part.exit_code}: {part.tail()}")
+            if part is started[0]:
+                return part.exit_code or 1
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
+    return 0
 
 
 async def run(options: StackOptions, *, say: Callable[[str], None], stop: asyncio.Event, tools: Tools) -> int:
@@ -303,22 +476,15 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
     Raises:
         ConfigError: The rules file is missing or not of this version; nothing was started then.
     """
-    webhook = Webhook(say=say)
+    webhook, options = Webhook(say=say), options.with_free_ports()
     await webhook.start()
-    ports = Ports(
-        agent=free_port(options.agent_port),
-        prometheus=free_port(options.prometheus_port),
-        alertmanager=free_port(options.alertmanager_port),
-        webhook=webhook.port,
-        cost=free_port(options.cost_port),
-    )
     missing = [name for name in ("prometheus", "alertmanager") if getattr(tools, name) is None]
     if missing:
         say(f"not on the PATH: {' and '.join(missing)}; showing the agent alone ({GET_THEM})")
     with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as directory:
         started: list[Program] = []
         try:
-            started = programs(options, tools, ports, Path(directory))
+            started = programs(options, tools, webhook.port, Path(directory))
             say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
             with_cost = _has_past(options, tools) and len(started) > 1
             if with_cost:
@@ -331,8 +497,8 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
             code = await _bring_up(started, say, stop)
             if code is not None:
                 return code
-            pages = await page_addresses(ports.prometheus, ports.alertmanager) if len(started) > 1 else ()
-            say(greeting(options, ports, pages, with_cost=with_cost))
+            pages = await page_addresses(options.prometheus_port, options.alertmanager_port) if len(started) > 1 else ()
+            say(greeting(options, pages, with_cost=with_cost))
             return await _stand_by(started, say, stop)
         finally:
             await asyncio.gather(*(part.end() for part in started))
@@ -341,17 +507,16 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
 
 async def _until_signalled(options: StackOptions) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
-
-    def say(text: str) -> None:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-
-    code = await run(options, say=say, stop=stop, tools=find_tools())
-    say("ended: nothing of the demonstration is left running")
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    code = await run(options, say=_say, stop=stop, tools=find_tools())
+    _say("ended: nothing of the demonstration is left running")
     return code
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def main(scenario: str) -> int:
