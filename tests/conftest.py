@@ -10,10 +10,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import pytest
 from agent_support import AgentProcess, matching, running_agent
-from fleet_support import fleet_prometheus, fleet_truth, fleet_victoria, small_fleet
+from fleet_support import fleet_blocks, fleet_prometheus, fleet_truth, fleet_victoria, small_fleet
 from hypothesis import HealthCheck, settings
 
-__all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
+__all__ = ["fleet_blocks", "fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
 # Tests do not time: an example that takes long only shows that the machine is busy. The settings of a test change this
 # profile, as it is loaded before the modules of tests.
