@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from gpu_simulator.fleet import FleetSums, FleetTruth, Writing, write_fleet
-from gpu_simulator.fleet_ledger import NodeLedger, node_ledger
+from gpu_simulator.fleet_ledger import node_ledger
 from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
 from gpu_simulator.programs import free_port
 
@@ -59,17 +59,17 @@ def tool(name: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def fleet_ledgers(plan: FleetPlan) -> tuple[NodeLedger, ...]:
-    """What every node of a small fleet recorded."""
-    return tuple(map(node_ledger, fleet_nodes(plan)))
+def fleet_sums(plan: FleetPlan) -> FleetSums:
+    """What all nodes of a small fleet recorded."""
+    sums = FleetSums(plan)
+    for ledger in map(node_ledger, fleet_nodes(plan)):
+        sums.add(ledger)
+    return sums
 
 
 def truth_between(start_seconds: int, end_seconds: int, plan: FleetPlan = SMALL_FLEET) -> FleetTruth:
     """What is true of the samples with start < time <= end, by UTC day."""
-    sums = FleetSums(plan)
-    for ledger in fleet_ledgers(plan):
-        sums.add(ledger)
-    return sums.truth(start_seconds, end_seconds)
+    return fleet_sums(plan).truth(start_seconds, end_seconds)
 
 
 def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], devices: bool = True) -> Path:
