@@ -10,56 +10,61 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import pytest
 from agent_support import AgentProcess, matching, running_agent
-from fleet_support import fleet_prometheus, fleet_truth, fleet_victoria, small_fleet
+from fleet_support import fleet_blocks, fleet_prometheus, fleet_truth, fleet_victoria, small_fleet
 from hypothesis import HealthCheck, settings
 
-__all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
+__all__ = ["fleet_blocks", "fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
 # Tests do not time: an example that takes long only shows that the machine is busy. The settings of a test change this
 # profile, as it is loaded before the modules of tests.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Files go to a few processes one by one: who is given a slow one last works on alone, for minutes. These take 20 s and
+# Files go to a few processes one by one: who is given a slow one last works on alone, for minutes. These take 10 s and
 # more, the slowest first, and so that one that mostly waits (a demonstration, alerts that are to come, engines that are
 # killed) runs beside others that compute. --no-loadscope-reorder keeps xdist from sorting them by the number of tests.
 _SLOWEST_FIRST = (
     "test_rules_versions.py",
-    "test_rules.py",
+    "test_image.py",
+    "test_service_browser.py",
     "test_stack.py",
     "test_alerts_end_to_end.py",
-    "test_image.py",
-    "test_service_live.py",
     "test_dcgm_engine_kill.py",
-    "test_kill.py",
-    "test_rbac.py",
-    "test_service_browser.py",
-    "test_load.py",
-    "test_chaos.py",
-    "test_dcgm_bad_input.py",
-    "test_corpus.py",
-    "test_report_command.py",
-    "test_agent_dcgm.py",
-    "test_report_scale.py",
-    "test_service_pages.py",
+    "test_rules.py",
+    "test_missing_gpus.py",
     "test_abi.py",
-    "test_dashboards_data.py",
-    "test_abi_agent.py",
+    "test_agent_dcgm.py",
+    "test_service_live.py",
+    "test_rules_ledger.py",
+    "test_load.py",
     "test_agent.py",
-    "test_chart.py",
-    "test_deploy.py",
-    "test_supply.py",
-    "test_consumers.py",
-    "test_virtual_chaos.py",
-    "test_weight.py",
     "test_metering.py",
-    "test_fleet_reading.py",
+    "test_dcgm_bad_input.py",
+    "test_switch_over.py",
+    "test_kill.py",
+    "test_abi_agent.py",
+    "test_two_agents.py",
     "test_web_end_to_end.py",
-    "test_sharing.py",
+    "test_idle_measured.py",
+    "test_rbac.py",
+    "test_dashboards_data.py",
+    "test_corpus.py",
     "test_alertmanager.py",
-    "test_service_api.py",
-    "test_fleet_simulator.py",
-    "test_prometheus_client.py",
+    "test_doctor.py",
+    "test_worker.py",
+    "test_fleet_reading.py",
+    "test_report_command.py",
+    "test_chaos.py",
+    "test_sharing.py",
+    "test_doctor_engine.py",
+    "test_digest.py",
+    "test_complete_lookups.py",
+    "test_chart.py",
+    "test_doctor_dcgm.py",
+    "test_owners_pipeline.py",
+    "test_deploy.py",
+    "test_service_pages.py",
+    "test_report_scale.py",
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
-from stub_support import MAX_INSTANCES, MIB, compiler, gpu_uuid, instance_uuid
+from stub_support import MAX_INSTANCES, MIB, compiled, compiler, gpu_uuid, instance_uuid
 
 __all__ = ["MAX_INSTANCES", "MIB", "Engine", "StubControl", "build", "compiler", "control", "environment"]
 __all__ += ["gpu_uuid", "instance_uuid", "xid"]
@@ -190,19 +190,12 @@ def build(directory: Path, *, major: int = 4, release: str = "", without: Iterab
     Returns:
         The directory.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    exports = directory / "exports.map"
     hidden = "".join(f"{name}; " for name in without)
-    exports.write_text(f"{{ global: dcgm*; Dcgm*; errorString; local: {hidden}*; }};\n", encoding="ascii")
-    compile_c = [compiler() or "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2"]
-    library, engine = directory / "building.so", directory / "building-engine"
-    command = [*compile_c, "-fPIC", "-shared", "-fvisibility=hidden", f"-DMAJOR={major}"]
-    command += [f'-DRELEASE="{release or RELEASES[major]}"', f"-Wl,--version-script={exports}"]
-    command += [f"-Wl,-soname,libdcgm.so.{major}", *(str(SOURCES / f"{name}.c") for name in _PARTS), "-o", str(library)]
-    subprocess.run([*command, "-lm", "-lpthread"], check=True)
-    library.replace(directory / f"libdcgm.so.{major}")
-    subprocess.run([*compile_c, str(SOURCES / "engine.c"), "-o", str(engine)], check=True)
-    engine.replace(directory / "stub-engine")
+    options = ["-fPIC", "-shared", "-fvisibility=hidden", f"-DMAJOR={major}"]
+    options += [f'-DRELEASE="{release or RELEASES[major]}"', f"-Wl,-soname,libdcgm.so.{major}", "-lm", "-lpthread"]
+    exports = f"{{ global: dcgm*; Dcgm*; errorString; local: {hidden}*; }};\n"
+    compiled(directory / f"libdcgm.so.{major}", [SOURCES / f"{name}.c" for name in _PARTS], *options, exports=exports)
+    compiled(directory / "stub-engine", [SOURCES / "engine.c"])
     return directory
 
 

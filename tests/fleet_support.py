@@ -1,25 +1,27 @@
 """A small simulated fleet behind a real Prometheus and a real VictoriaMetrics, and what is true of it.
 
 Every test may ask for the fixtures ``small_fleet``, ``fleet_truth``, ``fleet_prometheus`` and ``fleet_victoria``; the
-servers are there for a worker's whole session, so tests only read. For other fleets: ``backfilled``, ``prometheus``,
-``victoria``.
+servers are there for a worker's whole session, so tests only read. ``fleet_blocks`` is for servers of one's own.
+For other fleets: ``backfilled``, ``prometheus``, ``victoria``.
 """
 
+import fcntl
+import os
 import shutil
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
 
 from gpu_simulator.fleet import FleetSums, FleetTruth, Writing, write_fleet
-from gpu_simulator.fleet_ledger import NodeLedger, node_ledger
+from gpu_simulator.fleet_ledger import node_ledger
 from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
 from gpu_simulator.stack import free_port
 
@@ -57,17 +59,17 @@ def tool(name: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def fleet_ledgers(plan: FleetPlan) -> tuple[NodeLedger, ...]:
-    """What every node of a small fleet recorded."""
-    return tuple(map(node_ledger, fleet_nodes(plan)))
+def fleet_sums(plan: FleetPlan) -> FleetSums:
+    """What all nodes of a small fleet recorded."""
+    sums = FleetSums(plan)
+    for ledger in map(node_ledger, fleet_nodes(plan)):
+        sums.add(ledger)
+    return sums
 
 
 def truth_between(start_seconds: int, end_seconds: int, plan: FleetPlan = SMALL_FLEET) -> FleetTruth:
     """What is true of the samples with start < time <= end, by UTC day."""
-    sums = FleetSums(plan)
-    for ledger in fleet_ledgers(plan):
-        sums.add(ledger)
-    return sums.truth(start_seconds, end_seconds)
+    return fleet_sums(plan).truth(start_seconds, end_seconds)
 
 
 def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], devices: bool = True) -> Path:
@@ -200,21 +202,48 @@ def fleet_truth(small_fleet: FleetPlan) -> FleetTruth:
     return truth_between(small_fleet.start_seconds, small_fleet.end_seconds, small_fleet)
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a directory that ``make`` fills once for all processes of a run; to be read, or copied."""
+    common = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    made = common / f"once-{name}"
+    with (common / f"once-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            making = factory.mktemp(name)
+            make(making)
+            making.rename(made)
+    return made
+
+
 @pytest.fixture(scope="session")
-def fleet_prometheus(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
+def fleet_blocks(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small fleet's blocks, for copies: a server locks and changes what it runs on."""
+    return once(tmp_path_factory, "fleet", partial(backfilled, small_fleet)) / "blocks"
+
+
+@pytest.fixture(scope="session")
+def fleet_prometheus(
+    small_fleet: FleetPlan, fleet_blocks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FleetServer]:
     """The small fleet in Prometheus 2.42."""
     directory = tmp_path_factory.mktemp("fleet-prometheus")
-    with prometheus(directory, backfilled(small_fleet, directory), small_fleet) as server:
+    blocks = Path(shutil.copytree(fleet_blocks, directory / "blocks"))
+    with prometheus(directory, blocks, small_fleet) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def fleet_victoria(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
     """The small fleet in VictoriaMetrics 1.112."""
+
+    def load(directory: Path) -> None:
+        text = directory / "fleet.txt"
+        with text.open("w", encoding="utf-8") as output:
+            write_fleet(small_fleet, output, Writing(form="import"))
+        with victoria(directory, text, small_fleet):
+            text.unlink()
+
     directory = tmp_path_factory.mktemp("fleet-victoria")
-    text = directory / "fleet.txt"
-    with text.open("w", encoding="utf-8") as output:
-        write_fleet(small_fleet, output, Writing(form="import"))
-    with victoria(directory, text, small_fleet) as server:
-        text.unlink()
+    shutil.copytree(once(tmp_path_factory, "victoria", load), directory, dirs_exist_ok=True)
+    with victoria(directory, None, small_fleet) as server:
         yield server

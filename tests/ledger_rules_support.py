@@ -114,6 +114,7 @@ class Recorder:
         self._questions = http.client.HTTPConnection(str(address.hostname), int(address.port or 0), timeout=60)
         self._shows_late = shows_late
         self._flush = flush
+        self._encoded: dict[tuple[tuple[str, str], ...], bytes] = {}
         groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
         self._groups: dict[float, list[tuple[str, str]]] = {
             60.0 * int(group["interval"].removesuffix("m")): [(rule["record"], rule["expr"]) for rule in group["rules"]]
@@ -150,7 +151,9 @@ class Recorder:
     def write(self, rows: Sequence[tuple[dict[str, str], float]], at: float) -> None:
         """Store samples."""
         for labels, value in rows:
-            self._sender.add(encode_labels(labels), encode_samples([round((EPOCH_SECONDS + at) * 1000)], [value]))
+            series = tuple(labels.items())
+            encoded = self._encoded[series] = self._encoded.get(series) or encode_labels(labels)
+            self._sender.add(encoded, encode_samples([round((EPOCH_SECONDS + at) * 1000)], [value]))
 
     def evaluate(self, interval: float, at: float, rules: int | None = None) -> None:
         """One turn of a group, as an engine takes it that shows what it records at once, or after the turn.

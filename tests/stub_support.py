@@ -1,13 +1,16 @@
 """Builds and steers the simulated libnvidia-ml.so.1 of tests/stub, for ABI tests and benchmarks."""
 
 import ctypes
+import hashlib
 import mmap
 import shutil
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "stub"
+CACHE = Path(__file__).parents[1] / ".cache" / "stubs"
 RELEASE = "590.48.01"
 NEXT_RELEASE = "595.71.05"
 MIB = 1024 * 1024
@@ -95,18 +98,40 @@ def build(directory: Path, *, release: str = RELEASE, without: Iterable[str] = (
     Returns:
         The directory.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    exports = directory / "exports.map"
     hidden = "".join(f"{name}; " for name in without)
-    exports.write_text(f"{{ global: nvml*; local: {hidden}*; }};\n", encoding="ascii")
-    building = directory / "building.so"
-    command = [compiler() or "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared"]
-    command += [f'-DSTUB_RELEASE="{release}"', f"-Wl,--version-script={exports}", "-Wl,-soname,libnvidia-ml.so.1"]
-    command += ["-DSTUB_WIDE_PROCESS_RECORDS"] if wide else []
-    command += [str(SOURCES / "board.c"), str(SOURCES / "sharing.c"), "-o", str(building), "-lm"]
-    subprocess.run(command, check=True)
-    building.replace(directory / "libnvidia-ml.so.1")
+    options = ["-fPIC", "-shared", f'-DSTUB_RELEASE="{release}"', "-Wl,-soname,libnvidia-ml.so.1"]
+    options += ["-DSTUB_WIDE_PROCESS_RECORDS"] if wide else []
+    sources = [SOURCES / "board.c", SOURCES / "sharing.c"]
+    place = directory / "libnvidia-ml.so.1"
+    compiled(place, sources, *options, "-lm", exports=f"{{ global: nvml*; local: {hidden}*; }};\n")
     return directory
+
+
+def compiled(place: Path, sources: Sequence[Path], *options: str, exports: str = "") -> None:
+    """Put a compiled program or library in a place in one step; what was compiled before is copied.
+
+    Args:
+        place: its directory is created where missing.
+        sources: of C, in one folder.
+        options: for compiler and linker.
+        exports: version script of a library.
+    """
+    parts = [*sources, *sources[0].parent.glob("*.h")]
+    content = "\0".join([*options, exports, *(path.read_text(encoding="utf-8") for path in parts)])
+    made = CACHE / hashlib.sha256(content.encode()).hexdigest()[:16]
+    if not made.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            script, building = Path(folder, "exports.map"), Path(folder, "building")
+            script.write_text(exports, encoding="ascii")
+            command = [compiler() or "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", *map(str, sources)]
+            command += [*options, *([f"-Wl,--version-script={script}"] if exports else []), "-o", str(building)]
+            subprocess.run(command, check=True)
+            building.replace(made)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    copy = place.with_name("copy")
+    shutil.copy(made, copy)
+    copy.replace(place)
 
 
 def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubControl:

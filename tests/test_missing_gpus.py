@@ -267,7 +267,7 @@ async def test_a_hung_gpu_costs_itself_alone_and_is_back_when_it_answers(tmp_pat
 def test_the_page_of_an_agent_shows_a_hung_gpu_down_and_the_others_up(tmp_path: Path) -> None:
     path = tmp_path / "hung.yaml"
     pods = [f"{{namespace: ml, name: train-{gpu}, devices: [{{gpu: {gpu}}}], activity: 0.9}}" for gpu in range(2)]
-    faults = "{kind: hang, gpu: 1, from: 5, to: 25}"
+    faults = "{kind: hang, gpu: 1, from: 5, to: 19}"
     text = f"node: n\ngpus: [{{model: h100, count: 2}}]\npods: [{', '.join(pods)}]\nfaults: [{faults}]\n"
     path.write_text(text, encoding="utf-8")
 

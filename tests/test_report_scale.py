@@ -1,38 +1,21 @@
-"""A fleet of 160 GPUs, a month, the command as users run it: right to the last second, with faults, too."""
-
-from collections.abc import Iterator
+"""Forty days of a fleet, the command as users run it: right to the last second, with faults, too."""
 
 import pytest
-from fleet_support import END_SECONDS, FleetServer, backfill, prometheus, victoria
+from fleet_support import SMALL_FLEET, FleetServer
 from scale_support import FIELDS, errors, flaky, report, reported, true_numbers, window
 
-from gpu_simulator.fleet import FleetTruth, Writing, write_fleet
-from gpu_simulator.fleet_plan import FleetPlan
+from gpu_simulator.fleet import FleetTruth
 
-PLAN = FleetPlan(nodes=20, end_seconds=END_SECONDS, seed=3, clusters=("alpha", "beta"), currencies=("USD", "EUR"))
-PERIOD = window(PLAN.start_seconds, PLAN.end_seconds)
+PERIOD = window(SMALL_FLEET.start_seconds, SMALL_FLEET.end_seconds)
 
 
-@pytest.fixture(scope="module", params=["prometheus", "victoria"])
-def fleet(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[FleetServer, FleetTruth]]:
-    directory = tmp_path_factory.mktemp(f"scale-{request.param}")
-    text = directory / "fleet"
-    form = "openmetrics" if request.param == "prometheus" else "import"
-    with text.open("w", encoding="utf-8") as output:
-        truth = write_fleet(PLAN, output, Writing(form=form, devices=False))
-    if request.param == "victoria":
-        with victoria(directory, text, PLAN) as server:
-            yield server, truth
-    else:
-        backfill(text, directory / "blocks")
-        with prometheus(directory, directory / "blocks", PLAN) as server:
-            yield server, truth
+@pytest.fixture(params=["fleet_prometheus", "fleet_victoria"])
+def fleet(request: pytest.FixtureRequest, fleet_truth: FleetTruth) -> tuple[FleetServer, FleetTruth]:
+    return request.getfixturevalue(request.param), fleet_truth
 
 
 @pytest.mark.parametrize("by", list(FIELDS))
-def test_a_month_of_a_fleet_is_reported_as_it_was(
+def test_all_days_of_a_fleet_are_reported_as_they_were(
     fleet: tuple[FleetServer, FleetTruth], by: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     server, truth = fleet

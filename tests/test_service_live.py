@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
-from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
+from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, prometheus, truth_between
 from service_support import running
 
 from exporter.cost.store import DayStore
@@ -65,16 +65,11 @@ async def gated(target: str) -> AsyncIterator[tuple[str, Gate]]:
         await runner.cleanup()
 
 
-@pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return backfilled(SMALL_FLEET, tmp_path_factory.mktemp("live"), devices=False)
-
-
 @pytest.fixture
-def own_prometheus(blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
+def own_prometheus(fleet_blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
     """One that a test may end."""
     copy = tmp_path / "data"
-    shutil.copytree(blocks, copy)
+    shutil.copytree(fleet_blocks, copy)
     with prometheus(tmp_path, copy, SMALL_FLEET) as server:
         yield server
 

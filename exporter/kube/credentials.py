@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +51,9 @@ def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
         LookupError: The environment has no address.
     """
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
-    authority = folder / "ca.crt"
-    _text(authority)
-    token = folder / "token"
-    _text(token)
+    authority, token = folder / "ca.crt", folder / "token"
+    for path in (authority, token):
+        _text(path)
 
     async def authorization() -> str:
         # Read from the file each time: the kubelet renews it, and requests are rare.
@@ -109,13 +109,15 @@ class Credentials:
         if self._in_pod:
             with usable(self.place):
                 return of_service_account(self._environ, self._service_account)
+        # Its unused dynamic client would load this validator where one is installed, which takes a second or two.
+        sys.modules.setdefault("kubernetes_validate", None)  # type: ignore[arg-type]
         # By name, so a type checker does not read thousands of modules; in a thread, because it takes half a
         # second.
-        for module in ("client.configuration", "config.kube_config"):
-            await asyncio.to_thread(importlib.import_module, f"kubernetes.aio.{module}")
-        configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
+        names = ("kubernetes.aio.client.configuration", "kubernetes.aio.config.kube_config")
+        client, kube_config = [await asyncio.to_thread(importlib.import_module, name) for name in names]
+        configuration = client.Configuration()
         with usable(self.place):
-            await self._read_kubeconfig(configuration)
+            await self._read_kubeconfig(kube_config, configuration)
             # Messages and pages show the address.
             if "@" in urlsplit(configuration.host).netloc:
                 raise ApiError(
@@ -134,7 +136,7 @@ class Credentials:
             return str(self._kubeconfig)
         return self._environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
-    async def _read_kubeconfig(self, configuration: Any) -> None:  # noqa: ANN401 - the package has no types to name here
+    async def _read_kubeconfig(self, kube_config: Any, configuration: Any) -> None:  # noqa: ANN401 - the package has no types
         files = self._files
         if not any(_is_file(name) for name in files.split(os.pathsep)):
             raise ApiError(
@@ -142,7 +144,6 @@ class Credentials:
                 f"no Kubernetes API is configured: not in a pod with a service account, and no file {files};"
                 " give --kubeconfig, or let the pod mount its service account's token",
             )
-        kube_config = importlib.import_module("kubernetes.aio.config.kube_config")
         loader = await kube_config.load_kube_config(
             config_file=files, client_configuration=configuration, persist_config=False
         )

@@ -18,7 +18,6 @@ from gpu_simulator.driver_session import (
     EventSet,
     Installed,
     MeanUse,
-    ProcessSamples,
     Refused,
     Target,
     Timing,
@@ -138,7 +137,7 @@ def _uses(target: Target, last_seen_us: int) -> tuple[MeanUse, ...]:
     if target.gpu.mig_enabled:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     session = target.session
-    samples = session.samples.get(target.gpu.uuid, ProcessSamples())
+    samples = session.samples[target.gpu.uuid]
     with session.lock:
         uses = samples.since(last_seen_us / 1e6 - session.epoch_seconds)
     if not uses:

@@ -6,7 +6,7 @@ What a double of any C library needs is here, too: arguments, injected errors, a
 import ctypes
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -339,14 +339,14 @@ class DriverSession(Double):
     """UUIDs of MIG instances by device index, by GPU; survivors of a new layout keep their index."""
     gpm_samples: dict[int, GpmSample | None] = field(default_factory=dict)
     event_sets: dict[int, EventSet] = field(default_factory=dict)
-    samples: dict[str, ProcessSamples] = field(default_factory=dict)
+    samples: defaultdict[str, ProcessSamples] = field(default_factory=lambda: defaultdict(ProcessSamples))
 
     def follow(self, truth: NodeTruth) -> None:
         """Take the process samples that are due."""
         for gpu in truth.gpus:
             if not gpu.mig_enabled:
                 processes = () if Fault.PROCESSES_LOST in truth.faults else gpu.processes
-                self.samples.setdefault(gpu.uuid, ProcessSamples()).observe(truth.at_seconds, processes)
+                self.samples[gpu.uuid].observe(truth.at_seconds, processes)
 
     def open(self, *, tolerate_no_gpus: bool) -> None:
         """One more initialisation; the first one enumerates the GPUs that are there."""
