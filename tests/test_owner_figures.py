@@ -231,15 +231,17 @@ def test_policy_is_the_most_patient_and_the_opt_out_the_latest() -> None:
             ]
         )
         assert node.use().policy == expected
-    times = (None, 50.0, 80.0)
-    node.sample(
-        [
-            whole(held(holder(f"p-{number}", f"GPU-{number}"), 0.0, off_until=until, age=number * 10.0), index=number)
-            for number, until in enumerate(times)
-        ]
-    )
-    assert node.use().opt_out_until_seconds == 80.0
-    assert node.use().age_seconds == 20.0
+    for times in ((None, 50.0, 80.0), (80.0, None, 50.0)):
+        node.sample(
+            [
+                whole(
+                    held(holder(f"p-{number}", f"GPU-{number}"), 0.0, off_until=until, age=number * 10.0), index=number
+                )
+                for number, until in enumerate(times)
+            ]
+        )
+        assert node.use().opt_out_until_seconds == 80.0, times
+        assert node.use().age_seconds == 20.0
     node.sample([whole(held(holder("p"), 0.0))])
     assert node.use().opt_out_until_seconds is None
 

@@ -149,6 +149,11 @@ def test_servers_are_judged_by_memory_where_that_is_asked_for_and_at_high_risk()
     assert "memory in advance" in one.risk
 
 
+def test_a_device_of_unknown_memory_use_keeps_its_workload_on_gpus_of_this_size() -> None:
+    assert advice_on(use(0, 0.1, **SMALL), use(1, 0.1, **SMALL))
+    assert advice_on(use(0, 0.1, **SMALL), use(1, 0.1, peak_memory_bytes=None)) == []
+
+
 def test_several_gpus_of_one_workload_cannot_be_cut_up_without_a_high_risk() -> None:
     (one,) = advice_on(use(0, 0.2, **SMALL), use(1, 0.1, **SMALL))
     assert (one.title, one.risk_level) == ("Move each of 2 H100 to a MIG instance 2g.20gb", "high")
