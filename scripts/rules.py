@@ -48,10 +48,13 @@ HEADER = """\
 #   watched, GPUWasteInhibitor lets Alertmanager hold back its waste alerts.
 # - What was not measured is absent. It is in no ratio and raises no alert.
 # - docs/runbook.md has a heading for every alert, docs/metrics.md the recorded series, tests/rules/ the unit tests.
+# - pint lint finds rule/dependency and group/interval (last_over_time bridges a group's interval), promql/fragile (max by lists
+#   the labels) and alerts/template (it parses a query before printf has filled it in).
 """
 
 DCGM_HEADER = """\
 # Made from rules/src/*.yaml by scripts/rules.py; change those, then: make golden
+# What pint lint finds is explained at the head of prometheus-rules.yaml.
 """
 
 MUTE = "annotate its pods: gpu-cost-exporter/alerts=disabled"
