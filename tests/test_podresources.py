@@ -526,7 +526,7 @@ async def test_kubelet_with_static_pods_only_after_a_restart_is_starting(
     holders, node.holders = node.holders, ()
     await server.restart()
     for _ in range(3):
-        assert "static" in str(await failure(outside))
+        assert "lists only static pods and listed others" in str(await failure(outside))
     node.holders = holders
     assert pods_of(await outside.fetch(NOW)) == {"train"}
     node.holders = ()

@@ -226,7 +226,7 @@ class Completeness:
             )
         if not self._canary and len(pods) == static and self._had_pods and self._restarted:
             return (
-                f"kubelet has restarted, lists {f'{static} static pods' if static else 'no pod'} and listed others"
+                f"kubelet has restarted, lists {'only static pods' if static else 'no pod'} and listed others"
                 " before: it does not know its pods yet; if this node is to run no pods any more, restart the agent"
             )
         return ""
