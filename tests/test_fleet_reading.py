@@ -287,11 +287,11 @@ async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) 
 
 
 async def test_capacity_is_read_from_what_clusters_recorded(fleet_prometheus: FleetServer) -> None:
-    refuse = 'workload:gpu_ledger:delta1h{quantity="seconds"}'
-    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: refuse in form.get("query", ""))
+    refused = queries.SECONDS.series("workload")
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: refused[:-1] in form.get("query", ""))
     async with serving(proxy) as server:
         ledger = await read(server.url, day(2), retries=0)
-    assert [failure.what for failure in ledger.failures] == [refuse]
+    assert [failure.what for failure in ledger.failures] == [refused]
     true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
     assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(true.capacity_seconds)
 

@@ -352,8 +352,9 @@ async def test_the_meters_run_on_through_an_outage_of_nvml_and_back_and_charge_e
         node.sampled = (nvml, dcgm)
         back = await node.until(40.0)
     assert {view.activity.measured_by for view in back.devices if view.activity} == {"nvml"}
-    assert back.ledger is not None
-    accounts = back.ledger.accounts.values()
+    assert back.metering is not None
+    assert back.metering.ledger is not None
+    accounts = back.metering.ledger.accounts.values()
     assert sum(one.allocated_seconds for one in accounts) == pytest.approx(len(back.devices) * 38.0)
     assert sum(one.unknown_seconds for one in accounts) == 0
 
