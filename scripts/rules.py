@@ -48,8 +48,8 @@ HEADER = """\
 #   watched, GPUWasteInhibitor lets Alertmanager hold back its waste alerts.
 # - What was not measured is absent. It is in no ratio and raises no alert.
 # - docs/runbook.md has a heading for every alert, docs/metrics.md the recorded series, tests/rules/ the unit tests.
-# - pint lint finds rule/dependency and group/interval (last_over_time bridges a group's interval), promql/fragile (max by lists
-#   the labels) and alerts/template (it parses a query before printf has filled it in).
+# - pint lint finds rule/dependency, group/interval (last_over_time bridges a group's interval), promql/fragile (max by
+#   lists the labels) and alerts/template (it parses a query before printf has filled it in).
 """
 
 DCGM_HEADER = """\
