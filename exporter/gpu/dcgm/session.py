@@ -78,7 +78,7 @@ class Xids:
         self._reported_to: dict[Entity, int] = {}
         """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
 
-    def follow(self, up: frozenset[Entity], present: frozenset[Entity]) -> None:
+    def follow(self, up: set[Entity], present: set[Entity]) -> None:
         """Watch the entities that are up from now on.
 
         The existing watch also keeps present ones that are lost: the event with the cause may still arrive. The engine
@@ -89,7 +89,7 @@ class Xids:
         """
         if up <= self._members <= present:
             return
-        before, self._members = self._groups, up
+        before, self._members = self._groups, frozenset(up)
         self._groups = tuple(self._begun(sorted(up)))
         for group in before:
             group.close()
@@ -201,13 +201,10 @@ class Session:
         again = now - self._reread_at >= _REREAD_SECONDS
         layout = self._entities.look(again=again)
         self._reread_at = now if again else self._reread_at
-        # An engine refuses paused GPUs in new groups; existing watches continue after the pause.
-        if not any(device.reason == PAUSED for device in layout.devices):
-            self._follow(layout, now)
         self.layout, self._looked_at = layout, now
-
-    def _follow(self, layout: DcgmLayout, now: float) -> None:
-        """Watch the available fields of the devices."""
+        if any(device.reason == PAUSED for device in layout.devices):
+            # The engine refuses paused GPUs in new groups; existing watches continue after the pause.
+            return
         self._profiling.follow((one.gpu_id for one in layout.devices if one.state is DeviceState.UP), now)
         self._watches.follow(
             lambda: plan(
@@ -221,9 +218,8 @@ class Session:
         )
         if self._wanted.xids:
             states = {device.gpu.uuid: device.state for device in layout.devices}
-            places = {entity: states[place[0]] for entity, place in layout.places.items()}
-            up = frozenset(entity for entity, state in places.items() if state is DeviceState.UP)
-            self._xids.follow(up, frozenset(one for one, state in places.items() if state is not DeviceState.MISSING))
+            present = {one for one, place in layout.places.items() if states[place[0]] is not DeviceState.MISSING}
+            self._xids.follow({one for one in present if states[layout.places[one][0]] is DeviceState.UP}, present)
 
     def read(self, now: float) -> dict[str, GpuReading]:
         """Return a reading of every device by its UUID.
