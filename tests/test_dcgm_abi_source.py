@@ -370,6 +370,17 @@ def test_xids_of_more_instances_than_a_group_of_dcgm_3_takes_are_told_once(
     )
 
 
+def test_an_xid_is_told_though_another_gpu_was_lost_and_the_watch_was_made_anew(bench: Bench) -> None:
+    bench.source.sample(time.time())
+    bench.control.gpus[1].status = 4
+    bench.until(lambda one: one.gpus[1].state is DeviceState.LOST, "the lost GPU", patient=True)
+    bench.control.gpus[7].status = 7
+    bench.until(lambda one: one.gpus[7].state is DeviceState.MISSING, "the detached GPU", patient=True)
+    stub.xid(bench.control, 2, 31)
+    reading = bench.until(lambda one: one.xids, "the Xid of another GPU")
+    assert [(event.uuid, event.xid) for event in reading.xids] == [(stub.gpu_uuid(2), 31)]
+
+
 def test_listening_for_xids_takes_one_round_trip_a_sample_until_there_is_one(bench: Bench) -> None:
     def round_trips() -> int:
         before = bench.control.engine.requests

@@ -316,14 +316,14 @@ EXPORTED int dcgmModuleGetStatuses(dcgm_handle handle, struct module_statuses_v1
 }
 
 /* While telemetry is paused, a GPU that works is disabled, and so is not among the supported ones. */
-static int32_t status_of(uint32_t gpu) {
+int32_t stub_status(uint32_t gpu) {
     uint32_t status = control->gpus[gpu].status;
     return control->paused_micros != 0 && status == 1 ? 6 : (int32_t)status;
 }
 
 EXPORTED int dcgmGetGpuStatus(dcgm_handle handle, uint32_t gpu, int32_t *status) {
     ENTER(handle);
-    *status = gpu < control->gpu_count ? status_of(gpu) : 0;
+    *status = gpu < control->gpu_count ? stub_status(gpu) : 0;
     LEAVE(OK);
 }
 
@@ -332,7 +332,7 @@ EXPORTED int dcgmGetEntityGroupEntities(dcgm_handle handle, uint32_t level, uint
     uint32_t found[MAX_GPUS * MAX_INSTANCES];
     int32_t number = 0, room = *count;
     for (uint32_t gpu = 0; gpu < control->gpu_count; gpu++) {
-        if ((flags & 1) != 0 && status_of(gpu) != 1) continue;
+        if ((flags & 1) != 0 && stub_status(gpu) != 1) continue;
         if (level == GPU) found[number++] = gpu;
         if (level != GPU_INSTANCE && level != COMPUTE_INSTANCE) continue;
         for (uint32_t place = 0; place < control->gpus[gpu].instance_count; place++) found[number++] = gpu * SLOTS + place;

@@ -21,6 +21,7 @@ enum {
     VERSION_MISMATCH = -12,
     NO_DATA = -14,
     NOT_WATCHED = -16,
+    GPU_IS_LOST = -18,
     CONNECTION_GONE = -21,
     LIMIT_REACHED = -24,
     DUPLICATE_KEY = -26,
@@ -296,6 +297,7 @@ void stub_leave(void);                                                  /* after
     } while (0)
 void stub_forget(dcgm_handle handle);                                   /* the groups and watches of a connection */
 
+int32_t stub_status(uint32_t gpu);                                      /* of dcgmGetGpuStatus, now */
 struct stub_gpu *stub_gpu(struct entity entity);                        /* NULL: there is no such entity */
 const struct field_meta *stub_meta(uint16_t id, const char *release);   /* NULL: that release does not know it */
 int stub_is_profiling(uint16_t id);

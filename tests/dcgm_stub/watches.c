@@ -116,7 +116,12 @@ EXPORTED int dcgmGroupCreate(dcgm_handle handle, int type, const char *name, dcg
 EXPORTED int dcgmGroupAddEntity(dcgm_handle handle, dcgm_handle group, uint32_t level, uint32_t id) {
     ENTER(LOOK, NULL);
     struct group *to = group_of(handle, group);
-    LEAVE(to == NULL ? NOT_CONFIGURED : add_entity(to, (struct entity){level, id}));
+    if (to == NULL) LEAVE(NOT_CONFIGURED);
+    /* A group that exists keeps a GPU that was lost, or whose telemetry is paused; a new one does not take it. */
+    const struct stub_gpu *gpu = stub_gpu((struct entity){level, id});
+    int32_t status = gpu == NULL ? 1 : stub_status((uint32_t)(gpu - control->gpus));
+    if (status != 1) LEAVE(status == 4 ? GPU_IS_LOST : BAD_PARAMETER);
+    LEAVE(add_entity(to, (struct entity){level, id}));
 }
 
 EXPORTED int dcgmGroupDestroy(dcgm_handle handle, dcgm_handle group) {

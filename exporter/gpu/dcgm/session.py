@@ -78,16 +78,19 @@ class Xids:
         self._reported_to: dict[Entity, int] = {}
         """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
 
-    def follow(self, members: frozenset[Entity]) -> None:
-        """Watch these entities from now on.
+    def follow(self, up: set[Entity], present: set[Entity]) -> None:
+        """Watch the entities that are up from now on.
+
+        The existing watch also keeps present ones that are lost: the event with the cause may still arrive. The engine
+        refuses them in a new watch.
 
         Raises:
             SourceError: The engine is gone.
         """
-        if members == self._members:
+        if up <= self._members <= present:
             return
-        before, self._members = self._groups, members
-        self._groups = tuple(self._begun(sorted(members)))
+        before, self._members = self._groups, frozenset(up)
+        self._groups = tuple(self._begun(sorted(up)))
         for group in before:
             group.close()
         for group in self._groups if before else ():
@@ -198,8 +201,11 @@ class Session:
         again = now - self._reread_at >= _REREAD_SECONDS
         layout = self._entities.look(again=again)
         self._reread_at = now if again else self._reread_at
-        up = [device for device in layout.devices if device.state is DeviceState.UP]
-        self._profiling.follow((device.gpu_id for device in up), now)
+        self.layout, self._looked_at = layout, now
+        if any(device.reason == PAUSED for device in layout.devices):
+            # The engine refuses paused GPUs in new groups; existing watches continue after the pause.
+            return
+        self._profiling.follow((one.gpu_id for one in layout.devices if one.state is DeviceState.UP), now)
         self._watches.follow(
             lambda: plan(
                 layout,
@@ -211,10 +217,9 @@ class Session:
             now,
         )
         if self._wanted.xids:
-            # Lost devices included: the event with the cause may still arrive.
-            uuids = {device.gpu.uuid for device in layout.devices if device.state is not DeviceState.MISSING}
-            self._xids.follow(frozenset(one for one, place in layout.places.items() if place[0] in uuids))
-        self.layout, self._looked_at = layout, now
+            states = {device.gpu.uuid: device.state for device in layout.devices}
+            present = {one for one, place in layout.places.items() if states[place[0]] is not DeviceState.MISSING}
+            self._xids.follow({one for one in present if states[layout.places[one][0]] is DeviceState.UP}, present)
 
     def read(self, now: float) -> dict[str, GpuReading]:
         """Return a reading of every device by its UUID.

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_uint, c_ushort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from exporter.gpu.dcgm import library
@@ -273,8 +273,8 @@ class _Watch:
     every_seconds: float
     begun_at: float
     read_at: float = -math.inf
-    values: Values
-    codes: Mapping[Entity, int]
+    values: Values = field(default_factory=dict)
+    codes: Mapping[Entity, int] = field(default_factory=dict)
     gone: bool = False
     spoke: bool = False
     """Whether it had a value at the last read."""
@@ -458,8 +458,6 @@ class Watches:
             movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._engine.count),
             every_seconds=every_seconds,
             begun_at=now,
-            values={},
-            codes={},
         )
         return True
 
