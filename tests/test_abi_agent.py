@@ -34,18 +34,14 @@ class Agent:
 
     @contextlib.contextmanager
     def scraped_all_the_time(self) -> Iterator[None]:
-        """Scrape ten times a second meanwhile; at the end, every scrape must have been answered in time."""
+        """Scrape ten times a second meanwhile, four times at least; every scrape must have been answered in time."""
         self._thread.start()
         try:
             yield
-            deadline = time.monotonic() + 10.0
-            while self.scrapes <= 3 and time.monotonic() < deadline:  # a short test ends sooner
-                time.sleep(0.05)
         finally:
             self._stop.set()
             self._thread.join()
         assert self.failures == []
-        assert self.scrapes > 3
 
     def ask_any(self, method: str, path: str) -> tuple[int, str]:
         """Return the status and the body of an answer."""
@@ -91,7 +87,7 @@ class Agent:
         return int(text.split()[0])
 
     def _scrape_on(self) -> None:
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(0.1) or self.scrapes <= 3:
             started = time.monotonic()
             try:
                 self.page()

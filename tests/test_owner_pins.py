@@ -60,7 +60,8 @@ def test_a_pod_keeps_the_owner_that_it_was_first_known_by_and_another_pod_of_its
     assert owners.owner_of(second) == OTHER_TEAM
 
 
-def test_an_owner_that_outlives_the_agent_is_not_that_of_a_new_pod_of_the_name() -> None:
+@pytest.mark.parametrize("uids", ["12", "2"], ids=["the same pod, then a new one", "a new pod"])
+def test_an_owner_outlives_the_agent_with_what_was_held(uids: str) -> None:
     told = Told({"a": JOB})
     owners = Owners(tenancy=told)
     meter = Meter(1.0, owners.owner_of)
@@ -68,19 +69,9 @@ def test_an_owner_that_outlives_the_agent_is_not_that_of_a_new_pod_of_the_name()
     told.owners["a"] = OTHER_TEAM
     after = Owners(tenancy=told)
     after.restore(meter.slots())
-    assert after.owner_of(holder("a", uid="2")) == OTHER_TEAM
-
-
-def test_an_owner_outlives_the_agent_with_what_was_held() -> None:
-    told = Told({"a": JOB})
-    owners = Owners(tenancy=told)
-    meter = Meter(1.0, owners.owner_of)
-    meter.add((held(uid="1"),), 0.0)
-    told.owners["a"] = OTHER_TEAM
-    after = Owners(tenancy=told)
-    after.restore(meter.slots())
-    assert after.owner_of(holder("a", uid="1")) == JOB
-    assert after.owner_of(holder("a", uid="2")) == OTHER_TEAM
+    owner_of = {"1": JOB, "2": OTHER_TEAM}
+    for uid in uids:
+        assert after.owner_of(holder("a", uid=uid)) == owner_of[uid]
 
 
 def test_a_namespace_that_paid_for_want_of_metadata_is_no_owner_to_be_kept() -> None:

@@ -251,7 +251,7 @@ NO_TIME = FleetFigures()
 
 
 LineOwner = tuple[FleetOwner, str]
-"""Owner and mode: what the ledger's series of one node are told apart by."""
+"""Owner and mode, which distinguish the series of one node's ledger."""
 HourUses = dict[tuple[int, FleetOwner], dict[int, FleetFigures]]
 """Time without money by the first slot of the device, and owner; then by hour."""
 
