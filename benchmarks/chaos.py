@@ -22,7 +22,7 @@ import chaos_world
 from chaos_invariants import Judge, Violation
 from chaos_machine import Machine, Tools, Weight, tools
 from chaos_node import ChaosNode
-from chaos_schedule import Injection, Schedule
+from chaos_schedule import GPU_HANG, Injection, Schedule
 
 from gpu_simulator.truth import Fault
 
@@ -137,7 +137,8 @@ def _weigh(node: ChaosNode, judge: Judge, outcome: Outcome) -> None:
     if weight is None:
         return
     outcome.weights.append(weight)
-    now, expected = node.now(), 1 + judge.with_dcgm
+    # A hung GPU has a successor of the child tried without it.
+    now, expected = node.now(), 1 + judge.with_dcgm + any(one.kind == GPU_HANG for one in judge.injections)
     judge.expect("no child too many", weight.children <= expected, now, f"{weight.children} children")
     judge.expect("no file left behind", weight.files <= MOST_FILES, now, f"{weight.files} in the state directory")
     first = outcome.weights[0]
