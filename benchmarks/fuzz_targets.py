@@ -36,8 +36,8 @@ from exporter.config.options import OPTIONS
 from exporter.config.price_book import KNOWN_MODELS
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.config.resolve import load_agent
+from exporter.cost import agent_client, node_report
 from exporter.cost import budgets as budget_file
-from exporter.cost import node_report
 from exporter.cost import report as costs
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Now, Window
@@ -501,7 +501,7 @@ def _series(data: bytes) -> None:
 @target("prometheus", "agent", ExporterError, most_bytes=8192)
 def _ledger_of_agent(data: bytes) -> None:
     """The body of an agent's answer to /api/v1/ledger."""
-    document = node_report.document_of(data, "http://node-a:9400")
+    document = agent_client.document_of(data, "http://node-a:9400")
     report = node_report.read(document, "http://node-a:9400")
     totals = report.total
     seconds = (totals.active_seconds, totals.idle_seconds, totals.unknown_seconds, report.capacity_seconds)

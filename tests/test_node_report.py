@@ -266,11 +266,15 @@ def test_the_report_of_the_demo_adds_up_to_the_capacity_that_passed(
         (agent(lambda: None), "the agent has only just started; ask again in a few seconds"),
         (answering("<html>"), "what answers there is no agent; give the address of its --listen"),
         (answering("no", 404), "what answers there is no agent (HTTP 404)"),
-        (answering("no", 404, "gpu-cost-exporter"), "this agent is of a release that keeps no ledger; update it"),
+        (answering("no", 404, "gpu-cost-exporter"), "this agent is of a release without /api/v1/ledger; update it"),
+        (
+            answering('{"error": "the API is described at /openapi.json"}', 404, "gpu-cost-exporter"),
+            "this is the cost service, not an agent; give an agent's address (port 9400), or --prometheus URL",
+        ),
         (answering("no", 500, "gpu-cost-exporter"), "the agent answers HTTP 500; its log has the cause"),
         (
             answering('{"api_version": 2, "accounts": []}'),
-            "speaks version 2 of the ledger's API, this report",
+            "speaks version 2 of its API, this program",
         ),
         (answering('{"status": "ok"}'), "what answers there is no agent"),
     ],

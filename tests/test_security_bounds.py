@@ -17,8 +17,8 @@ from test_prometheus_client import refused
 import exporter
 from exporter.config import price_book, resolve, web_config
 from exporter.config.options import OPTIONS
+from exporter.cost import agent_client
 from exporter.cost import budgets as budget_file
-from exporter.cost import node_report
 from exporter.errors import ApiError, ConfigError, ExporterError
 from exporter.kube import api_client
 from gpu_simulator import scenario
@@ -133,9 +133,9 @@ async def test_no_server_sends_the_agent_elsewhere_and_none_has_its_token_repeat
 
 
 def test_an_agent_that_nests_without_end_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_report, "_get", lambda *_: b"[" * 1_000_000)
+    monkeypatch.setattr(agent_client, "_get", lambda *_: b"[" * 1_000_000)
     with pytest.raises(ExporterError, match="what answers there is no agent"):
-        node_report.fetch("http://127.0.0.1:9")
+        agent_client.fetch("http://127.0.0.1:9")
 
 
 def limited(code: str) -> subprocess.CompletedProcess[str]:

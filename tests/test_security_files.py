@@ -17,7 +17,7 @@ from store_support import D1, NOW, chunk
 from test_store import closed
 
 from exporter.accounting.state_file import StateFile
-from exporter.cost import node_report
+from exporter.cost import agent_client
 from exporter.cost.store import DayStore
 from exporter.errors import ExporterError, StateError, StoreError
 
@@ -147,7 +147,7 @@ def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> N
         with pytest.raises(digest.DigestError):
             digest.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
         with pytest.raises(ExporterError):
-            node_report.fetch(url)
+            agent_client.fetch(url)
         server.shutdown()
         thread.join()
-    assert _Elsewhere.asked == ["/hook", node_report.PATH]
+    assert _Elsewhere.asked == ["/hook", agent_client.LEDGER]

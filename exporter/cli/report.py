@@ -32,7 +32,8 @@ from exporter.config.prometheus_options import (
     add_prometheus_options,
     prometheus_settings,
 )
-from exporter.cost import node_report
+from exporter.config.yaml_file import did_you_mean
+from exporter.cost import agent_client, node_report
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import DEFAULT_VERSION, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
@@ -57,46 +58,6 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.errors import ConfigError, ExporterError
 from exporter.model.formatting import percent_down
-
-_FILES = {
-    "agent_password_file": "file with that user's password [default: none]",
-    "agent_ca_file": "PEM file of the authorities that may vouch for the agent [default: the system's]",
-    "agent_cert_file": "PEM file of a client certificate [default: none]",
-    "agent_key_file": "PEM file of its key, without a passphrase [default: in the certificate's file]",
-}
-_ALL = ("agent_username", *_FILES, "agent_skip_verify")
-
-
-def _add_agent_access(parser: Parser) -> None:
-    group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
-    group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
-    for key, about in _FILES.items():
-        group.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="FILE", help=about)
-    group.add_argument(
-        "--agent-skip-verify",
-        action="store_const",
-        const=True,
-        help="do not check the agent's certificate; a machine in between can then read the password",
-    )
-
-
-def _access_problems(namespace: argparse.Namespace) -> list[str]:
-    problems = []
-    if bool(namespace.agent_username) != bool(namespace.agent_password_file):
-        problems.append("--agent-username: needs --agent-password-file, and the other way round; give both")
-    if namespace.agent_username and ":" in namespace.agent_username:
-        problems.append("--agent-username: no user's name has a colon; give the name alone")
-    if namespace.agent_key_file and not namespace.agent_cert_file:
-        problems.append("--agent-key-file: does nothing without --agent-cert-file; give both")
-    for key in _FILES:
-        path = getattr(namespace, key)
-        if path is not None and not path.is_file():
-            problems.append(f"--{key.replace('_', '-')}: {path} is no file; allowed: a readable file")
-    given = [key for key in _ALL if getattr(namespace, key) is not None]
-    if given and namespace.agent is None:
-        problems.append(f"--{given[0].replace('_', '-')}: does nothing without --agent; give both")
-    return problems
-
 
 _AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
 _OF_A_FLEET = (
@@ -124,7 +85,7 @@ def add_report(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --agent URL | --prometheus URL | --store FILE [OPTION ...]"
     parser.epilog = _EPILOG
     _add_source(parser)
-    _add_agent_access(parser)
+    agent_client.add_agent_access(parser)
     _add_contents(parser)
     _add_form(parser)
     add_focus_options(parser)
@@ -218,7 +179,7 @@ def _count(text: str) -> int:
 
 
 def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    problems = (*problems, *_access_problems(namespace))
+    problems = (*problems, *agent_client.access_problems(namespace, of_an_agent=namespace.agent is not None))
     if namespace.agent is not None:
         refuse((*problems, *_not_of_a_node(namespace)))
         return _of_a_node(namespace)
@@ -233,7 +194,8 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
     ]
     by = namespace.by
     if by not in {None, *_AGENT_BY} and (not by.startswith(LABEL) or label_problem(by)):
-        problems.append(f"--by: value '{by}' is not for one node; allowed: {', '.join(_AGENT_BY)}, label:KEY")
+        hint = did_you_mean(by, _AGENT_BY)
+        problems.append(f"--by: value '{by}' is not for one node; allowed: {', '.join(_AGENT_BY)}, label:KEY{hint}")
     if namespace.format not in _AGENT_FORMATS:
         problems.append(
             f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(_AGENT_FORMATS)}"
@@ -243,9 +205,8 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
     check_output(namespace.output)
-    base = node_report.base_address(namespace.agent)
-    access = node_report.AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _ALL})
-    read = node_report.read(node_report.fetch(base, access=access), base)
+    base = agent_client.base_address(namespace.agent)
+    read = node_report.read(agent_client.fetch(base, access=agent_client.access_of(namespace)), base)
     by = namespace.by or "owner"
     known = node_report.label_keys(read)
     if by.startswith(LABEL) and by.removeprefix(LABEL) not in known:

@@ -1,0 +1,259 @@
+"""Requests the JSON API of one agent: flags, credentials, TLS, and the wording of its errors."""
+
+import argparse
+import base64
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, fields
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from exporter.cost.prometheus_access import NoRedirects
+from exporter.errors import ConfigError, ExporterError
+
+LEDGER, DEVICES = "/api/v1/ledger", "/api/v1/devices"
+API_VERSION = 1
+TIMEOUT_SECONDS = 10.0
+_CONTENTS = {LEDGER: "accounts", DEVICES: "devices"}
+"""Key that the answer of each path must have."""
+_MOST_BYTES, _MOST_OF_AN_ERROR = 64 << 20, 4096
+_SERVER = "gpu-cost-exporter"
+_OF_THE_SERVICE = b"/openapi.json"
+"""In each 404 of the cost service, which has the agent's Server header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAccess:
+    """How to get in to an agent that has a web configuration."""
+
+    username: str | None = None
+    """``None``: no password is sent."""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    """``None``: the system's authorities."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    """``None``: in the certificate's file."""
+    skip_verify: bool | None = None
+
+
+_KEYS = tuple(f"agent_{one.name}" for one in fields(AgentAccess))
+_FILES = {
+    "agent_password_file": "file with that user's password [default: none]",
+    "agent_ca_file": "PEM file of the authorities that may vouch for the agent [default: the system's]",
+    "agent_cert_file": "PEM file of a client certificate [default: none]",
+    "agent_key_file": "PEM file of its key, without a passphrase [default: in the certificate's file]",
+}
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def add_agent_access(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for an agent with TLS and passwords, as a group of its own."""
+    group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
+    group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
+    for key, about in _FILES.items():
+        group.add_argument(_flag(key), type=Path, metavar="FILE", help=about)
+    group.add_argument(
+        "--agent-skip-verify",
+        action="store_const",
+        const=True,
+        help="do not check the agent's certificate; a machine in between can then read the password",
+    )
+
+
+def access_problems(namespace: argparse.Namespace, *, of_an_agent: bool) -> list[str]:
+    """Return mistakes in the flags for access, one line each; without an agent each of them is one."""
+    problems = []
+    if bool(namespace.agent_username) != bool(namespace.agent_password_file):
+        problems.append("--agent-username: needs --agent-password-file, and the other way round; give both")
+    if namespace.agent_username and ":" in namespace.agent_username:
+        problems.append("--agent-username: no user's name has a colon; give the name alone")
+    if namespace.agent_key_file and not namespace.agent_cert_file:
+        problems.append("--agent-key-file: does nothing without --agent-cert-file; give both")
+    for key in _FILES:
+        path = getattr(namespace, key)
+        if path is not None and not path.is_file():
+            problems.append(f"{_flag(key)}: {path} is no file; allowed: a readable file")
+    given = [key for key in _KEYS if getattr(namespace, key) is not None]
+    if given and not of_an_agent:
+        problems.append(f"{_flag(given[0])}: does nothing without --agent; give both")
+    return problems
+
+
+def access_of(namespace: argparse.Namespace) -> AgentAccess:
+    """Return the access that the flags ask for."""
+    return AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _KEYS})
+
+
+def base_address(given: str) -> str:
+    """The address of an agent, without a path: ``node-a:9400`` and ``http://node-a:9400/`` mean the same.
+
+    Raises:
+        ConfigError: It is no HTTP address.
+    """
+    allowed = "allowed: an agent's address, as http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
+    whole = given if "://" in given else f"http://{given}"
+    try:
+        parts = urllib.parse.urlsplit(whole)
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise ConfigError(f"--agent: value '{given}' is no address: {error}; {allowed}") from None
+    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good or extra:
+        raise ConfigError(f"--agent: value '{given}' is not an address of an agent; {allowed}")
+    if not whole.isascii() or not whole.isprintable() or " " in whole:
+        raise ConfigError(f"--agent: value '{given}' has characters that no address has; {allowed}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def fetch(
+    base: str, path: str = LEDGER, access: AgentAccess | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> dict[str, Any]:
+    """Return an agent's answer.
+
+    Args:
+        base: As ``base_address`` gives it.
+        path: ``LEDGER`` or ``DEVICES``.
+        access: How to get in, where it does not let everybody in.
+        timeout_seconds: For each step of the exchange.
+
+    Raises:
+        ConfigError: A file of ``access`` cannot be read, or is none.
+        ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
+    """
+    return document_of(_get(base, path, timeout_seconds, access or AgentAccess()), base, path)
+
+
+def document_of(body: bytes, base: str, path: str = LEDGER) -> dict[str, Any]:
+    """Return the object in the body of an answer; ``base`` is the agent's address, ``path`` what it was asked for.
+
+    Raises:
+        ExporterError: It is none, or of an agent that is too old or new.
+    """
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or "api_version" not in document or _CONTENTS[path] not in document:
+        raise ExporterError(_no_agent(base))
+    version = document["api_version"]
+    if version != API_VERSION:
+        raise ExporterError(
+            f"{base}: the agent speaks version {version} of its API, this program version {API_VERSION}; use"
+            " the program of the agent's release"
+        )
+    return document
+
+
+def _get(base: str, path: str, timeout_seconds: float, access: AgentAccess) -> bytes:
+    handlers: list[urllib.request.BaseHandler] = [
+        # A proxy for the world outside has no way to a pod or to a port-forward on this host.
+        urllib.request.ProxyHandler({}),
+        NoRedirects(),
+    ]
+    if base.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_context(access)))
+    request = urllib.request.Request(base + path, headers=_headers(access))  # noqa: S310 - base_address allows http only
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
+            body: bytes = response.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ExporterError(_refused(base, path, error)) from None
+    except (OSError, HTTPException) as error:
+        raise ExporterError(_unreachable(base, error, timeout_seconds)) from None
+    if len(body) > _MOST_BYTES:
+        raise ExporterError(f"{base}: the answer is longer than {_MOST_BYTES >> 20} MiB; is this an agent?")
+    return body
+
+
+def _headers(access: AgentAccess) -> dict[str, str]:
+    if not access.username or access.password_file is None:
+        return {}
+    try:
+        password = access.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(
+            f"--agent-password-file: {access.password_file}: {why}; give a file with one password"
+        ) from None
+    pair = base64.b64encode(f"{access.username}:{password}".encode()).decode("ascii")
+    return {"Authorization": f"Basic {pair}"}
+
+
+def _context(access: AgentAccess) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--agent-ca-file: {access.ca_file}: {error}; allowed: a PEM file of certificates") from None
+    if access.skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if access.cert_file is not None:
+        try:
+            context.load_cert_chain(access.cert_file, access.key_file, lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--agent-cert-file: {access.cert_file}: {error}; allowed: a PEM file, and its key there or by"
+                " --agent-key-file, without a passphrase"
+            ) from None
+    return context
+
+
+def _refused(base: str, path: str, error: urllib.error.HTTPError) -> str:
+    ours = error.headers.get("Server", "") == _SERVER
+    if not ours:
+        return _no_agent(base, f" (HTTP {error.code})")
+    fixes: dict[int, str] = {
+        HTTPStatus.UNAUTHORIZED: "the agent asks for a user and a password; give --agent-username and"
+        " --agent-password-file",
+        HTTPStatus.FORBIDDEN: "the agent does not let this client certificate in; give another by --agent-cert-file",
+        HTTPStatus.NOT_FOUND: f"this agent is of a release without {path}; update it",
+        HTTPStatus.SERVICE_UNAVAILABLE: "the agent has only just started; ask again in a few seconds",
+    }
+    if error.code == HTTPStatus.NOT_FOUND and _OF_THE_SERVICE in error.read(_MOST_OF_AN_ERROR):
+        return (
+            f"{base}: this is the cost service, not an agent; give an agent's address (port 9400), or --prometheus URL"
+            " for a fleet"
+        )
+    if error.code in fixes:
+        return f"{base}: {fixes[error.code]}"
+    return f"{base}{path}: the agent answers HTTP {error.code}; its log has the cause"
+
+
+def _no_agent(base: str, how: str = "") -> str:
+    return f"{base}: what answers there is no agent{how}; give the address of its --listen, as http://node-a:9400"
+
+
+def _unreachable(base: str, error: Exception, timeout_seconds: float) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"{base}: its certificate is not trusted: {cause.verify_message}; give its authority's by --agent-ca-file"
+        )
+    if isinstance(cause, ssl.SSLError):
+        why = (cause.reason or str(cause)).replace("_", " ").lower()
+        return (
+            f"{base}: TLS failed: {why}; does the agent have a --web-config with TLS, and ask for a client certificate?"
+            " without one give http://"
+        )
+    if isinstance(cause, TimeoutError):
+        why = f"no answer within {timeout_seconds:g} s"
+    elif isinstance(cause, socket.gaierror):
+        why = "the name cannot be resolved"
+    elif isinstance(cause, HTTPException):
+        return _no_agent(base)
+    elif isinstance(cause, OSError) and cause.strerror:
+        why = cause.strerror.lower()
+    else:
+        why = str(cause)
+    return f"{base}: cannot reach the agent: {why}; is it running, and does its --listen have this address?"
