@@ -1,6 +1,9 @@
 """The command line, as a user meets it."""
 
 import asyncio
+import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from exporter import __version__
-from exporter.cli import main
+from exporter.cli import main, whole_parser
 from exporter.config import dcgm_flags
 from exporter.config.options import OPTIONS
 
 HELP_THEN_HEAVY_MODULES = """
 import sys
-from exporter.cli import main
+from exporter.cli import main, whole_parser
 try:
     main(["agent", "--help"])
 except SystemExit:
@@ -60,10 +63,89 @@ def test_help_loads_neither_grpc_nor_the_web_server_nor_the_driver() -> None:
     assert looked.stderr.strip() == ""
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version_is_a_flag_and_a_command(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--version"])
+        main([word])
     assert capsys.readouterr().out == f"gpu-cost-exporter {__version__}\n"
+
+
+def test_examples_of_each_command_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = whole_parser()
+    with pytest.raises(SystemExit):
+        main(["help"])
+    names = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert {"agent", "top", "report", "completion", "help", "version"} <= set(names)
+    for name in set(names) - {"help", "version"}:
+        with pytest.raises(SystemExit):
+            main(["help", name])
+        examples = re.findall(r"^  gpu-cost-exporter (.*)$", capsys.readouterr().out, re.MULTILINE)
+        assert len(examples) >= 2, name
+        for example in examples:
+            words = shlex.split(re.split(r" [>|] ", example)[0])
+            namespace, unknown = parser.parse_known_args(words)
+            assert (namespace.command, unknown) == (name, [])
+
+
+def test_help_of_doctor_has_its_own_options_and_points_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    text = capsys.readouterr().out
+    assert "--report FILE" in text
+    assert "gpu-cost-exporter agent --help" in " ".join(text.split())
+    assert "--sample-interval" not in text
+    assert len(text.splitlines()) < 30
+
+
+def test_short_help_has_purpose_and_examples_and_names_the_long_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("agent", "report", "serve"):
+        with pytest.raises(SystemExit) as ended:
+            main([name, "-h"])
+        text = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert "Examples:" in text
+        assert text.endswith(f"All options: gpu-cost-exporter {name} --help\n")
+        assert len(text.splitlines()) < 15
+
+
+COMPLETE = """
+source <("$@" completion bash)
+while read -r -a COMP_WORDS; do
+  COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+  [[ ${COMP_WORDS[-1]} == "''" ]] && COMP_WORDS[-1]=
+  _gpu_cost_exporter
+  echo "${COMPREPLY[*]}"
+done
+"""
+COMPLETIONS = {
+    "re": "report recommend",
+    "simulate ch": "check",
+    "simulate check t4": "t4-timeslicing",
+    "help prices": "prices",
+    "report --win": "--window",
+    "report --window last": "lastweek lastmonth",
+    "report --format = js": "json",
+    "report --by te": "team",
+    "agent --source ''": "auto nvml dcgm",
+    "focus columns --version 1.": "1.2 1.3 1.4",
+    "agent --config ''": "",
+}
+
+
+def test_bash_completes_commands_flags_and_values() -> None:
+    typed = "".join(f"gpu-cost-exporter {words}\n" for words in COMPLETIONS)
+    command = ["bash", "-c", COMPLETE, "bash", *PROGRAM]
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, check=True)
+    assert dict(zip(COMPLETIONS, done.stdout.splitlines(), strict=True)) == COMPLETIONS
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_read_their_script(shell: str) -> None:
+    script = run("completion", shell).stdout
+    assert "recommend" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, timeout=60, check=True)
 
 
 def test_the_service_without_what_it_needs_says_where_that_is(
@@ -71,7 +153,9 @@ def test_the_service_without_what_it_needs_says_where_that_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert main(["serve", "--prometheus", "http://127.0.0.1:9"]) == 1
-    assert "serve needs plotly, which this installation lacks: take the image of" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "serve needs plotly, which this installation lacks: take the image of" in told
+    assert "or install it: pip install plotly\n" in told
 
 
 def test_without_a_command_the_help_is_shown_and_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,11 +184,16 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
     ("words", "told"),
     [
         (("agent", "--listen"), "argument --listen: expected one argument"),
-        (("doctor", "--format", "xml"), "argument --format: invalid choice"),
+        (("doctor", "--format", "xml"), "--format: unknown value 'xml'; allowed: text, json"),
         (("doctor", "--frmat", "json"), "--frmat: unknown flag; did you mean --format?"),
         (("simulate",), "required: WHAT"),
-        (("agnt",), "invalid choice: 'agnt'"),
-        (("simulate", "check", "dmo"), "did you mean 'demo'?"),
+        (("agnt",), "unknown command 'agnt'; did you mean 'agent'?"),
+        (("--verison",), "--verison: unknown flag; did you mean --version?"),
+        (("simulate", "chek", "demo"), "unknown command 'chek'; did you mean 'check'?"),
+        (("report", "--agent", "http://127.0.0.1:9", "--by", "tema"), "did you mean 'team'?"),
+        (("report", "--prometheus", "http://127.0.0.1:9", "--window", "last-mnth"), "did you mean 'lastmonth'?"),
+        (("report", "--prometheus", "http://127.0.0.1:9", "--window", "30 days"), "did you mean '30d'?"),
+        (("simulate", "check", "dmo"), "unknown scenario 'dmo'; did you mean 'demo'?"),
         (("agent", "--simulate", "dmo"), "did you mean 'demo'?"),
         (("simulate", "check", "/none.yaml"), "/none.yaml: cannot be read"),
         (("agent", "--state-dir", "/dev/null"), "state-dir: /dev/null is not a directory"),
@@ -136,8 +225,10 @@ def test_a_port_in_use_is_one_line_and_exit_code_1_as_it_may_pass() -> None:
 
 def test_shipped_scenarios_are_listed_and_each_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "list"]) == 0
-    names = capsys.readouterr().out.split()
-    assert {"demo", "a100-mig", "t4-timeslicing", "chaos"} <= set(names)
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    names = set(listed)
+    assert "a shared node of 8 x H100" in listed["demo"]
+    assert {"demo", "a100-mig", "t4-timeslicing", "chaos"} <= names
     for name in names:
         assert main(["simulate", "check", name]) == 0
         assert capsys.readouterr().out.startswith(f"{name}: ok: ")

@@ -301,9 +301,12 @@ def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_p
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [", ":1: not YAML"),
+        ("a: [", ":1: not YAML: '[' is not closed; close it with ']'"),
+        ("x: 1\na: {b: [1, 2\nc: 3\n", ":2: not YAML: '[' is not closed; close it with ']'"),
+        ("x: 1\na: 'text\nb: 2\n", ":2: not YAML: the quote is not closed; close it"),
+        ("a: b: c", "put text with ': ' in it in quotes, or correct the indentation"),
         ("- a\n- b\n", ":1: not a mapping"),
-        ("listen: :1\n\tx: 2", ":2: not YAML"),
+        ("listen: :1\n\tx: 2", "cannot start any token; indent with spaces, not tabs"),
         ("\x00", "not YAML"),
     ],
 )

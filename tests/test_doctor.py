@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import sys
 import time
@@ -331,14 +332,32 @@ def test_findings_as_json_carry_the_worst_level() -> None:
     assert doctor.worst(()) is Level.OK
 
 
-def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["doctor", "--simulate", "demo", "--format", "json", "--listen", "127.0.0.1:0"])
+def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = ("--report", str(tmp_path / "report.json"))
+    code = main(["doctor", "--simulate", "demo", "--format", "json", "--listen", "127.0.0.1:0", *report])
     document = json.loads(capsys.readouterr().out)
     levels = {finding["name"]: finding["level"] for finding in document["findings"]}
     assert (code, document["simulated"]) == (0, True)
     assert {name for name, level in levels.items() if level == "fail"} == set()
     assert {"driver", "devices", "activity", "kubelet", "kubelet and driver", "pod logs", "layers"} <= set(levels)
     assert {"kubernetes API", "API rights", "owners", "node labels"} <= set(levels)
+    assert_reports_hardware_without_names((tmp_path / "report.json").read_text(), levels)
+
+
+def assert_reports_hardware_without_names(text: str, levels: dict[str, str]) -> None:
+    report = json.loads(text)
+    (nvml,) = report["sources"]
+    assert {check["name"]: check["level"] for check in report["checks"]} == levels
+    assert (nvml["driver_version"], len(nvml["gpus"]), nvml["sample_seconds"] > 0) == ("590.48.01", 8, True)
+    assert {"GPU_UTIL", "FB_USED", "POWER_USAGE"} <= nvml["gpus"][0]["values"].keys()
+    assert nvml["gpus"][4]["instances"][0]["values"]["PROF_GR_ENGINE_ACTIVE"] >= 0
+    assert nvml["gpus"][0]["processes"]["listed"] > 0
+    truth = scenario.load("demo").at(0.0)
+    names = {truth.node, socket.gethostname(), *(name for one in truth.holders for name in (one.namespace, one.pod))}
+    words = set(re.findall(r"[\w.-]+", text))
+    assert not names & words
+    assert not any(gpu.uuid in text for gpu in truth.gpus)
+    assert truth.gpus[0].uuid[:12] in text, "shortened, so that two GPUs are still two"
 
 
 def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,7 +382,7 @@ async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> Non
         )
         gone = SourceStatus(name="nvml", state=SourceState.FAILED, message="no driver")
         node_around = replace(around(config), worker_command=speaking(gone), simulated=True)
-        found = {finding.name: finding for finding in await doctor.examine(node_around)}
+        found = {finding.name: finding for finding in (await doctor.examine(node_around)).findings}
     finally:
         await node.stop()
     assert (found["driver"].level, found["kubernetes API"].level) == (Level.FAIL, Level.OK)

@@ -47,7 +47,7 @@ class Node:
             worker_env=self.env,
             driver_deadline_seconds=10.0,
         )
-        return {found.name: found for found in await doctor.examine(around)}
+        return {found.name: found for found in (await doctor.examine(around)).findings}
 
     def engine(self) -> dcgm_stub.Engine:
         """Its host engine."""

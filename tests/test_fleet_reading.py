@@ -1,6 +1,7 @@
 """The fleet's ledger from real servers over a backfilled fleet: it is the truth, or it tells what is missing."""
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from aiohttp import web
 from fleet_support import FleetServer, backfill, backfilled, prometheus, truth_between
 from prometheus_support import FaultyProxy, failure, serving
 
+from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import queries, query_rows
 from exporter.cost.fleet_reading import PrometheusLedger
@@ -602,6 +604,34 @@ async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Calla
     )
     assert (gone.pod, gone.live, gone.cost_per_hour, gone.activity_ratio) == ("train-9", False, [], None)
     assert (other.pod, other.activity_ratio, other.idle_for_seconds) == ("other-0", None, None)
+
+
+async def test_top_of_a_fleet_has_holders_with_owners_and_free_devices(
+    hand_written: Callable[..., object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = {"cluster": "a", "node": "n", "gpu": "0", "uuid": "GPU-1", "model": "NVIDIA A100"}
+    one = {**held, "pod_namespace": "ml", "pod_name": "train-0", "container_name": "main"}
+    whose = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": "train", "team": "vision"}
+    lines = [
+        now_series("gpu_pod_info", **one, **whose),
+        now_series("gpu_pod_share_ratio", 1, **one),
+        now_series("gpu_pod_idle_for_seconds", 7200, **one),
+        now_series("gpu_hourly_price", 4, **held, currency="USD"),
+        now_series("gpu_hourly_price", 2, **{**held, "gpu": "1", "uuid": "GPU-2"}, currency="USD"),
+        now_series("gpu_allocation_state", 1, **held, state="allocated"),
+        now_series("gpu_allocation_state", 0, **held, state="unallocated"),
+        now_series("gpu_allocation_state", 1, **{**held, "gpu": "1", "uuid": "GPU-2"}, state="unallocated"),
+    ]
+    with hand_written("".join(sorted(lines))) as server:  # type: ignore[attr-defined]
+        command = ["top", "--prometheus", server.url, "--json"]
+        assert await asyncio.to_thread(main, command) == 0
+        train, free = json.loads(capsys.readouterr().out)["rows"]
+    assert [train[key] for key in ("cluster", "pod", "owner_kind", "owner_name", "team", "idle_for_seconds")] == [
+        "a", "train-0", "Job", "train", "vision", 7200,
+    ]  # fmt: skip
+    assert (train["activity_ratio"], train["cost_per_hour"]) == (None, [{"currency": "USD", "cost": 4.0}])
+    assert (free["gpu_uuid"], free["pod"], free["state"]) == ("GPU-2", None, "unallocated")
+    assert free["cost_per_hour"] == [{"currency": "USD", "cost": 2.0}]
 
 
 def test_cost_labels_are_asked_for_only_where_a_label_is() -> None:

@@ -58,8 +58,10 @@ def test_a_period_is_what_people_mean_by_it(text: str, start: str, end: str) -> 
     ("text", "why"),
     [
         ("", "is not a period"),
-        ("yesteryear", "is not a period"),
-        ("30", "is not a period"),
+        ("yesteryear", "is not a period; did you mean 'yesterday'?"),
+        ("lastmnth", "is not a period; did you mean 'lastmonth'?"),
+        ("14 days", "is not a period; did you mean '14d'?"),
+        ("30", "is not a period; did you mean '30d'?"),
         ("2026-13", "is not a period"),
         ("2026-02-30", "is not a period"),
         ("2026-Q5", "is not a period"),

@@ -5,28 +5,87 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import NamedTuple
 
 from exporter import __version__
-from exporter.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PROGRAM, Parser, command, say, unknown_flags
+from exporter.cli.common import EXIT_USAGE, PROGRAM, Parser, command, ended, refuse, unknown_flags
 from exporter.config import dcgm_flags
 from exporter.config.options import OPTIONS
-from exporter.errors import ConfigError, ExporterError
 
-_COMMANDS: Mapping[str, tuple[str, str]] = {
-    "agent": ("agent", "Measure this node's GPUs and serve them to Prometheus and to people."),
-    "doctor": ("agent", "Check whether this node is fit for the agent, and say what to fix."),
-    "prices": ("prices", "Price books: what an hour of a GPU costs."),
-    "report": ("report", "Who used GPUs, how well, and what it cost: of a fleet, or of one node."),
-    "simulate": ("simulate", "Nodes that do not exist: for the demo, for trying out, for tests."),
-    "focus": ("focus", "The FOCUS format for cost and usage: its columns."),
-    "recommend": ("recommend", "Which GPUs could be given back, shared or made smaller, and what it saves."),
-    "serve": ("serve", "Serve what a fleet's GPUs cost: pages, an API, budgets and metrics."),
-    "store": ("store", "The store of closed days: what a report shows of days that Prometheus forgot."),
+
+class _Command(NamedTuple):
+    """A command: its module, whose ``add_COMMAND`` adds its flags; its purpose; examples, the words after it."""
+
+    module: str
+    purpose: str
+    examples: tuple[str, ...]
+
+
+_COMMANDS: Mapping[str, _Command] = {
+    "agent": _Command(
+        "agent",
+        "Measure the GPUs of this node, and serve metrics, a page and an API.",
+        ("", "--simulate demo --listen localhost:9400", "--config agent.yaml --price-book prices.yaml"),
+    ),
+    "doctor": _Command(
+        "agent",
+        "Check this node for the agent, and say what to fix.",
+        ("", "--simulate demo", "--report hardware.json"),
+    ),
+    "top": _Command(
+        "top",
+        "Show GPUs with holders, activity, idle time and cost, live in the terminal.",
+        ("--agent http://node-a:9400", "--prometheus http://prometheus:9090", "--once --sort idle"),
+    ),
+    "report": _Command(
+        "report",
+        "Report GPU-hours and cost of a fleet or of one node.",
+        (
+            "--agent http://node-a:9400 --by team",
+            "--prometheus http://prometheus:9090 --window last-month --by team,model",
+            "--store days.sqlite --window 2026-Q3 --format csv --output quarter.csv",
+        ),
+    ),
+    "recommend": _Command(
+        "recommend",
+        "List GPUs to return, share or make smaller, with the savings.",
+        (
+            "--prometheus http://prometheus:9090",
+            "--prometheus http://prometheus:9090 --window 14d --filter team=vision --format csv",
+        ),
+    ),
+    "serve": _Command(
+        "serve",
+        "Run the cost service of a fleet: web pages, API, budgets and metrics.",
+        (
+            "--prometheus http://prometheus:9090",
+            "--prometheus http://prometheus:9090 --store days.sqlite --budgets budgets.yaml",
+        ),
+    ),
+    "store": _Command(
+        "store",
+        "Manage the store of closed days, which outlives Prometheus' retention.",
+        (
+            "backfill --store days.sqlite --prometheus http://prometheus:9090",
+            "list --store days.sqlite",
+            "history --store days.sqlite 2026-10-31",
+        ),
+    ),
+    "prices": _Command("prices", "Check a price book, or list the bundled prices.", ("list", "check prices.yaml")),
+    "focus": _Command("focus", "List the columns of the FOCUS format.", ("columns", "columns --version 1.2")),
+    "simulate": _Command(
+        "simulate",
+        "Run simulated nodes and fleets, for demonstrations and tests.",
+        ("list", "check my-node.yaml", "stack demo"),
+    ),
+    "completion": _Command(
+        "completion",
+        "Print a completion script for a shell.",
+        ("bash > /etc/bash_completion.d/gpu-cost-exporter", "zsh > ~/.gpu-cost-exporter.zsh", "fish | source"),
+    ),
 }
-"""Module and purpose of each command, in the order of ``--help``; ``add_COMMAND`` of the module adds its flags.
-
-Only the module of the command that was given is loaded: others need a second for libraries that this one does without.
-"""
+"""In the order of ``--help``. Only the module of the given command is loaded: some libraries take a second."""
+_HELP, _VERSION, _FLAGS = "help", "version", ("--version", "--help")
 _LIKE_DCGM_EXPORTER = frozenset({"agent", "doctor"})
 """Commands that take dcgm-exporter's flags, too."""
 
@@ -36,27 +95,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getpid() == 1:
         # Only signals that it handles itself end a container's first process, and some commands take time to begin.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        words, given, problems = _dcgm_flags(list(sys.argv[1:] if argv is None else argv))
-        parser = _parser(words)
-        namespace, unknown = parser.parse_known_args(words)
-        if namespace.command is None:
-            parser.print_help()
-            return EXIT_USAGE
-        known = dcgm_flags.KNOWN_FLAGS if namespace.command in _LIKE_DCGM_EXPORTER else ()
-        problems += unknown_flags(unknown, namespace, known)
-        if namespace.command in _LIKE_DCGM_EXPORTER:
-            namespace.dcgm_flags = given
-        return int(namespace.run(namespace, tuple(problems)))
-    except ConfigError as error:
-        for problem in error.problems:
-            say(problem)
+    return ended(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(argv: list[str]) -> int:
+    words, given, problems = _dcgm_flags(_long(argv))
+    parser = _parser([word for word in words if word in _COMMANDS][:1])
+    namespace, unknown = parser.parse_known_args(words)
+    if namespace.command is None:
+        refuse(unknown_flags(unknown, namespace, _FLAGS))
+        parser.print_help()
         return EXIT_USAGE
-    except ExporterError as error:
-        say(str(error))
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    known = dcgm_flags.KNOWN_FLAGS if namespace.command in _LIKE_DCGM_EXPORTER else ()
+    problems += unknown_flags(unknown, namespace, known)
+    if namespace.command in _LIKE_DCGM_EXPORTER:
+        namespace.dcgm_flags = given
+    return int(namespace.run(namespace, tuple(problems)))
+
+
+def _long(words: list[str]) -> list[str]:
+    """Return the words with ``help [COMMAND]`` and ``version`` as flags."""
+    if words[:1] == [_HELP]:
+        return [*words[1:], "--help"]
+    return ["--version"] if words == [_VERSION] else words
 
 
 def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag], list[str]]:
@@ -73,16 +134,24 @@ def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag]
     return [words[0], *rest], given, problems
 
 
-def _parser(words: Sequence[str]) -> Parser:
-    """Return the parser of the command that the words name; of the others it knows names and purposes."""
-    about = "Holders of GPUs, how busy each GPU is, and since when it is idle."
-    parser = Parser(prog=PROGRAM, description=about, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+def whole_parser() -> Parser:
+    """Return the parser with the options of all commands."""
+    return _parser(tuple(_COMMANDS))
+
+
+def _parser(wanted: Sequence[str]) -> Parser:
+    """Return a parser of all commands; only those that are wanted have their options."""
+    about = "Show which pod holds each GPU, how busy it is, how long it has been idle, and what it costs."
+    parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} COMMAND [OPTION ...]", description=about)
+    parser.epilog = f"Examples of a command: {PROGRAM} COMMAND -h; all of its options: {PROGRAM} COMMAND --help"
+    parser.add_argument(_FLAGS[0], action="version", version=f"{PROGRAM} {__version__}")
     parser.set_defaults(command=None)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    wanted = next((word for word in words if word in _COMMANDS), None)
-    for name, (module, purpose) in _COMMANDS.items():
-        added = command(commands, name, purpose)
-        if name == wanted:
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=PROGRAM, parser_class=Parser)
+    for name, (module, purpose, examples) in _COMMANDS.items():
+        added = command(commands, name, purpose, examples)
+        if name in wanted:
             getattr(import_module(f"exporter.cli.{module}"), f"add_{name}")(added)
+    topic = command(commands, _HELP, "Show the options of a command.")
+    topic.add_argument("topic", choices=tuple(_COMMANDS), nargs="?", metavar="COMMAND", help="one of the commands")
+    command(commands, _VERSION, "Show the version.")
     return parser

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import EXIT_FAILED, PROGRAM, Parser, add_options, refuse, stdout
+from exporter.cli.common import EXIT_FAILED, PROGRAM, Parser, add_options, check_output, output, refuse, say, stdout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -31,6 +31,11 @@ _ENDS = (
     "Exit code: 0 after a signal; 1 if another process has the port, which may pass by itself; 2 for"
     " mistakes in options and files, which do not."
 )
+_DOCTOR = (
+    "doctor also takes every option and variable of the agent, and checks what the agent would do; see:"
+    f" {PROGRAM} agent --help. Exit code: 0; 1 if a check failed; 2 for mistakes in options. Each"
+    " line: docs/troubleshooting.md."
+)
 
 
 def add_agent(parser: Parser) -> None:
@@ -45,7 +50,14 @@ def add_doctor(parser: Parser) -> None:
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="form of the findings [default: text]"
     )
-    add_options(parser)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write a JSON file to send to the project: versions, fields, values and timings of the GPUs, without"
+        " names of hosts and pods; UUIDs are shortened [default: none]",
+    )
+    add_options(parser, epilog=_DOCTOR, shown=False)
     parser.set_defaults(run=_doctor)
 
 
@@ -62,7 +74,7 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
     """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
     from exporter.config import load_agent, resolve
 
-    others = {"command", "run", "format", "dcgm_flags"}
+    others = {"command", "run", "format", "report", "dcgm_flags"}
     flags = {name: value for name, value in vars(namespace).items() if name not in others}
     config = load_agent(flags, os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems)
     form, level = config.logging.log_format, config.logging.log_level
@@ -155,27 +167,31 @@ async def leave_threads(code: int) -> None:
 
 def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
+    check_output(namespace.report, "--report")
     config = _settings(namespace, problems, for_doctor=True)
-    return asyncio.run(_examine(config, namespace.format, node_name_given=namespace.node_name is not None))
+    return asyncio.run(_examine(config, namespace))
 
 
-async def _examine(config: "AgentConfig", form: str, *, node_name_given: bool) -> int:
+async def _examine(config: "AgentConfig", namespace: argparse.Namespace) -> int:
     from exporter import doctor
 
     interval = doctor.interval_seconds(config)
-    async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
+    async with _target(config, interval_seconds=interval, node_name_given=namespace.node_name is not None) as target:
         simulated = bool(target.commands)
-        findings = await doctor.examine(
-            doctor.Surroundings(
-                config=target.config,
-                wall=time.time,
-                monotonic=time.monotonic,
-                worker_command=target.commands.get("nvml"),
-                dcgm_command=target.commands.get("dcgm"),
-                simulated=simulated,
-            )
+        around = doctor.Surroundings(
+            config=target.config,
+            wall=time.time,
+            monotonic=time.monotonic,
+            worker_command=target.commands.get("nvml"),
+            dcgm_command=target.commands.get("dcgm"),
+            simulated=simulated,
         )
-    write = doctor.write_json if form == "json" else doctor.write_text
+        done = await doctor.examine(around)
+    write = doctor.write_json if namespace.format == "json" else doctor.write_text
     with stdout() as stream:
-        write(findings, simulated=simulated, stream=stream)
-    return EXIT_FAILED if doctor.worst(findings) is doctor.Level.FAIL else 0
+        write(done.findings, simulated=simulated, stream=stream)
+    if namespace.report is not None:
+        with output(namespace.report) as stream:
+            doctor.write_report(done, around, stream)
+        say(f"{namespace.report}: written; read it, then attach it to an issue of the project (docs/hardware.md)")
+    return EXIT_FAILED if doctor.worst(done.findings) is doctor.Level.FAIL else 0

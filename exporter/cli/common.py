@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import tzinfo
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from textwrap import fill
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeAlias, TypeVar
 
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, Option
 from exporter.config.resolve import redacted
+from exporter.config.yaml_file import did_you_mean
 from exporter.errors import ConfigError, ExporterError
 
 if TYPE_CHECKING:
@@ -37,8 +40,53 @@ _ORDER = (
 )
 
 
+_EXAMPLES = "Examples:"
+
+
+class _Help(argparse.HelpFormatter):
+    """Wraps paragraphs, and leaves a paragraph of examples as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrap = partial(fill, width=width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        return "\n\n".join(one if one.startswith(_EXAMPLES) else wrap(one) for one in text.split("\n\n"))
+
+
+_SHORT_LINES = 24
+"""Options of so many lines are in the short help, too."""
+
+
+class _ShortHelp(argparse.Action):
+    """Prints the help without a long list of options."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        text = parser.format_help()
+        head, *options = text.split("\noptions:\n", 1)
+        is_long = "".join(options).count("\n") > _SHORT_LINES
+        sys.stdout.write(f"{head}\nAll options: {parser.prog} --help\n" if is_long else text)
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser with errors like every other mistake of the user."""
+    """A parser with errors like every other mistake of the user, and a short help (``-h``)."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - argparse's
+        super().__init__(add_help=False, allow_abbrev=False, formatter_class=_Help, **settings)
+        self.add_argument("-h", action=_ShortHelp, nargs=0, help="show purpose and examples, and exit")
+        self.add_argument("--help", action="help", help="show all options, and exit")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Refuse what is not a choice, with the nearest one.
+
+        Raises:
+            ConfigError: With the choices.
+        """
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        is_command = isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 - as of Commands
+        what = f"unknown command '{value}'" if is_command else f"{_name(action)}: unknown value '{value}'"
+        hint = did_you_mean(str(value), choices)
+        raise ConfigError(f"{what}{hint or '; allowed: ' + ', '.join(choices)}")
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting.
@@ -47,6 +95,10 @@ class Parser(argparse.ArgumentParser):
             ConfigError: Always.
         """
         raise ConfigError(f"{message}; see: {self.prog} --help")
+
+
+def _name(action: argparse.Action) -> str:
+    return action.option_strings[-1] if action.option_strings else str(action.metavar)
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse names its type no other way
@@ -78,23 +130,37 @@ def put(line: str) -> None:
         stream.write(f"{line}\n")
 
 
-def command(commands: Commands, name: str, about: str) -> Parser:
-    """A new command; ``about`` is one sentence."""
-    return commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+def command(commands: Commands, name: str, about: str, examples: Sequence[str] = ()) -> Parser:
+    """A new command; ``about`` is one sentence, ``examples`` are words after the command."""
+    parser = commands.add_parser(name, help=about, description=about)
+    if examples:
+        lines = "".join(f"\n  {parser.prog} {example}".rstrip() for example in examples)
+        parser.description = f"{about}\n\n{_EXAMPLES}{lines}"
+    return parser
 
 
-def add_options(parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str = _ORDER) -> None:
-    """Every option of a table, the agent's by default, in groups; and the file that may have them."""
+def add_options(
+    parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str = _ORDER, *, shown: bool = True
+) -> None:
+    """Every option of a table, the agent's by default, in groups; and the file that may have them.
+
+    Args:
+        parser: Of the command.
+        options: The table.
+        epilog: Ends the help.
+        shown: Whether the help lists the options.
+    """
     parser.usage = f"{parser.prog} [OPTION ...]"
     parser.epilog = epilog
     general = parser.add_argument_group("Configuration")
-    general.add_argument("--config", metavar="FILE", help="YAML file with any of the options below [default: none]")
+    general.add_argument("--config", metavar="FILE", help="YAML file of options [default: none]")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         also = dcgm_flags.names_for(option.key) if options is OPTIONS else ()
-        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=option.usage(also))
+        usage = option.usage(also) if shown else argparse.SUPPRESS
+        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=usage)
 
 
 def add_output(options: "argparse._ActionsContainer") -> None:
@@ -137,23 +203,41 @@ def or_problems(make: Callable[[], T], problems: list[str], prefix: str = "") ->
         return None
 
 
-def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = ()) -> tuple[str, ...]:
+def unknown_flags(
+    unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = (), program: str = PROGRAM
+) -> tuple[str, ...]:
     """What was written and is known to no command, one line each with the nearest flag; ``more`` are known as well."""
     known = [f"--{name.replace('_', '-')}" for name in vars(namespace) if name not in {"command", "run"}] + [*more]
+    see = " ".join(filter(None, (program, namespace.command, "--help")))
     problems = []
     after_flag = False
     for word in unknown:
         if word.startswith("-"):
             flag, has_value, _ = word.partition("=")
             close = get_close_matches(flag, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; see: {PROGRAM} {namespace.command} --help"
+            hint = f"; did you mean {close[0]}?" if close else f"; see: {see}"
             problems.append(f"{flag}: unknown flag{hint}")
             after_flag = not has_value
         else:
             if not after_flag:
-                problems.append(f"'{word}': unexpected argument; see: {PROGRAM} {namespace.command} --help")
+                problems.append(f"'{word}': unexpected argument; see: {see}")
             after_flag = False
     return tuple(problems)
+
+
+def ended(run: Callable[[], int]) -> int:
+    """Return the exit code of a program: 0, 1 for a failure, 2 for a mistake in what the user wrote."""
+    try:
+        return run()
+    except ConfigError as error:
+        for problem in error.problems:
+            say(problem)
+        return EXIT_USAGE
+    except ExporterError as error:
+        say(str(error))
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def refuse(problems: tuple[str, ...]) -> None:
@@ -166,7 +250,7 @@ def refuse(problems: tuple[str, ...]) -> None:
         raise ConfigError(*problems)
 
 
-def check_output(path: Path | None) -> None:
+def check_output(path: Path | None, flag: str = "--output") -> None:
     """Find out before long work that its result could not be written.
 
     Raises:
@@ -176,12 +260,12 @@ def check_output(path: Path | None) -> None:
         return
     folder = path.absolute().parent
     if path.is_dir():
-        raise ConfigError(f"--output: {path} is a directory; allowed: a file")
+        raise ConfigError(f"{flag}: {path} is a directory; allowed: a file")
     if not folder.is_dir():
-        raise ConfigError(f"--output: {folder} is no directory; make it, or give another file")
+        raise ConfigError(f"{flag}: {folder} is no directory; make it, or give another file")
     target = path if is_written_in_place(path) else folder
     if not os.access(target, os.W_OK):
-        raise ConfigError(f"--output: {target} may not be written to; allow it, or give another file")
+        raise ConfigError(f"{flag}: {target} may not be written to; allow it, or give another file")
 
 
 def is_written_in_place(path: Path) -> bool:

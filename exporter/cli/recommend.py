@@ -25,6 +25,7 @@ _EPILOG = (
 
 def add_recommend(parser: Parser) -> None:
     """Add the flags."""
+    parser.usage = f"{parser.prog} --prometheus URL [OPTION ...]"
     parser.epilog = _EPILOG
     add_prometheus_options(parser)
     what = parser.add_argument_group("Selection")

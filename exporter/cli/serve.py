@@ -39,6 +39,6 @@ def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     if find_spec("plotly") is None:  # the agent's image goes without
         raise ExporterError(
             "serve needs plotly, which this installation lacks: take the image of the cost service,"
-            " or pip install gpu-cost-exporter[report]"
+            " or install it: pip install plotly"
         )
     return asyncio.run(serve(settings, time.time))

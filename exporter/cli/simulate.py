@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, output, refuse
+from exporter.cli.common import Commands, Parser, command, output, refuse, stdout
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _progress(nodes: int) -> Callable[[int], None] | None:
 def add_simulate(parser: Parser) -> None:
     """Add the subcommands."""
     kinds = parser.add_subparsers(dest="simulation", metavar="WHAT", required=True, parser_class=Parser)
-    listing = command(kinds, "list", "Names of the shipped scenarios.")
+    listing = command(kinds, "list", "List the shipped scenarios.")
     listing.set_defaults(run=_list_scenarios)
     check = command(kinds, "check", "Read a scenario and say what is in it, or what is wrong with it.")
     check.set_defaults(run=_check_scenario)
@@ -163,7 +163,10 @@ def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -
     refuse(problems)
     from gpu_simulator import scenario
 
-    sys.stdout.writelines(f"{name}\n" for name in scenario.shipped())
+    names = scenario.shipped()
+    width = max(map(len, names))
+    with stdout() as stream:
+        stream.writelines(f"{name:<{width}}  {scenario.load(name).plan.description}\n" for name in names)
     return 0
 
 

@@ -56,7 +56,8 @@ class Option:
         """Return the help of a command line; ``also`` are other names of the flag."""
         default = self.default_note or self.default or "none"
         unit = f" {self.unit}" if self.unit else ""
-        allowed = "" if self.kind.metavar.startswith("{") else f" Allowed: {self.kind.allowed}."
+        obvious = self.kind.metavar.startswith("{") or self.kind in {types.PATH, types.NAME}
+        allowed = "" if obvious else f" Allowed: {self.kind.allowed}."
         names = f" [also: {', '.join(also)}]" if also else ""
         return f"{self.help}{allowed} [default: {default}{unit}]{names}".replace("%", "%%")
 

@@ -252,13 +252,9 @@ def read_book(path: Path) -> str:
 
 def _rows(top: Fields, head: PriceBook) -> tuple[list[_ReadRow], dict[int, int]]:
     """The rows as far as they could be read, and the line of each row by its number."""
-    node = top.take("rows")
-    if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_ROWS:
-        top.problem("rows", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_ROWS} prices")
-        return [], {}
     found: list[_ReadRow] = []
     lines: dict[int, int] = {}
-    for number, item in enumerate(node.value, start=1):
+    for number, item in enumerate(top.take_list("rows", "prices", _MOST_ROWS), start=1):
         lines[number] = item.start_mark.line + 1
         if not isinstance(item, yaml.MappingNode):
             top.problems.append(f"{top.path}:{lines[number]}: row {number}: not a mapping; allowed: keys with values")

@@ -52,15 +52,52 @@ def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
         # Composing, not loading: scalars stay what the user wrote and carry their line.
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        is_alias = "alias" in f"{error.context} {error.problem}"
-        hint = "; put text that begins with * in quotes" if is_alias else ""
-        return None, f"{path}:{line}: not YAML: {error.problem or error.context}{hint}"
+        line, problem = _unclosed(text, error) or _said(error)
+        return None, f"{path}:{line}: not YAML: {problem}"
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
         return None, f"{path}: not YAML: {' '.join(str(error).split())}"
     if root is not None and is_endless(root):
         return None, f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out"
     return root, ""
+
+
+_CLOSING = {"[": "]", "{": "}"}
+
+
+def _unclosed(text: str, error: yaml.MarkedYAMLError) -> tuple[int, str] | None:
+    """Return line and words for a bracket or quote that is not closed; ``None`` for another mistake."""
+    if error.context == "while scanning a quoted scalar" and error.context_mark is not None:
+        return error.context_mark.line + 1, "the quote is not closed; close it"
+    if not str(error.context).startswith("while parsing a flow") or error.problem_mark is None:
+        return None
+    opened: list[tuple[int, str]] = []
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if token.start_mark.index >= error.problem_mark.index:
+            break
+        if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+            opened.append((token.start_mark.line + 1, token.id))
+        elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+            opened.pop()
+    if not opened:
+        return None
+    line, bracket = opened[-1]
+    return line, f"'{bracket}' is not closed; close it with '{_CLOSING[bracket]}'"
+
+
+_HINTS = {
+    "alias": "put text that begins with * in quotes",
+    "mapping values are not allowed": "put text with ': ' in it in quotes, or correct the indentation",
+    r"'\t'": "indent with spaces, not tabs",
+    "cannot start any token": "put text that begins with it in quotes",
+}
+"""By words of the library's messages; the first that matches."""
+
+
+def _said(error: yaml.MarkedYAMLError) -> tuple[int, str]:
+    """Return the line and the words of the library, with a hint where one is known."""
+    words = f"{error.context} {error.problem}"
+    hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in words), "")
+    return error.problem_mark.line + 1 if error.problem_mark else 1, f"{error.problem or error.context}{hint}"
 
 
 def is_endless(root: yaml.Node) -> bool:
@@ -178,6 +215,21 @@ class Fields:
             self.problem(key, "not a mapping; allowed: keys with values below it")
             return None
         return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
+
+    def take_list(self, key: str, items: str, most: int) -> "list[yaml.Node]":
+        """The items of a list that must be there; none, with a problem, for anything else."""
+        node = self.take(key)
+        listed = node.value if isinstance(node, yaml.SequenceNode) else None
+        if listed and len(listed) <= most:
+            return list(listed)
+        if node is None:
+            wrong = "missing"
+        elif listed is None:
+            wrong = "not a list" if not isinstance(node, yaml.ScalarNode) or node.value else "empty"
+        else:
+            wrong = f"{len(listed):,} of them, which is too many" if listed else "empty"
+        self.problem(key, f"{wrong}; allowed: a list of 1 to {most} {items}, each begun by '- '")
+        return []
 
     def finish(self) -> None:
         """Refuse every key that was not taken."""

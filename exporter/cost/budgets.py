@@ -120,13 +120,9 @@ def parse(text: str, path: str) -> tuple[Budget, ...]:
 
 
 def _budgets(top: Fields) -> tuple[Budget, ...]:
-    node = top.take("budgets")
-    if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_BUDGETS:
-        top.problem("budgets", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_BUDGETS} budgets")
-        return ()
     found: list[Budget] = []
     lines: dict[str, int] = {}
-    for number, item in enumerate(node.value, start=1):
+    for number, item in enumerate(top.take_list("budgets", "budgets", _MOST_BUDGETS), start=1):
         line = item.start_mark.line + 1
         if not isinstance(item, yaml.MappingNode):
             top.problems.append(f"{top.path}:{line}: budget {number}: not a mapping; allowed: keys with values")

@@ -254,11 +254,12 @@ class Filters:
 
 
 ALLOWED = (
-    "allowed: 30d, 12h or 4w back from now; today, yesterday, week, lastweek, month, lastmonth; 2026, 2026-Q3, 2026-10,"
-    " 2026-10-03; 2026-10-01..2026-10-15 (both days included); two times such as"
+    "allowed: 30d, 12h or 4w back from now; today, yesterday, week, lastweek, month, lastmonth or last-month; 2026,"
+    " 2026-Q3, 2026-10, 2026-10-03; 2026-10-01..2026-10-15 (both days included); two times such as"
     " 2026-10-01T00:00Z..2026-10-02T06:00Z (the end is outside); Unix seconds 1790000000,1790086400"
 )
 _BACK = re.compile(r"(\d{1,6})([hdw])")
+_LONG_BACK = re.compile(r"(\d{1,6}) ?([hdw])?(?:(?:ou)?rs?|ays?|eeks?)?", re.ASCII)
 _MONTH, _QUARTER, _YEAR = re.compile(r"(\d{4})-(\d{2})"), re.compile(r"(\d{4})-[Qq]([1-4])"), re.compile(r"(\d{4})")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _UNIX = re.compile(r"(\d{1,12}),(\d{1,12})")
@@ -296,7 +297,7 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
     except (ValueError, OverflowError):
         bounds = None
     if bounds is None:
-        raise ConfigError(f"window: value '{shown(text)}' is not a period; {ALLOWED}")
+        raise ConfigError(f"window: value '{shown(text)}' is not a period{_nearest(written)}; {ALLOWED}")
     start, end = bounds
     last = last_recorded(now_seconds)
     if end <= start:
@@ -311,6 +312,18 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
     if end - start > _LONGEST_DAYS * DAY_SECONDS:
         raise ConfigError(f"window: '{shown(text)}' is longer than ten years; allowed: at most {_LONGEST_DAYS} days")
     return Window(start_seconds=start, end_seconds=min(end, last), label=written)
+
+
+def _nearest(text: str) -> str:
+    """Return the hint at the period that a text is most like; empty where there is none."""
+    back = _LONG_BACK.fullmatch(text.lower())
+    close = [f"{back[1]}{back[2] or 'd'}"] if back else get_close_matches(_plain(text), PERIODS, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _plain(text: str) -> str:
+    """Return a name of a period in the form of ``PERIODS``: ``Last-Month`` is ``lastmonth``."""
+    return text.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def last_days(count: int, now: Now) -> tuple[int, int]:
@@ -355,7 +368,7 @@ def _bounds(text: str, now: Now) -> tuple[int, int] | None:  # noqa: PLR0911 - a
     if match := _BACK.fullmatch(text):
         end = last_recorded(now.seconds)
         return end - int(match[1]) * _HOURS[match[2]] * HOUR_SECONDS, end
-    if named := _NAMED.get(text.lower()):
+    if named := _NAMED.get(_plain(text)):
         return _days(*named(datetime.fromtimestamp(now.seconds, zone).date()), zone)
     if match := _UNIX.fullmatch(text):
         return int(match[1]), _end_of(int(match[2]))
@@ -476,3 +489,5 @@ _NAMED: dict[str, Callable[[date], tuple[date, date]]] = {
     "month": lambda today: (today.replace(day=1), _month_after(today.replace(day=1))),
     "lastmonth": lambda today: ((today.replace(day=1) - _DAY_LONG).replace(day=1), today.replace(day=1)),
 }
+PERIODS = tuple(_NAMED)
+"""Periods that have a name."""

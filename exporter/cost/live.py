@@ -1,13 +1,16 @@
-"""Reads pods and their devices from the live series."""
+"""Reads pods and their devices as they are now: from the live series of a fleet, or from the API of agents."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite
 from typing import Annotated, Any
 
-from exporter.cost import queries
+from exporter.cost import agent_client, queries
 from exporter.cost.ledger import Filters, Window
 from exporter.cost.prometheus import PrometheusClient, SeriesSample
+from exporter.errors import ExporterError
+from exporter.web.node_page import IDLE_SHOWN_SECONDS
 
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
@@ -190,3 +193,208 @@ async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filte
     )
     found = await client.instant(f"{at_work} / {held}", window.end_seconds)
     return min(1.0, found[0].value) if found else None
+
+
+_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRow:
+    """A holder of a device, or a device without one. ``None``: not known, not measured or without a price."""
+
+    cluster: str | None = None
+    node: str
+    gpu_index: str
+    gpu_uuid: str
+    model: str | None
+    gpu_instance: str | None = None
+    mig_profile: str | None = None
+    state: str
+    """``allocated``, ``unallocated`` or ``unknown``; of a device that is not up, its state."""
+    namespace: str | None = None
+    pod: str | None = None
+    container: str | None = None
+    owner_kind: str | None = None
+    owner_name: str | None = None
+    team: str | None = None
+    gpu_share_ratio: float | None = None
+    activity_ratio: float | None = None
+    unknown_reason: str | None = None
+    idle_for_seconds: float | None = None
+    age_seconds: float | None = None
+    memory_used_bytes: float | None = None
+    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
+    """By currency."""
+
+    @property
+    def key(self) -> tuple[str | None, ...]:
+        """What the row is of."""
+        return self.cluster, self.node, self.gpu_uuid, self.namespace, self.pod, self.container
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a holder is known to be idle for as long as the agent's page asks for."""
+        return self.idle_for_seconds is not None and self.idle_for_seconds >= IDLE_SHOWN_SECONDS
+
+    @property
+    def waste(self) -> tuple[float, float]:
+        """Money of the idle time, currencies unweighted, then GPU-seconds of it; for the order alone."""
+        idle = self.idle_for_seconds or 0.0
+        return idle * sum(self.cost_per_hour.values()), idle * (self.gpu_share_ratio or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All rows at one moment."""
+
+    rows: tuple[LiveRow, ...]
+    simulated: bool = False
+    problems: tuple[str, ...] = ()
+    """One line each: what is missing, and why."""
+
+
+def picture_of(document: Mapping[str, Any], where: str) -> Picture:
+    """Return the rows of an agent's answer to ``/api/v1/devices``; ``where`` names the agent in problems.
+
+    Raises:
+        ExporterError: It is not such an answer.
+    """
+    try:
+        rows = tuple(row for device in document["devices"] for row in _rows_of(device, str(document["node"])))
+        reasons = [] if document["ready"] else [str(one).replace("_", " ") for one in document["not_ready_reasons"]]
+        attribution = document["attribution"]["problem"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ExporterError(
+            f"{where}: the answer is not an agent's: {type(error).__name__} {error}; is this agent of another release?"
+        ) from error
+    problems = [*(f"not ready: {reason}" for reason in reasons), *([str(attribution)] if attribution else [])]
+    return Picture(
+        rows=rows, simulated=bool(document.get("simulated")), problems=tuple(f"{where}: {one}" for one in problems)
+    )
+
+
+def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
+    up, price = device["state"] == "up", _number(device["gpu_price_per_hour"])
+    instance = device["gpu_instance_id"]
+    bare = LiveRow(
+        node=node,
+        gpu_index=str(device["gpu_index"]),
+        gpu_uuid=device["uuid"],
+        model=device["model"],
+        gpu_instance=None if instance is None else str(instance),
+        mig_profile=device["mig_profile"],
+        state=str(device["allocation"]) if up else device["state"],
+        activity_ratio=_number(device["activity_ratio"]),
+        unknown_reason=device["activity_unknown_reason"] or device["state_reason"],
+        memory_used_bytes=_number(device["memory_used_bytes"]),
+    )
+
+    def cost(share: float | None) -> Mapping[str, float]:
+        return {} if price is None or share is None else {device["price_currency"]: price * share}
+
+    for one in device["holders"]:
+        yield replace(
+            bare,
+            **_holder(one),
+            unknown_reason=bare.unknown_reason if one["activity_ratio"] is None else None,
+            cost_per_hour=cost(one["gpu_share_ratio"]),
+        )
+    if not device["holders"] and (device["allocation"] is not None or not up):
+        yield replace(bare, cost_per_hour=cost(1.0 if instance is None else None))
+
+
+_NAMES_OF_A_HOLDER = ("namespace", "pod", "container", "owner_kind", "owner_name", "team")
+_NUMBERS_OF_A_HOLDER = ("gpu_share_ratio", "activity_ratio", "idle_for_seconds", "age_seconds", "memory_used_bytes")
+
+
+def _holder(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: one[key] for key in _NAMES_OF_A_HOLDER} | {key: _number(one[key]) for key in _NUMBERS_OF_A_HOLDER}
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked here
+    """Return a number that can be shown, or ``None``: JSON's reader takes NaN and 1e999, too."""
+    number = None if value is None else float(value)
+    if number is not None and not isfinite(number):
+        raise ValueError(f"{value!r} is no number")
+    return number
+
+
+async def agent_picture(base: str, access: agent_client.AgentAccess, where: str) -> Picture:
+    """Return what one agent shows.
+
+    Args:
+        base: Its address.
+        access: How to get in.
+        where: What its problems call it.
+
+    Raises:
+        ExporterError: It does not answer, or is no agent.
+    """
+    document = await asyncio.to_thread(
+        agent_client.fetch, base, agent_client.DEVICES, access, timeout_seconds=_TIMEOUT_SECONDS
+    )
+    return picture_of(document, where)
+
+
+_OWNER = ("pod_namespace", "pod_name", "workload_kind", "workload_name", "team")
+
+
+async def fleet_picture(client: PrometheusClient) -> Picture:
+    """Return what the live series of a fleet show.
+
+    Raises:
+        PrometheusError: It cannot be asked.
+        ExporterError: It has no such series.
+    """
+    cluster = client.settings.cluster_label
+
+    def newest(selector: str, *labels: str) -> Awaitable[Sequence[SeriesSample]]:
+        return client.instant(f"max by ({', '.join((cluster, *labels))}) ({selector})", None)
+
+    pods, owners, states, prices, simulated = await asyncio.gather(
+        live_pods(client, Filters()),
+        newest(_INFO, *_OWNER),
+        newest('gpu_allocation_state{state!="allocated"} == 1', *_DEVICE, "state"),
+        newest(_PRICE, "uuid", "currency"),
+        client.instant("max(gpu_exporter_simulated)", None),
+    )
+    owner_of = {_place(one, (cluster, "pod_namespace", "pod_name")): one.labels for one in owners}
+    rows = [_of_pod(pod, owner_of.get((pod.cluster or "", pod.namespace, pod.pod), {})) for pod in pods]
+    price_of: dict[Place, dict[str, float]] = {}
+    for one in prices:
+        price_of.setdefault(_place(one, (cluster, "uuid")), {})[one.labels.get("currency", "")] = one.value
+    rows += [_of_state(one.labels, cluster, price_of.get(_place(one, (cluster, "uuid")), {})) for one in states]
+    if not rows:
+        raise ExporterError(
+            f"Prometheus has no series {_INFO} or gpu_allocation_state of the last minutes; does it scrape the agents?"
+            " see docs/install.md"
+        )
+    return Picture(rows=tuple(rows), simulated=bool(simulated and simulated[0].value))
+
+
+_SAME = tuple(one.name for one in fields(PodDocument) if one.name not in {"cost_per_hour", "live"})
+
+
+def _of_pod(pod: PodDocument, whose: Mapping[str, str]) -> LiveRow:
+    return LiveRow(
+        **{name: getattr(pod, name) for name in _SAME},
+        state="allocated",
+        owner_kind=whose.get("workload_kind") or None,
+        owner_name=whose.get("workload_name") or None,
+        team=whose.get("team") or None,
+        cost_per_hour={one["currency"]: one["cost"] for one in pod.cost_per_hour},
+    )
+
+
+def _of_state(labels: Mapping[str, str], cluster: str, price: Mapping[str, float]) -> LiveRow:
+    return LiveRow(
+        cluster=labels.get(cluster) or None,
+        node=labels.get("node", ""),
+        gpu_index=labels.get("gpu", ""),
+        gpu_uuid=labels.get("uuid", ""),
+        model=labels.get("model") or None,
+        gpu_instance=labels.get("gpu_instance") or None,
+        mig_profile=labels.get("mig_profile") or None,
+        state=labels.get("state", "unknown"),
+        cost_per_hour=price,
+    )

@@ -13,7 +13,7 @@ from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import host_engine, kubernetes, machine
-from exporter.doctor.findings import Finding, Level, Surroundings, fail, first_of, ok, some, warn
+from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
 from exporter.doctor.host_engine import LibraryReport
 from exporter.errors import ConfigError
 from exporter.gpu.merge import alone, merge, supplement
@@ -406,8 +406,8 @@ _NO_PROCESSES = warn(
 )
 
 
-async def examine(around: Surroundings) -> tuple[Finding, ...]:
-    """All findings; takes some seconds, at most the driver's deadline and the kubelet's."""
+async def examine(around: Surroundings) -> Examination:
+    """Run all checks; takes some seconds, at most the driver's deadline and the kubelet's."""
     config = around.config
     wall, monotonic = around.wall(), around.monotonic()
     of_collectors, made = machine.collectors(config)
@@ -436,8 +436,10 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     if config.serving.web_config:
         found.append(machine.face(config.serving.web_config))
     found.append(book(config, labelled, reading, wall))
-    found.append(machine.clock((wall, around.wall()), (monotonic, around.monotonic())))
-    return tuple(found)
+    ended = around.monotonic()
+    found.append(machine.clock((wall, around.wall()), (monotonic, ended)))
+    readings = tuple(one for one in (nvml, from_dcgm) if one)
+    return Examination(findings=tuple(found), readings=readings, seconds=ended - monotonic)
 
 
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:

@@ -1,18 +1,26 @@
-"""What checks look at and what they find, and the text and JSON forms of findings."""
+"""What checks look at and what they find; findings as text and JSON, and the hardware report."""
 
 import json
+import os
+import platform
+import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from exporter import __version__
 from exporter.config import AgentConfig
 from exporter.config.resolve import redacted
 from exporter.errors import ConfigError
+from exporter.model import Field, GpuReading, MigReading, ProcessUse, Reading
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 
@@ -63,6 +71,17 @@ class Finding:
     level: Level
     cause: str
     fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """All that the doctor has found."""
+
+    findings: tuple[Finding, ...]
+    readings: tuple[Reading, ...]
+    """The last one of each source that works."""
+    seconds: float
+    """Duration of the checks."""
 
 
 def ok(name: str, cause: str) -> Finding:
@@ -134,3 +153,102 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 def _one_line(words: str) -> str:
     return redacted(" ".join(words.split()))
+
+
+_PUBLIC = frozenset(
+    {
+        *("package", "device nodes", "kernel module", "driver", "devices", "activity", "processes"),
+        *(f"DCGM {what}" for what in ("library", "refusals", "devices", "profiling", "fields")),
+        *("layers", "clock"),
+    }
+)
+"""Checks whose words are of hardware and drivers; of all others the report has the level alone."""
+_UUID = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F]{8})-[0-9a-fA-F-]+")
+_PACKAGES = ("nvidia-ml-py", "nvidia-dcgm", "protobuf")
+
+
+def write_report(done: Examination, around: Surroundings, stream: TextIO) -> None:
+    """Write the hardware report: versions, fields, values and timings, without names of hosts, pods and users."""
+    hosts = {socket.gethostname(), around.config.attribution.node_name}
+    words = sorted((re.escape(name) for name in hosts if name), key=len, reverse=True)
+    names = re.compile(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])")
+
+    def public(text: str) -> str:
+        return names.sub("<host>", _short(_one_line(text)))
+
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    system = {"kernel": platform.release(), "machine": platform.machine(), "cpus": os.cpu_count()}
+    with suppress(OSError):
+        system["system"] = platform.freedesktop_os_release().get("PRETTY_NAME")
+    document = {
+        "report": "gpu-cost-exporter hardware report",
+        "version": __version__,
+        "python": platform.python_version(),
+        "packages": versions,
+        "system": system,
+        "simulated": around.simulated,
+        "seconds": round(done.seconds, 3),
+        "checks": [
+            {"name": one.name, "level": one.level.value, "cause": public(one.cause) if one.name in _PUBLIC else None}
+            for one in done.findings
+        ],
+        "sources": [_source(reading) for reading in done.readings],
+    }
+    stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+
+def _short(text: str) -> str:
+    return _UUID.sub(r"\1\2...", text)
+
+
+def _source(reading: Reading) -> dict[str, Any]:
+    return {
+        "name": reading.source,
+        "driver_version": reading.driver_version,
+        "nvml_version": reading.nvml_version,
+        "dcgm_version": reading.dcgm_version,
+        "sample_seconds": round(reading.duration_seconds, 6),
+        "errors": dict(reading.errors),
+        "gpus": [_gpu(gpu) for gpu in reading.gpus],
+    }
+
+
+def _gpu(reading: GpuReading) -> dict[str, Any]:
+    gpu = reading.gpu
+    return {
+        "index": gpu.index,
+        "uuid": _short(gpu.uuid),
+        "model": gpu.model,
+        "state": reading.state.value,
+        "reason": reading.reason or None,
+        "mig_enabled": gpu.mig_enabled,
+        "compute_slices": gpu.compute_slices,
+        "memory_slices": gpu.memory_slices,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "profiling": reading.profiling.value if reading.profiling else None,
+        **_measured(reading),
+        "instances": [
+            {"uuid": _short(part.instance.uuid), "profile": part.instance.profile, **_measured(part)}
+            for part in reading.instances
+        ],
+    }
+
+
+def _measured(reading: GpuReading | MigReading) -> dict[str, Any]:
+    return {
+        "values": {Field(field).name: value for field, value in sorted(reading.values.items())},
+        "processes": None if reading.processes is None else _processes(reading.processes),
+    }
+
+
+def _processes(processes: Sequence[ProcessUse]) -> dict[str, int]:
+    return {
+        "listed": sum(not process.ended for process in processes),
+        "ended": sum(process.ended for process in processes),
+        "with_samples": sum(process.busiest_ratio is not None for process in processes),
+        "with_memory": sum(process.memory_used_bytes is not None for process in processes),
+        "mps_clients": sum(process.mps for process in processes),
+    }

@@ -149,7 +149,7 @@ def load(name_or_path: str) -> Scenario:
     if not path.suffix and len(path.parts) == 1 and not path.is_file():
         near = difflib.get_close_matches(name_or_path, shipped(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"scenario {name_or_path!r} is none{hint}; allowed: {', '.join(shipped())}, or a file")
+        raise ConfigError(f"unknown scenario {name_or_path!r}{hint}; allowed: {', '.join(shipped())}, or a file")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

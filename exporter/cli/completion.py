@@ -1,0 +1,169 @@
+"""`completion`: completion scripts for bash, zsh and fish, generated from the parsers of all commands."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from exporter.cli.common import PROGRAM, Parser, refuse, stdout
+
+_FILE = ("FILE", "PATH", "DIR")
+"""Metavars of values that are paths."""
+_END = re.compile(r"[.;:] | \[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A command or subcommand: what may follow it."""
+
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Purposes by name."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Help by flag."""
+    values: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    """Words by flag that takes a value; ``None`` for a path, no words for any other text."""
+    words: tuple[str, ...] = ()
+    """Of its positional arguments."""
+
+
+def add_completion(parser: Parser) -> None:
+    """Add the name of the shell."""
+    parser.epilog = (
+        f"bash and zsh read it with: source <({PROGRAM} completion bash), in ~/.bashrc or ~/.zshrc for every terminal."
+    )
+    parser.add_argument("shell", choices=tuple(_SHELLS), metavar="SHELL", help="bash, zsh or fish")
+    parser.set_defaults(run=_completion)
+
+
+def _completion(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    from exporter.cli import whole_parser  # noqa: PLC0415 - it imports this module
+
+    refuse(problems)
+    places = dict(_places(whole_parser(), ""))
+    with stdout() as stream:
+        stream.writelines(f"{line}\n" for line in _SHELLS[namespace.shell](places))
+    return 0
+
+
+def _places(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, _Place]]:
+    """Yield each command with its path: ``""``, ``simulate``, ``simulate check``."""
+    commands: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    values: dict[str, tuple[str, ...] | None] = {}
+    words: list[str] = []
+    for action in parser._actions:  # noqa: SLF001 - argparse lists them no other way
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            commands = {one.dest: one.help or "" for one in action._choices_actions}  # noqa: SLF001 - as above
+            for name, below in action.choices.items():
+                yield from _places(below, f"{path} {name}".strip())
+        elif not action.option_strings:
+            words += _words(action) or ()
+        elif (flag := action.option_strings[-1]).startswith("--"):
+            flags[flag] = _about(action)
+            if action.nargs != 0:
+                values[flag] = _words(action)
+    yield path, _Place(commands=commands, flags=flags, values=values, words=tuple(words))
+
+
+def _about(action: argparse.Action) -> str:
+    """Return the first sentence of a flag's help."""
+    if not action.help or action.help == argparse.SUPPRESS:
+        return ""
+    return _END.split(action.help % vars(action))[0]
+
+
+def _words(action: argparse.Action) -> tuple[str, ...] | None:
+    """Return the words that a value can be; ``None`` for a path."""
+    metavar = str(action.metavar or "")
+    if action.choices is not None:
+        return tuple(map(str, action.choices))
+    if metavar == "NAME|FILE" or action.dest == "simulate":
+        from gpu_simulator import scenario  # noqa: PLC0415 - keeps other commands fast
+
+        return scenario.shipped()
+    if metavar in _FILE:
+        return None
+    if metavar.startswith("{"):
+        return tuple(metavar.strip("{}").split(","))
+    return {"PERIOD": _periods, "DIMENSION,...": _dimensions}.get(metavar, tuple)()
+
+
+def _periods() -> tuple[str, ...]:
+    from exporter.cost.ledger import PERIODS  # noqa: PLC0415 - keeps other commands fast
+
+    return ("1d", "7d", "30d", *PERIODS)
+
+
+def _dimensions() -> tuple[str, ...]:
+    from exporter.cost.ledger import DIMENSIONS  # noqa: PLC0415 - keeps other commands fast
+
+    return DIMENSIONS
+
+
+def _bash(places: Mapping[str, _Place]) -> Iterator[str]:
+    yield f"# Completion of {PROGRAM} for bash: source <({PROGRAM} completion bash)"
+    yield "_gpu_cost_exporter() {"
+    yield "  local word place= words= flag="
+    yield '  local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"'
+    # bash splits --flag=value at the equals sign.
+    yield '  [[ $current == "=" ]] && current='
+    yield '  [[ $previous == "=" ]] && previous="${COMP_WORDS[COMP_CWORD-2]}"'
+    yield '  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do'
+    yield f'    case "$place $word" in {_any([path if " " in path else f" {path}" for path in places if path])})'
+    yield '      place="${place:+$place }$word" ;;'
+    yield "    esac"
+    yield "  done"
+    yield '  case "$place:$previous" in'
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for path, place in places.items():
+        for flag, words in place.values.items():
+            alike.setdefault(words or (), []).append(f"{path}:{flag}")
+    for words, flags in alike.items():
+        # Without words readline completes names of files.
+        reply = f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$current")); ' if words else ""
+        yield f"    {_any(flags)}) {reply}return ;;"
+    yield "  esac"
+    yield '  case "$place" in'
+    for path, place in places.items():
+        yield f"    {shlex.quote(path)}) words={shlex.quote(' '.join((*place.commands, *place.words)))}"
+        yield f"      flag={shlex.quote(' '.join(place.flags))} ;;"
+    yield "  esac"
+    yield "  [[ $current == -* ]] && words=$flag"
+    yield '  COMPREPLY=($(compgen -W "$words" -- "$current"))'
+    yield "}"
+    yield f"complete -o bashdefault -o default -F _gpu_cost_exporter {PROGRAM}"
+
+
+def _any(texts: Sequence[str]) -> str:
+    return "|".join(map(shlex.quote, texts))
+
+
+def _zsh(places: Mapping[str, _Place]) -> Iterator[str]:
+    yield "autoload -U +X compinit && compinit -C"
+    yield "autoload -U +X bashcompinit && bashcompinit"
+    yield from _bash(places)
+
+
+def _fish(places: Mapping[str, _Place]) -> Iterator[str]:
+    yield f"# Completion of {PROGRAM} for fish: {PROGRAM} completion fish | source"
+    for path, place in places.items():
+        tests = [f"__fish_seen_subcommand_from {word}" for word in path.split()]
+        tests += [f"not __fish_seen_subcommand_from {' '.join(place.commands)}"] if place.commands else []
+        head = f"complete -c {PROGRAM} -n {shlex.quote('; and '.join(tests) or 'true')}"
+        for name, about in place.commands.items():
+            yield f"{head} -f -a {name} -d {shlex.quote(about)}"
+        if place.words:
+            yield f"{head} -f -a {shlex.quote(' '.join(place.words))}"
+        for flag, about in place.flags.items():
+            takes = _fish_value(place.values[flag]) if flag in place.values else ""
+            yield f"{head} -l {flag.removeprefix('--')}{takes} -d {shlex.quote(about)}"
+
+
+def _fish_value(words: tuple[str, ...] | None) -> str:
+    if words is None:
+        return " -rF"
+    return f" -xa {shlex.quote(' '.join(words))}" if words else " -x"
+
+
+_SHELLS: Mapping[str, Callable[[Mapping[str, _Place]], Iterator[str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}

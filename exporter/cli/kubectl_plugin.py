@@ -1,0 +1,374 @@
+"""`kubectl gpu-cost`: GPUs, holders and waste of a cluster, read from its agents through `kubectl port-forward`."""
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.cli import top
+from exporter.cli.common import Parser, command, ended, put, refuse, unknown_flags
+from exporter.cost import agent_client
+from exporter.cost.live import LiveRow, Picture, agent_picture, picture_of
+from exporter.errors import ExporterError
+from exporter.model.formatting import amounts, duration, gib, percent
+from exporter.model.formatting import model as short_model
+
+_PROGRAM = "kubectl gpu-cost"
+_SELECTOR = "app.kubernetes.io/name=gpu-cost-exporter,app.kubernetes.io/component=agent"
+_PORT = "metrics"
+_FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ->")
+_START_SECONDS = 20.0
+_AT_A_TIME, _MOST_LIVE = 8, 32
+_WASTE = ("Cluster", "Node", "GPU", "Model", "Holder", "Owner", "Team", "Idle for", "Per hour")
+_WHO = ("Cluster", "Node", "GPU", "Model", "Holder", "Owner", "Team", "Held for")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the plugin; the exit code, as of gpu-cost-exporter."""
+    return ended(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser()
+    namespace, unknown = parser.parse_known_args(words)
+    if namespace.command is None:
+        parser.print_help()
+        return 0
+    problems = unknown_flags(unknown, namespace, program=_PROGRAM)
+    refuse((*problems, *agent_client.access_problems(namespace, of_an_agent=True)))
+    return int(asyncio.run(namespace.run(namespace)))
+
+
+def _parser() -> Parser:
+    about = "Show GPUs, holders and waste of a cluster, read from its gpu-cost-exporter agents through port-forwards."
+    parser = Parser(prog=_PROGRAM, usage=f"{_PROGRAM} COMMAND [OPTION ...]", description=about)
+    parser.epilog = f"Examples of a command: {_PROGRAM} COMMAND -h; all of its options: {_PROGRAM} COMMAND --help"
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=_PROGRAM, parser_class=Parser)
+    live = command(commands, "top", "Show all GPUs, live in the terminal.", ("", "--node node-a", "--once --sort cost"))
+    top.add_view_options(live)
+    live.epilog = top.EPILOG
+    live.set_defaults(run=_top)
+    waste = command(commands, "waste", "List holders of idle GPUs, the most expensive first.", ("", "--filter team-a"))
+    waste.set_defaults(run=_waste)
+    who = command(commands, "who", "List the holder of each GPU.", ("", "--node node-a"))
+    who.set_defaults(run=_who)
+    for one in (waste, who):
+        one.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        one.add_argument("--filter", default="", metavar="TEXT", help="only rows with these words, in any column")
+    why = command(commands, "why", "Explain why a pod is idle, or has no GPU here.", ("trainer-0 -n vision",))
+    why.add_argument("pod", metavar="POD", help="name of the pod, or NAMESPACE/NAME")
+    why.add_argument("-n", "--namespace", metavar="NAME", help="its namespace [default: the context's]")
+    why.set_defaults(run=_why)
+    for one in (live, waste, who, why):
+        one.usage = f"{one.prog} {'POD ' if one is why else ''}[OPTION ...]"
+        _add_cluster(one)
+    return parser
+
+
+def _add_cluster(parser: Parser) -> None:
+    group = parser.add_argument_group("Cluster")
+    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig [default: the current one]")
+    group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig [default: kubectl's]")
+    group.add_argument("--selector", default=_SELECTOR, help="labels of the agents' pods [default: %(default)s]")
+    group.add_argument("--node", action="append", metavar="NAME", help="only this node; again for another")
+    agent_client.add_agent_access(parser)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agent:
+    """A running pod of the agent."""
+
+    namespace: str
+    pod: str
+    node: str
+    port: int
+    scheme: str
+
+
+@dataclass(slots=True)
+class _Forward:
+    """A port-forward to an agent, begun when it is needed, and again when it has ended."""
+
+    kubectl: Sequence[str]
+    agent: _Agent
+    _process: asyncio.subprocess.Process | None = None
+    _reader: asyncio.Task[None] | None = None
+    _address: str = ""
+
+    async def address(self) -> str:
+        """Return the address of the agent on this machine.
+
+        Raises:
+            ExporterError: kubectl does not forward.
+        """
+        if self._process is None or self._process.returncode is not None:
+            self._process = await _started(
+                *(*self.kubectl, "--namespace", self.agent.namespace, "port-forward", "--address", "127.0.0.1"),
+                *(f"pod/{self.agent.pod}", f":{self.agent.port}"),
+            )
+            try:
+                self._address = f"{self.agent.scheme}://127.0.0.1:{await self._port(self._process)}"
+            except ExporterError:
+                await self.end()
+                raise
+        return self._address
+
+    async def _port(self, process: asyncio.subprocess.Process) -> str:
+        assert process.stdout is not None  # noqa: S101 - a pipe
+        said = ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECONDS):
+                async for line in process.stdout:
+                    said = line.decode(errors="replace").strip() or said
+                    if found := _FORWARDED.search(said):
+                        # It has a line for each connection, and would wait for a reader of a full pipe.
+                        self._reader = asyncio.create_task(_read_on(process.stdout))
+                        return found[1]
+                raise ExporterError(f"kubectl port-forward: {said or 'no reason given'}")
+        raise ExporterError(f"kubectl port-forward: no answer within {_START_SECONDS:g} s")
+
+    async def end(self) -> None:
+        """End kubectl."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+            await self._process.wait()
+        if self._reader is not None:
+            await self._reader
+
+
+async def _read_on(stream: asyncio.StreamReader) -> None:
+    while await stream.read(4096):
+        pass
+
+
+async def _started(*words: str, errors: int = asyncio.subprocess.STDOUT) -> asyncio.subprocess.Process:
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    try:
+        return await asyncio.create_subprocess_exec(*words, stdin=null, stdout=pipe, stderr=errors)
+    except OSError as error:
+        raise ExporterError(f"{words[0]}: {error.strerror}; install kubectl and put it on the PATH") from None
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1].strip()
+
+
+async def _get(kubectl: Sequence[str], *words: str) -> Mapping[str, Any]:
+    """Return the JSON that `kubectl get` prints."""
+    process = await _started(*kubectl, "get", *words, "--output", "json", errors=asyncio.subprocess.PIPE)
+    out, said = await process.communicate()
+    if process.returncode:
+        raise ExporterError(f"kubectl get {' '.join(words)}: {_last_line(said.decode(errors='replace'))}")
+    found: Mapping[str, Any] = json.loads(out)
+    return found
+
+
+def _kubectl(namespace: argparse.Namespace) -> tuple[str, ...]:
+    given = (("--context", namespace.context), ("--kubeconfig", namespace.kubeconfig))
+    return ("kubectl", *(word for flag, value in given if value for word in (flag, value)))
+
+
+async def _agents(namespace: argparse.Namespace, nodes: Sequence[str] | None) -> list[_Agent]:
+    """Return the running agents, of some nodes or of all.
+
+    Raises:
+        ExporterError: There is none.
+    """
+    listed = await _get(_kubectl(namespace), "pods", "--all-namespaces", "--selector", namespace.selector)
+    found = [agent for pod in listed["items"] if (agent := _agent(pod)) and (nodes is None or agent.node in nodes)]
+    if not found:
+        where = f" on {', '.join(nodes)}" if nodes else ""
+        raise ExporterError(
+            f"no running agent{where} among {len(listed['items'])} pods with the labels {namespace.selector}; give"
+            " others by --selector, or see docs/troubleshooting.md#pods-that-are-not-there"
+        )
+    return sorted(found, key=lambda agent: agent.node)
+
+
+def _agent(pod: Mapping[str, Any]) -> _Agent | None:
+    if pod["status"].get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
+        return None
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports", ()):
+            if port.get("name") == _PORT:
+                probe = container.get("readinessProbe", {}).get("httpGet", {})
+                return _Agent(
+                    namespace=pod["metadata"]["namespace"],
+                    pod=pod["metadata"]["name"],
+                    node=pod["spec"].get("nodeName", ""),
+                    port=port["containerPort"],
+                    scheme=probe.get("scheme", "HTTP").lower(),
+                )
+    return None
+
+
+@asynccontextmanager
+async def _forwards(namespace: argparse.Namespace, agents: Sequence[_Agent]) -> AsyncIterator[list[_Forward]]:
+    made = [_Forward(_kubectl(namespace), agent) for agent in agents]
+    try:
+        yield made
+    finally:
+        await asyncio.gather(*(one.end() for one in made))
+
+
+async def _picture(forwards: Sequence[_Forward], namespace: argparse.Namespace, *, keep: bool) -> Picture:
+    """Return what all agents show; one that cannot be read is a problem, unless all are.
+
+    Args:
+        forwards: To the agents.
+        namespace: Says how to get in.
+        keep: Whether the port-forwards are used again.
+    """
+    access, places = agent_client.access_of(namespace), asyncio.Semaphore(_AT_A_TIME)
+
+    async def read_one(forward: _Forward) -> Picture:
+        node = forward.agent.node
+        async with places:
+            try:
+                return await agent_picture(await forward.address(), access, node)
+            except ExporterError as error:
+                return Picture(rows=(), problems=(f"{node}: {error}",))
+            finally:
+                if not keep:
+                    await forward.end()
+
+    read = await asyncio.gather(*map(read_one, forwards))
+    picture = Picture(
+        rows=tuple(row for one in read for row in one.rows),
+        simulated=any(one.simulated for one in read),
+        problems=tuple(problem for one in read for problem in one.problems),
+    )
+    if not picture.rows and picture.problems:
+        raise ExporterError(picture.problems[0])
+    return picture
+
+
+async def _top(namespace: argparse.Namespace) -> int:
+    agents, live = await _agents(namespace, namespace.node), top.is_live(namespace)
+    if live and len(agents) > _MOST_LIVE:
+        raise ExporterError(
+            f"{len(agents)} agents, and the live view keeps a port-forward to each, at most {_MOST_LIVE}; name nodes by"
+            " --node, or take --once, or gpu-cost-exporter top --prometheus URL"
+        )
+    async with _forwards(namespace, agents) as forwards:
+        return await top.show(lambda: _picture(forwards, namespace, keep=live), namespace)
+
+
+async def _waste(namespace: argparse.Namespace) -> int:
+    picture = await _once(namespace)
+    return top.write(picture, namespace, _WASTE, keep=lambda row: row.is_idle)
+
+
+async def _who(namespace: argparse.Namespace) -> int:
+    return top.write(await _once(namespace), namespace, _WHO, sort="gpu")
+
+
+async def _once(namespace: argparse.Namespace) -> Picture:
+    async with _forwards(namespace, await _agents(namespace, namespace.node)) as forwards:
+        return await _picture(forwards, namespace, keep=False)
+
+
+async def _why(namespace: argparse.Namespace) -> int:
+    of_name, _, name = namespace.pod.removeprefix("pod/").rpartition("/")  # as tables have it: namespace/pod
+    place = namespace.namespace or of_name
+    pod = await _get(_kubectl(namespace), "pod", name, *(("--namespace", place) if place else ()))
+    node = pod["spec"].get("nodeName")
+    put(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" + (f" on {node}" if node else ""))
+    if not node:
+        phase = pod["status"].get("phase", "Unknown")
+        put(f"  It is {phase} and on no node: the scheduler has not placed it; see: kubectl describe pod")
+        return 0
+    async with _forwards(namespace, await _agents(namespace, [node])) as forwards:
+        base = await forwards[0].address()
+        access = agent_client.access_of(namespace)
+        document = await asyncio.to_thread(agent_client.fetch, base, agent_client.DEVICES, access)
+    for line in explanation(pod, document, picture_of(document, node)):
+        put(f"  {line}")
+    return 0
+
+
+def explanation(pod: Mapping[str, Any], document: Mapping[str, Any], picture: Picture) -> Iterator[str]:
+    """Yield why a pod is idle, or has no GPU on its node.
+
+    Args:
+        pod: As the API server has it.
+        document: The answer of its node's agent.
+        picture: The rows in it.
+    """
+    name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    held = [row for row in picture.rows if (row.namespace, row.pod) == name]
+    for row in held:
+        yield from _of_device(row)
+    if held and not document["metadata"]["enabled"]:
+        yield "Its owner is its namespace: the agent reads no pods from the API. Set agent.metadata.enabled=true."
+    unresolved = [one for one in document["unresolved"] if (one["namespace"], one["pod"]) == name]
+    for one in unresolved:
+        reason = one["reason"].replace("_", " ")
+        yield (
+            f"The kubelet lists {one['resource']} {one['device_id']}, which cannot be matched with a GPU: {reason}. Its"
+            " time is Unattributed; see docs/troubleshooting.md#gpus-without-pods"
+        )
+    if not held and not unresolved:
+        yield from _without_gpu(pod, document["attribution"])
+
+
+def _without_gpu(pod: Mapping[str, Any], attribution: Mapping[str, Any]) -> Iterator[str]:
+    wants = sorted(
+        {
+            resource
+            for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ()))
+            for resource in container.get("resources", {}).get("limits", {})
+            if re.search(r"gpu|/mig-", resource)
+        }
+    )
+    claims = bool(pod["spec"].get("resourceClaims"))
+    if not attribution["enabled"]:
+        yield "The agent does not read holders: attribution is off. Set agent.attribution.enabled=true."
+    elif not attribution["known"]:
+        yield f"The agent does not know the holders now: {attribution['problem'] or 'the kubelet has not answered yet'}"
+    elif not wants and not claims:
+        yield "It requests no GPU: no container has a limit of a GPU resource, and the pod has no resource claim."
+    elif (phase := pod["status"].get("phase")) != "Running":
+        yield f"It requests {', '.join(wants) or 'a resource claim'} and is {phase}: it holds no GPU."
+    else:
+        asked = ", ".join(wants) or "a resource claim"
+        yield (
+            f"It requests {asked}, and the kubelet does not list it with a GPU. It may have just started; a GPU of an"
+            " init container is not listed; another resource name needs --gpu-resources; a claim or a fraction needs"
+            " agent.metadata.enabled=true. See docs/troubleshooting.md#gpus-without-pods"
+        )
+
+
+def _of_device(row: LiveRow) -> Iterator[str]:
+    facts = [f"GPU {top.device(row)} ({short_model(row.model or 'unknown model')})"]
+    facts += [f"held for {duration(row.age_seconds)}"] if row.age_seconds is not None else []
+    facts += [f"{amounts(row.cost_per_hour)} per hour"] if row.cost_per_hour else []
+    yield ", ".join(facts)
+    if row.state != "allocated":
+        yield f"  The device is {row.state.replace('_', ' ')}: {(row.unknown_reason or 'no reason').replace('_', ' ')}."
+    elif row.activity_ratio is None:
+        reason = (row.unknown_reason or "no reason given").replace("_", " ")
+        yield f"  Its activity is not measured ({reason}), so it is unknown, not idle. See: gpu-cost-exporter doctor"
+    elif not row.is_idle:
+        yield f"  It is not idle: its activity is {percent(row.activity_ratio)} of the device now."
+    else:
+        yield f"  It is idle for {duration(row.idle_for_seconds or 0.0)}. {_cause(row.memory_used_bytes)}"
+        yield "  What to do: docs/runbook.md#gpuunderutilised"
+
+
+def _cause(memory_bytes: float | None) -> str:
+    if memory_bytes is None:
+        return "Whether it has memory on the GPU is not known."
+    if not memory_bytes:
+        return "It has no memory on the GPU: no process has begun to use it, or the work has ended."
+    return (
+        f"It keeps {gib(memory_bytes)} on the GPU and computes nothing: a model or notebook that is loaded and waits,"
+        " or a program that waits for data."
+    )
