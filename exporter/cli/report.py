@@ -67,7 +67,8 @@ _FILES = {
 _ALL = ("agent_username", *_FILES, "agent_skip_verify")
 
 
-def _add_agent_access(parser: Parser) -> None:
+def add_agent_access(parser: Parser) -> None:
+    """Add the flags that let a command in to an agent with a web configuration."""
     group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
     group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
     for key, about in _FILES.items():
@@ -80,7 +81,8 @@ def _add_agent_access(parser: Parser) -> None:
     )
 
 
-def _access_problems(namespace: argparse.Namespace) -> list[str]:
+def access_problems(namespace: argparse.Namespace) -> list[str]:
+    """Return the mistakes in the flags of ``add_agent_access``, one line each."""
     problems = []
     if bool(namespace.agent_username) != bool(namespace.agent_password_file):
         problems.append("--agent-username: needs --agent-password-file, and the other way round; give both")
@@ -96,6 +98,11 @@ def _access_problems(namespace: argparse.Namespace) -> list[str]:
     if given and namespace.agent is None:
         problems.append(f"--{given[0].replace('_', '-')}: does nothing without --agent; give both")
     return problems
+
+
+def agent_access(namespace: argparse.Namespace) -> node_report.AgentAccess:
+    """Return what the flags of ``add_agent_access`` say."""
+    return node_report.AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _ALL})
 
 
 _AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
@@ -124,7 +131,7 @@ def add_report(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --agent URL | --prometheus URL | --store FILE [OPTION ...]"
     parser.epilog = _EPILOG
     _add_source(parser)
-    _add_agent_access(parser)
+    add_agent_access(parser)
     _add_contents(parser)
     _add_form(parser)
     add_focus_options(parser)
@@ -218,7 +225,7 @@ def _count(text: str) -> int:
 
 
 def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    problems = (*problems, *_access_problems(namespace))
+    problems = (*problems, *access_problems(namespace))
     if namespace.agent is not None:
         refuse((*problems, *_not_of_a_node(namespace)))
         return _of_a_node(namespace)
@@ -244,8 +251,7 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 def _of_a_node(namespace: argparse.Namespace) -> int:
     check_output(namespace.output)
     base = node_report.base_address(namespace.agent)
-    access = node_report.AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _ALL})
-    read = node_report.read(node_report.fetch(base, access=access), base)
+    read = node_report.read(node_report.fetch(base, access=agent_access(namespace)), base)
     by = namespace.by or "owner"
     known = node_report.label_keys(read)
     if by.startswith(LABEL) and by.removeprefix(LABEL) not in known:
@@ -256,7 +262,8 @@ def _of_a_node(namespace: argparse.Namespace) -> int:
     return 0
 
 
-_ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
+ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
+"""The option that says where Prometheus is."""
 _SHOWN_WHOLE = ("csv", "json", "focus")
 
 
@@ -287,7 +294,7 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
     written = "30d" if namespace.window is None else namespace.window
     window = or_problems(lambda: parse_window(written, now, namespace.timezone or UTC), problems, prefix="--")
     prometheus = None
-    if namespace.prometheus or os.environ.get(_ADDRESS.env):
+    if namespace.prometheus or os.environ.get(ADDRESS.env):
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
     elif namespace.store is None:
         problems.append(

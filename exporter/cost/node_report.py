@@ -40,7 +40,7 @@ from exporter.cost.render import (
 )
 from exporter.errors import ConfigError, ExporterError
 from exporter.metrics.ledger_collector import energy_joules
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, Owner, Price, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, NodeFacts, Owner, Price, ShareMode, Totals
 from exporter.model.formatting import decimal, hour_digits, iso, moment
 from exporter.web.node_api import account_keys, price_keys, totals_keys
 
@@ -260,7 +260,7 @@ def _text(value: str | None) -> str:
     return encodable(value) if value else ""
 
 
-PATH = "/api/v1/ledger"
+PATH, DEVICES_PATH = "/api/v1/ledger", "/api/v1/devices"
 API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 << 20
@@ -315,20 +315,36 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAcce
         ConfigError: A file of ``access`` cannot be read, or is none.
         ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
     """
-    return document_of(_get(base, timeout_seconds, access or AgentAccess()), base)
+    return document_of(_get(base, PATH, timeout_seconds, access or AgentAccess()), base)
 
 
-def document_of(body: bytes, base: str) -> dict[str, Any]:
-    """Return the ledger in the body of an answer; ``base`` is the agent's address.
+def fetch_pools(base: str, access: AgentAccess) -> Counter[tuple[str, NodeFacts]]:
+    """Return how many physical GPUs an agent has, by model and the node's facts for prices.
 
     Raises:
-        ExporterError: It is none, or of an agent that is too old or new.
+        ConfigError: A file of ``access`` cannot be read, or is none.
+        ExporterError: As for ``fetch``.
+    """
+    document = document_of(_get(base, DEVICES_PATH, TIMEOUT_SECONDS, access), base, "devices")
+    try:
+        known = document["node_facts"]
+        facts = NodeFacts(**{key: _text(known[key]) for key in ("instance_type", "capacity_type", "region")})
+        return Counter((model, facts) for _, model in {(one["gpu_uuid"], one["model"]) for one in document["devices"]})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ExporterError(f"{base}: the answer lists no GPUs ({error}); is this agent of another release?") from error
+
+
+def document_of(body: bytes, base: str, part: str = "accounts") -> dict[str, Any]:
+    """Return the document in the body of an answer; ``base`` is the agent's address.
+
+    Raises:
+        ExporterError: It lacks ``part``, or is of an agent that is too old or new.
     """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, dict) or "api_version" not in document or "accounts" not in document:
+    if not isinstance(document, dict) or "api_version" not in document or part not in document:
         raise ExporterError(_no_agent(base))
     version = document["api_version"]
     if version != API_VERSION:
@@ -339,7 +355,7 @@ def document_of(body: bytes, base: str) -> dict[str, Any]:
     return document
 
 
-def _get(base: str, timeout_seconds: float, access: AgentAccess) -> bytes:
+def _get(base: str, path: str, timeout_seconds: float, access: AgentAccess) -> bytes:
     handlers: list[urllib.request.BaseHandler] = [
         # A proxy for the world outside has no way to a pod or to a port-forward on this host.
         urllib.request.ProxyHandler({}),
@@ -347,13 +363,13 @@ def _get(base: str, timeout_seconds: float, access: AgentAccess) -> bytes:
     ]
     if base.startswith("https:"):
         handlers.append(urllib.request.HTTPSHandler(context=_context(access)))
-    request = urllib.request.Request(base + PATH, headers=_headers(access))  # noqa: S310 - base_address allows http only
+    request = urllib.request.Request(base + path, headers=_headers(access))  # noqa: S310 - base_address allows http only
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
             body: bytes = response.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
-            raise ExporterError(_refused(base, error)) from None
+            raise ExporterError(_refused(base, path, error)) from None
     except (OSError, HTTPException) as error:
         raise ExporterError(_unreachable(base, error, timeout_seconds)) from None
     if len(body) > _MOST_BYTES:
@@ -394,7 +410,7 @@ def _context(access: AgentAccess) -> ssl.SSLContext:
     return context
 
 
-def _refused(base: str, error: urllib.error.HTTPError) -> str:
+def _refused(base: str, path: str, error: urllib.error.HTTPError) -> str:
     ours = error.headers.get("Server", "") == _SERVER
     if not ours:
         return _no_agent(base, f" (HTTP {error.code})")
@@ -407,7 +423,7 @@ def _refused(base: str, error: urllib.error.HTTPError) -> str:
     }
     if error.code in fixes:
         return f"{base}: {fixes[error.code]}"
-    return f"{base}{PATH}: the agent answers HTTP {error.code}; its log has the cause"
+    return f"{base}{path}: the agent answers HTTP {error.code}; its log has the cause"
 
 
 def _no_agent(base: str, how: str = "") -> str:
