@@ -139,7 +139,7 @@ def test_an_installation_as_it_should_be_has_one_decision_left(chart: Path) -> N
     assert "To be looked at" not in text
     assert "One decision is left, your prices." in text
     assert "prices init --agent localhost:9400 > prices.yaml" in text
-    assert "the agents list and watch pods, and get nodes, namespaces and resource claims" in text
+    assert "the agents read pods, nodes, namespaces, resource claims and slices of the whole cluster, and write" in text
     assert "release=kube-prometheus-stack" in text
     decided = notes(chart, "agent: {priceBook: {existingConfigMap: prices}, metadata: {enabled: false}}")
     assert "decision" not in decided
