@@ -45,9 +45,9 @@ INSTALLS: dict[str, tuple[tuple[Path, ...], str]] = {
     "switched-over": ((SWITCHED_OVER,), ""),
     "simulated": ((), SIMULATED),
     "with-monitors": ((), "monitoring: {podMonitor: {enabled: true}}"),
-    **{f"platform-{name}": ((), f"platform: {name}") for name in PLATFORMS if name != "bare"},
+    **{f"platform-{name}": ((), f"platform: {name}") for name in PLATFORMS if name not in {"bare", "k3s"}},
 }
-"""Files and values; the platform ``bare`` is the default where nothing is recognised."""
+"""Files and values; ``bare`` and ``k3s`` are as the default, where nothing is recognised."""
 INSTALL = pytest.mark.parametrize("name", INSTALLS)
 
 
