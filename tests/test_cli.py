@@ -196,8 +196,8 @@ def test_a_price_book_is_written_for_the_gpus_of_an_agent(
     assert main(["prices", "check", str(file)]) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    assert "6.1600 USD/GPU-hour" in told.out
-    assert "CoreWeave" in told.out
+    assert "6.8800 USD/GPU-hour" in told.out
+    assert "instance_type p5.48xlarge" in told.out
 
 
 def test_a_price_book_is_written_for_the_kinds_of_gpus_of_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,10 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from exporter.cli.common import (
     Parser,
@@ -83,7 +84,7 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
     check_output(namespace.output)
     if settings is None:
         where = node_report.base_address(namespace.agent)
-        pools = node_report.fetch_pools(where, agent_access(namespace))
+        pools = _pools_of(node_report.fetch(where, access=agent_access(namespace), part="devices"), where)
     else:
         where = settings.url
         pools = asyncio.run(_pools(settings))
@@ -92,6 +93,18 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
     with output(namespace.output) as stream:
         stream.writelines(f"{line}\n" for line in _draft(pools, where, datetime.now(UTC)))
     return 0
+
+
+def _pools_of(document: Mapping[str, Any], where: str) -> Counter[tuple[str, NodeFacts]]:
+    """Return the physical GPUs in an agent's document, by model and facts of the node."""
+    try:
+        known = document["node_facts"]
+        facts = NodeFacts(**{key: known[key] or "" for key in ("instance_type", "capacity_type", "region")})
+        return Counter((model, facts) for _, model in {(one["gpu_uuid"], one["model"]) for one in document["devices"]})
+    except (KeyError, TypeError) as error:
+        raise ExporterError(
+            f"{where}: the answer lists no GPUs ({error}); is this agent of another release?"
+        ) from error
 
 
 async def _pools(settings: PrometheusSettings) -> Counter[tuple[str, NodeFacts]]:

@@ -40,7 +40,7 @@ from exporter.cost.render import (
 )
 from exporter.errors import ConfigError, ExporterError
 from exporter.metrics.ledger_collector import energy_joules
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, NodeFacts, Owner, Price, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, Owner, Price, ShareMode, Totals
 from exporter.model.formatting import decimal, hour_digits, iso, moment
 from exporter.web.node_api import account_keys, price_keys, totals_keys
 
@@ -260,7 +260,9 @@ def _text(value: str | None) -> str:
     return encodable(value) if value else ""
 
 
-PATH, DEVICES_PATH = "/api/v1/ledger", "/api/v1/devices"
+PATH = "/api/v1/ledger"
+PATHS = {"accounts": PATH, "devices": "/api/v1/devices"}
+"""Where an agent has the documents, by what must be in them."""
 API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 << 20
@@ -303,35 +305,22 @@ def base_address(given: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAccess | None = None) -> dict[str, Any]:
-    """The agent's ledger as it sends it.
+def fetch(
+    base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAccess | None = None, part: str = "accounts"
+) -> dict[str, Any]:
+    """Return the agent's ledger as it sends it, or another document of ``PATHS``.
 
     Args:
         base: As ``base_address`` gives it.
         timeout_seconds: For each step of the exchange.
         access: How to get in, where it does not let everybody in.
+        part: What must be in the document.
 
     Raises:
         ConfigError: A file of ``access`` cannot be read, or is none.
         ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
     """
-    return document_of(_get(base, PATH, timeout_seconds, access or AgentAccess()), base)
-
-
-def fetch_pools(base: str, access: AgentAccess) -> Counter[tuple[str, NodeFacts]]:
-    """Return how many physical GPUs an agent has, by model and the node's facts for prices.
-
-    Raises:
-        ConfigError: A file of ``access`` cannot be read, or is none.
-        ExporterError: As for ``fetch``.
-    """
-    document = document_of(_get(base, DEVICES_PATH, TIMEOUT_SECONDS, access), base, "devices")
-    try:
-        known = document["node_facts"]
-        facts = NodeFacts(**{key: _text(known[key]) for key in ("instance_type", "capacity_type", "region")})
-        return Counter((model, facts) for _, model in {(one["gpu_uuid"], one["model"]) for one in document["devices"]})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ExporterError(f"{base}: the answer lists no GPUs ({error}); is this agent of another release?") from error
+    return document_of(_get(base, PATHS[part], timeout_seconds, access or AgentAccess()), base, part)
 
 
 def document_of(body: bytes, base: str, part: str = "accounts") -> dict[str, Any]:
