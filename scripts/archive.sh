@@ -14,7 +14,7 @@ install() { "$python" -m pip --disable-pip-version-check --quiet install --no-co
 "$python" -m build --wheel --no-isolation --outdir "$folder/wheel" . > /dev/null
 for one in "$@"; do
   install --require-hashes --python-version "$one" --target "$home/lib/$one" -r requirements/runtime.txt
-  install --no-deps --no-index --python-version "$one" --target "$home/lib/$one" "$folder"/wheel/*.whl
+  install --upgrade --no-deps --no-index --python-version "$one" --target "$home/lib/$one" "$folder"/wheel/*.whl
   # Of the Kubernetes client, credentials and transport are used; its typed models and calls, never loaded, are 100 MB.
   find "$home/lib/$one"/kubernetes{,/aio}/client/{api,models} -name '*.py' ! -name __init__.py -delete
   rm -rf "$home/lib/$one/bin"
