@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench chaos bench-accuracy fuzz golden format requirements image audit dist clean
+.PHONY: help install demo test check bench chaos bench-accuracy fuzz golden format requirements image audit dist archive clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -151,6 +151,11 @@ audit: .venv/.develop ## Ask for known vulnerabilities of what is pinned, and wh
 
 dist: .venv/.develop ## Build sdist, wheel and bills of materials of the last commit into dist/, twice, and compare
 	$(RUN) scripts/release.py
+
+# make archive PYTHONS="3.11 3.12 3.13": one archive runs with any of them.
+PYTHONS ?= $(shell $(RUN) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+archive: .venv/.develop ## Pack the agent with its libraries for hosts without pip, of this architecture (PYTHONS="3.11 3.12 3.13")
+	./scripts/archive.sh $(PYTHONS)
 
 clean: ## Remove everything that make made
 	rm -rf .venv .tools .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

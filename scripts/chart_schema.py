@@ -100,6 +100,9 @@ BASIC = closed({"username": SECRET_KEY, "password": SECRET_KEY}) | {
     "dependencies": {"username": ["password"], "password": ["username"]}
 }
 SERVICE_TYPE = one_of("ClusterIP", "NodePort", "LoadBalancer")
+AUTO = "auto"
+SWITCH_OR_AUTO: Schema = {"enum": [True, False, AUTO]}
+NUMBER_OR_AUTO: Schema = {"type": ["integer", "string"], "pattern": f"^{AUTO}$", "minimum": 0}
 TAG = text("|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 DIGEST = text("|sha256:[a-f0-9]{64}")
 CIDR = text("[0-9a-fA-F.:]+/[0-9]{1,3}")
@@ -216,6 +219,7 @@ OF_OTHER_OBJECTS = (
 """Values that are the name of an object of another kind; of a namespace, too."""
 
 FRAGMENTS: dict[str, Schema] = {
+    "platform": one_of(AUTO, "gpu-operator", "eks", "gke", "aks", "openshift", "k3s", "bare"),
     **{f"{part}.{key}": schema for part in ("agent", "service") for key, schema in POD.items()},
     **dict.fromkeys(OF_OTHER_OBJECTS, NAME_OR_NOTHING),
     "nameOverride": NAME_OF_OBJECTS,
@@ -229,7 +233,10 @@ FRAGMENTS: dict[str, Schema] = {
     "image.pullPolicy": one_of("IfNotPresent", "Always", "Never"),
     "imagePullSecrets": each(closed({"name": TEXT}, "name")),
     "agent.config": of_options(OPTIONS),
-    "agent.driver.mode": one_of("runtimeClass", "privileged", "cdi", "dra", "none"),
+    "agent.driver.mode": one_of(AUTO, "runtimeClass", "privileged", "cdi", "dra", "none"),
+    "agent.driver.runtimeClass.deviceListMount": SWITCH_OR_AUTO,
+    "agent.priorityQuotaPods": NUMBER_OR_AUTO,
+    "agent.scc.create": SWITCH_OR_AUTO,
     "agent.driver.privileged.hostPath": FOLDER,
     "agent.driver.cdi.device": text("[A-Za-z0-9._-]+/[A-Za-z0-9._-]+=[A-Za-z0-9._:-]+"),
     "agent.driver.dra.apiVersion": one_of("resource.k8s.io/v1", "resource.k8s.io/v1beta2"),
@@ -266,6 +273,9 @@ FRAGMENTS: dict[str, Schema] = {
     "service.annotations": TEXT_MAP,
     "serviceAccount.annotations": TEXT_MAP,
     "monitoring.labels": TEXT_MAP,
+    "monitoring.podMonitor.enabled": SWITCH_OR_AUTO,
+    "monitoring.rules.enabled": SWITCH_OR_AUTO,
+    "monitoring.dashboards.enabled": SWITCH_OR_AUTO,
     "monitoring.scrape.job": KEY,
     "monitoring.scrape.serviceJob": KEY,
     "monitoring.scrape.interval": SPAN,

@@ -66,6 +66,9 @@ apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
   name: gpu-cost-exporter
+  # kube-prometheus-stack selects rules and monitors by the name of its release.
+  labels:
+    release: kube-prometheus-stack
 spec:
 """
 

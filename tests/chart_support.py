@@ -25,8 +25,12 @@ from gpu_simulator.stack import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"
-PRESETS = CHART / "presets"
 FIXTURES = ROOT / "tests" / "fixtures"
+REGISTRY = FIXTURES / "chart-registry.yaml"
+"""Values that every installation must have."""
+PLATFORMS = ("gpu-operator", "eks", "gke", "aks", "openshift", "k3s", "bare")
+SIMULATED = "agent: {config: {simulate: demo}}"
+OPERATOR_API = "monitoring.coreos.com/v1"
 SCHEMAS = ROOT / ".tools" / "schemas"
 KUBERNETES_VERSIONS = ("1.27", "1.37")
 """The oldest and the newest that the chart is for."""
@@ -58,8 +62,11 @@ MODES: dict[str, tuple[tuple[Path, ...], str]] = {
         "monitoring: {podMonitor: {enabled: false}, serviceMonitor: {enabled: true}}",
     ),
     "openshift-service": (
-        (PRESETS / "openshift.yaml", PRESETS / "prometheus-operator.yaml"),
-        "service: {enabled: true, config: {prometheus: http://p:9090}}\nnetworkPolicy: {enabled: true}",
+        (),
+        (
+            "platform: openshift\nservice: {enabled: true, config: {prometheus: http://p:9090}}\n"
+            "networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32]}}"
+        ),
     ),
     "service-alone": ((), "agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: http://p:9090}}"),
 }
@@ -85,9 +92,11 @@ def rendered(
     release: str = "gpu-cost",
     namespace: str = "gpu-cost",
     kube_version: str = "1.37.0",
+    api: str = "",
 ) -> str:
     """Every manifest of a release as text; ``values`` is YAML that wins over the files."""
-    return template(*files, values=values, release=release, namespace=namespace, kube_version=kube_version).stdout
+    done = template(*files, values=values, release=release, namespace=namespace, kube_version=kube_version, api=api)
+    return done.stdout
 
 
 def template(
@@ -96,10 +105,12 @@ def template(
     release: str = "gpu-cost",
     namespace: str = "gpu-cost",
     kube_version: str = "1.37.0",
+    api: str = "",
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Have helm render; with ``check=False`` it may refuse."""
-    chosen = [word for path in files for word in ("--values", str(path))]
+    """Have helm render, for a cluster that has the kinds of ``api``, too; with ``check=False`` it may refuse."""
+    chosen = [word for path in (REGISTRY, *files) for word in ("--values", str(path))]
+    chosen += ["--api-versions", api] if api else []
     command = [program_of_helm(), "template", release, str(CHART), "--namespace", namespace]
     command += ["--kube-version", kube_version, *chosen, "--values", "-"]
     done = subprocess.run(

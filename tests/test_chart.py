@@ -17,9 +17,12 @@ from chart_support import (
     FIXTURES,
     KUBERNETES_VERSIONS,
     MODES,
+    OPERATOR_API,
     OPERATOR_KINDS,
-    PRESETS,
+    PLATFORMS,
+    REGISTRY,
     ROOT,
+    SIMULATED,
     Document,
     all_of_kind,
     documents,
@@ -36,38 +39,90 @@ from chart_support import (
 SWITCHED_OVER = FIXTURES / "switched-over-values.yaml"
 GOLDEN = ROOT / "tests" / "golden"
 
-INSTALLS: dict[str, tuple[Path, ...]] = {
-    "default": (),
-    "everything": (EVERYTHING,),
-    "switched-over": (SWITCHED_OVER,),
-    **{f"preset-{path.stem}": (path,) for path in sorted(PRESETS.glob("*.yaml"))},
+INSTALLS: dict[str, tuple[tuple[Path, ...], str]] = {
+    "default": ((), ""),
+    "everything": ((EVERYTHING,), ""),
+    "switched-over": ((SWITCHED_OVER,), ""),
+    "simulated": ((), SIMULATED),
+    "with-monitors": ((), "monitoring: {podMonitor: {enabled: true}}"),
+    **{f"platform-{name}": ((), f"platform: {name}") for name in PLATFORMS if name not in {"bare", "k3s"}},
 }
+"""Files and values; ``bare`` and ``k3s`` are as the default, where nothing is recognised."""
 INSTALL = pytest.mark.parametrize("name", INSTALLS)
 
 
 @INSTALL
 def test_golden_manifests(name: str) -> None:
     path = GOLDEN / f"chart_{name}.yaml"
-    text = without_copies(rendered(*INSTALLS[name]))
+    files, values = INSTALLS[name]
+    text = without_copies(rendered(*files, values=values))
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), "if this is meant: UPDATE_GOLDEN=1 pytest -k golden"
 
 
-def test_every_preset_is_of_a_place_that_the_documentation_knows() -> None:
-    assert {path.stem for path in PRESETS.glob("*.yaml")} >= {"gke", "gpu-operator", "eks", "aks", "openshift", "k3s"}
+@pytest.mark.parametrize(
+    ("platform", "kube_version", "api"),
+    [
+        ("gke", "1.33.4-gke.1245000", ""),
+        ("eks", "1.33.1-eks-1fbb135", ""),
+        ("k3s", "1.33.1+k3s1", ""),
+        ("k3s", "1.33.1+rke2r1", ""),
+        ("gpu-operator", "1.33.1", "nvidia.com/v1"),
+        ("openshift", "1.33.1", "security.openshift.io/v1"),
+        ("bare", "1.33.1", ""),
+    ],
+)
+def test_auto_is_the_platform_that_the_cluster_shows(platform: str, kube_version: str, api: str) -> None:
+    found, meant = (
+        without_copies(rendered(values=f"platform: {value}", kube_version=kube_version, api=api))
+        for value in ("auto", platform)
+    )
+    assert found == meant
+
+
+def test_a_value_that_is_given_wins_over_the_platform() -> None:
+    values = """
+platform: gke
+agent:
+  driver: {mode: runtimeClass, runtimeClass: {name: mine, deviceListMount: true}}
+  priorityQuotaPods: 7
+"""
+    found = documents(values=values)
+    spec = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
+    assert spec["runtimeClassName"] == "mine"
+    assert "device-list" in {volume["name"] for volume in spec["volumes"]}
+    assert of_kind(found, "ResourceQuota")["spec"]["hard"] == {"pods": "7"}
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ("", {"PodMonitor", "PrometheusRule"}),
+        ("monitoring: {serviceMonitor: {enabled: true}}", {"ServiceMonitor", "PrometheusRule"}),
+        ("monitoring: {scrapeAnnotations: true}", {"PrometheusRule"}),
+        ("monitoring: {podMonitor: {enabled: false}, rules: {enabled: false}}", set()),
+    ],
+)
+def test_monitoring_objects_are_installed_where_the_cluster_knows_their_kinds(values: str, kinds: set[str]) -> None:
+    found = read(rendered(values=values, api=OPERATOR_API))
+    assert {one["kind"] for one in found} & OPERATOR_KINDS == kinds
+    assert [one for one in found if one["metadata"]["labels"].get("grafana_dashboard")]
+    assert not {one["kind"] for one in documents(values=values)} & {"PodMonitor", "PrometheusRule"}
 
 
 @INSTALL
-def test_lint_has_nothing_to_say(name: str) -> None:
-    chosen = [word for path in INSTALLS[name] for word in ("--values", str(path))]
+def test_lint_has_nothing_to_say(name: str, tmp_path: Path) -> None:
+    files, values = INSTALLS[name]
+    (tmp_path / "values.yaml").write_text(values or "{}", encoding="utf-8")
+    chosen = [word for path in (REGISTRY, *files, tmp_path / "values.yaml") for word in ("--values", str(path))]
     said = helm("lint", "--strict", CHART, *chosen, check=False)
     assert said.returncode == 0, said.stdout + said.stderr
     assert "[WARNING]" not in said.stdout
     assert "[INFO]" not in said.stdout or "icon is recommended" in said.stdout
 
 
-VARIANTS = {**{name: (files, "") for name, files in INSTALLS.items()}, **MODES}
+VARIANTS = {**INSTALLS, **MODES}
 
 
 # Kinds for which nobody publishes a schema: OpenShift's own.
@@ -284,12 +339,16 @@ def test_what_says_nothing_of_the_configuration_rolls_nothing() -> None:
         assert annotations(kind, "") == annotations(kind, values)
 
 
-def test_the_default_has_no_rights_and_no_token() -> None:
+def test_the_default_may_read_and_write_nothing_and_without_metadata_it_has_no_token() -> None:
     found = documents()
-    kinds = {document["kind"] for document in found}
-    assert not kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", *OPERATOR_KINDS}
-    spec = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
-    assert spec["automountServiceAccountToken"] is False
+    (role,) = all_of_kind(found, "ClusterRole")
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert not {one["kind"] for one in found} & {"Role", "RoleBinding", *OPERATOR_KINDS}
+    for values in ("metadata: {enabled: false}", "attribution: {enabled: false}", "config: {workload-manager: slurm}"):
+        without = documents(values=f"agent: {{{values}}}")
+        assert not {one["kind"] for one in without} & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+        spec = of_kind(without, "DaemonSet")["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False
 
 
 def test_a_digest_wins_over_a_tag() -> None:

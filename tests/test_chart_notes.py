@@ -1,13 +1,12 @@
 """What is told after an installation: what to do next, and what works but may not be meant, by the name of its key."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from chart_support import CHART, FIXTURES, PRESETS, documents, helm
+from chart_support import CHART, FIXTURES, OPERATOR_API, REGISTRY, documents, helm
 
 EVERYTHING = FIXTURES / "chart-everything.yaml"
 # `helm template` leaves the notes out and `helm install` needs a cluster: a copy of the chart has them in a manifest.
@@ -23,10 +22,11 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def notes(chart: Path, values: str = "", *files: Path, openshift: bool = False) -> str:
+def notes(chart: Path, values: str = "", *files: Path, api: str = "") -> str:
     (chart.parent / "values.yaml").write_text(values or "{}", encoding="utf-8")
-    words: list[str | Path] = [word for path in (*files, chart.parent / "values.yaml") for word in ("--values", path)]
-    words += ["--api-versions", "security.openshift.io/v1"] if openshift else []
+    given = (REGISTRY, *files, chart.parent / "values.yaml")
+    words: list[str | Path] = [word for path in given for word in ("--values", path)]
+    words += ["--api-versions", api] if api else []
     said = helm("template", "gpu", chart, "-n", "gpu", "--kube-version", "1.33.0", "-s", "templates/notes.yaml", *words)
     text = yaml.safe_load(said.stdout)["text"]
     assert isinstance(text, str)
@@ -54,20 +54,24 @@ def test_what_the_notes_name_is_there(chart: Path, name: str) -> None:
 # What somebody set, and the key that the line begins with.
 TOLD = {
     "nothing": ("", "monitoring.podMonitor.enabled"),
-    "no registry": ("", "image.registry"),
     "no rules": ("monitoring: {podMonitor: {enabled: true}}", "monitoring.rules.enabled"),
-    "monitors that nobody selects": ("monitoring: {podMonitor: {enabled: true}}", "monitoring.labels"),
+    "monitors that nobody selects": ("monitoring: {podMonitor: {enabled: true}, labels: null}", "monitoring.labels"),
     "a job that the alert does not know": (
         "monitoring: {podMonitor: {enabled: true}, scrape: {job: gpus}}",
         "monitoring.scrape.job",
     ),
     "a job of Prometheus' own": ("monitoring: {scrapeAnnotations: true}", "monitoring.scrapeAnnotations"),
-    "no metadata": ("", "agent.metadata.enabled"),
-    "labels without metadata": ("agent: {config: {pod-labels: [team]}}", "agent.config.pod-labels"),
-    "cost labels without metadata": ("agent: {config: {cost-labels: [project]}}", "agent.config.cost-labels"),
+    "no metadata": ("agent: {metadata: {enabled: false}}", "agent.metadata.enabled"),
+    "labels without metadata": (
+        "agent: {metadata: {enabled: false}, config: {pod-labels: [team]}}",
+        "agent.config.pod-labels",
+    ),
+    "cost labels without metadata": (
+        "agent: {metadata: {enabled: false}, config: {cost-labels: [project]}}",
+        "agent.config.cost-labels",
+    ),
     "no process data": ("agent: {processes: {enabled: false}}", "agent.processes.enabled"),
     "no state": ("agent: {state: {enabled: false}}", "agent.state.enabled"),
-    "no prices": ("", "agent.priceBook"),
     "no attribution": ("agent: {attribution: {enabled: false}}", "agent.attribution.enabled"),
     "no driver": ("agent: {driver: {mode: none}}", "agent.driver.mode"),
     "a simulated node": ("agent: {config: {simulate: demo}}", "agent.config.simulate"),
@@ -87,7 +91,7 @@ TOLD = {
     ),
     "rights that nobody makes": ("agent: {metadata: {enabled: true}}\nrbac: {create: false}", "rbac.create"),
     "a network policy for the host's network": (
-        "agent: {hostNetwork: true}\nnetworkPolicy: {enabled: true}",
+        "agent: {hostNetwork: true, metadata: {enabled: false}}\nnetworkPolicy: {enabled: true}",
         "networkPolicy.enabled",
     ),
     "an affinity of one's own": (
@@ -118,19 +122,25 @@ def test_what_may_not_be_meant_is_told_by_its_key(chart: Path, what: str) -> Non
     assert [line for line in said if line.startswith(f"- {key}: ")], said
 
 
+OPENSHIFT_API = "security.openshift.io/v1"
+
+
 def test_openshift_without_its_rights_is_told(chart: Path) -> None:
-    assert "- agent.scc.create: is false" in notes(chart, openshift=True)
-    assert "agent.scc.create" not in notes(chart, "", PRESETS / "openshift.yaml", openshift=True)
+    assert "- agent.scc.create: no Sec" in notes(chart, "agent: {scc: {create: false}}", api=OPENSHIFT_API)
+    text = notes(chart, api=OPENSHIFT_API)
+    assert "Platform: openshift" in text
+    assert "agent.scc.create" not in text
+    assert "podSecurityLabelSync=false" in text
 
 
-def test_an_installation_as_it_should_be_has_nothing_to_be_told(chart: Path) -> None:
-    values = {
-        "image": {"registry": "registry.example"},
-        "agent": {
-            "metadata": {"enabled": True},
-            "priceBook": {"existingConfigMap": "prices"},
-        },
-    }
-    text = notes(chart, json.dumps(values), PRESETS / "prometheus-operator.yaml")
+def test_an_installation_as_it_should_be_has_one_decision_left(chart: Path) -> None:
+    text = notes(chart, api=OPERATOR_API)
     assert warnings(text) == []
     assert "To be looked at" not in text
+    assert "One decision is left, your prices." in text
+    assert "prices init --agent localhost:9400 > prices.yaml" in text
+    assert "the agents read pods, nodes, namespaces, resource claims and slices of the whole cluster, and write" in text
+    assert "release=kube-prometheus-stack" in text
+    decided = notes(chart, "agent: {priceBook: {existingConfigMap: prices}, metadata: {enabled: false}}")
+    assert "decision" not in decided
+    assert "Rights:" not in decided

@@ -124,8 +124,8 @@ def test_every_switch_brings_what_it_needs_and_no_more() -> None:
     assert stateless["/run/gpu-cost-exporter"] == "/run/gpu-cost-exporter", "one path of the host for every release"
     assert "/run/gpu-cost-exporter" not in mounts(pod("agent: {config: {simulate: demo}}"))
     assert "/var/log/pods" not in mounts(pod("agent: {attribution: {podLogsPath: ''}}"))
-    assert pod()["automountServiceAccountToken"] is False
-    assert pod("agent: {metadata: {enabled: true}}")["automountServiceAccountToken"] is True
+    assert pod()["automountServiceAccountToken"] is True
+    assert pod("agent: {metadata: {enabled: false}}")["automountServiceAccountToken"] is False
     assert "hostNetwork" not in pod()
     assert pod("agent: {hostNetwork: true}")["hostNetwork"] is True
 
@@ -162,12 +162,15 @@ def test_an_agent_that_asks_for_certificates_is_probed_at_its_port() -> None:
     assert "httpGet" not in container["readinessProbe"]
 
 
-def test_one_label_takes_a_node_out_whichever_label_takes_it_in() -> None:
+def test_two_labels_take_a_node_out_whichever_label_takes_it_in() -> None:
     affinity = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    for term in affinity["nodeSelectorTerms"]:
-        assert {"key": "gpu-cost-exporter/deploy", "operator": "NotIn", "values": ["false"]} in term["matchExpressions"]
-        assert len(term["matchExpressions"]) == 2
-    assert len(affinity["nodeSelectorTerms"]) == 4
+    taking_out = [
+        {"key": "gpu-cost-exporter/deploy", "operator": "NotIn", "values": ["false"]},
+        {"key": "nvidia.com/gpu.deploy.device-plugin", "operator": "NotIn", "values": ["paused-for-driver-upgrade"]},
+    ]
+    terms = [term["matchExpressions"] for term in affinity["nodeSelectorTerms"]]
+    assert [term[1:] for term in terms] == [taking_out] * 8
+    assert "affinity" not in pod("agent: {config: {simulate: demo}}")
 
 
 def test_every_node_is_a_choice_too() -> None:

@@ -153,7 +153,10 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         ("networkPolicy.apiServer.cidrs",),
     ),
     "a network policy that lets an agent out to any engine": (
-        "agent: {dcgm: {address: 'nvidia-dcgm.gpu-operator:5555'}}\nnetworkPolicy: {enabled: true}",
+        (
+            "agent: {metadata: {enabled: false}, dcgm: {address: 'nvidia-dcgm.gpu-operator:5555'}}\n"
+            "networkPolicy: {enabled: true}"
+        ),
         ("networkPolicy.dcgm", "app: nvidia-dcgm"),
     ),
     "rights for the account of every pod in the namespace": (
@@ -170,6 +173,12 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1]}}",
         ("cidrs",),
     ),
+    "no registry": (
+        "image: {registry: ''}",
+        ("image.registry", "--set image.registry=registry.example.org", "docker.io/library"),
+    ),
+    "a platform that there is not": ("platform: gcp", ("platform", "gpu-operator", "gke")),
+    "a switch that is neither on, off nor auto": ("agent: {scc: {create: maybe}}", ("scc", "create")),
     "nothing to install": ("agent: {enabled: false}", ("agent.enabled", "service.enabled")),
     "a CDI device that is a path": ("agent: {driver: {mode: cdi, cdi: {device: /dev/nvidia0}}}", ("cdi", "device")),
     "DRA in the version of a Kubernetes that is gone": (
@@ -242,7 +251,8 @@ RIGHT = {
     "a relabeling as the Prometheus operator has it": (
         "monitoring: {scrape: {relabelings: [{sourceLabels: [a], targetLabel: b, regex: '(.*)', action: replace}]}}"
     ),
-    "an account that has no rights": "serviceAccount: {create: false}",
+    "an account that has no rights": "agent: {metadata: {enabled: false}}\nserviceAccount: {create: false}",
+    "another platform": "platform: gke",
     "an account whose rights are given elsewhere": (
         "agent: {metadata: {enabled: true}}\nrbac: {create: false}\nserviceAccount: {create: false}"
     ),

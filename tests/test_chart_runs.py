@@ -10,7 +10,8 @@ from agent_support import AgentProcess, running_agent
 from chart_support import (
     EVERYTHING,
     MODES,
-    PRESETS,
+    PLATFORMS,
+    SIMULATED,
     Document,
     Start,
     documents,
@@ -74,9 +75,9 @@ def service_settings(start: Start) -> ServeSettings:
     return load_settings(flags, start.env, extra=unknown_flags(unknown, namespace))
 
 
-@pytest.mark.parametrize("name", ["default", *sorted(path.stem for path in PRESETS.glob("*.yaml"))])
+@pytest.mark.parametrize("name", ["simulated", *PLATFORMS])
 def test_the_agent_takes_what_the_chart_starts_it_with(name: str, tmp_path: Path) -> None:
-    found = documents(*() if name == "default" else (PRESETS / f"{name}.yaml",))
+    found = documents(values=SIMULATED if name == "simulated" else f"platform: {name}")
     agent = of_kind(found, "DaemonSet")
     settings = agent_settings(started(agent, found, tmp_path))
     (container,) = agent["spec"]["template"]["spec"]["containers"]

@@ -1,6 +1,7 @@
 """The command line, as a user meets it."""
 
 import asyncio
+import json
 import re
 import shlex
 import shutil
@@ -9,13 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+import yaml
+from agent_support import AgentProcess, answering
 
 from exporter import __version__
 from exporter.cli import main, whole_parser
-from exporter.config import dcgm_flags
+from exporter.config import dcgm_flags, price_book
 from exporter.config.options import OPTIONS
 
 HELP_THEN_HEAVY_MODULES = """
@@ -202,6 +206,8 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
         (("agent", "--simulate", "demo", "--price-book", "/none.yaml"), "price-book: cannot read /none.yaml"),
         (("prices", "check", "/none.yaml"), "price-book: cannot read /none.yaml"),
         (("prices",), "required: WHAT"),
+        (("prices", "init"), "give --agent URL for one node, --prometheus URL for a fleet"),
+        (("prices", "init", "--agent", "a", "--prometheus", "http://p"), "give one of them"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -269,6 +275,53 @@ def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
 def test_the_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prices", "list"]) == 0
     assert "as of 2026-" in capsys.readouterr().out
+
+
+def test_a_price_book_is_written_for_the_gpus_of_an_agent(
+    capsys: pytest.CaptureFixture[str], demo_agent: AgentProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "book.yaml"
+    assert main(["prices", "init", "--agent", f"http://127.0.0.1:{demo_agent.port}", "--output", str(file)]) == 0
+    assert "# 8 GPUs" in file.read_text()
+    assert main(["prices", "check", str(file)]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert "6.8800 USD/GPU-hour" in told.out
+    assert "instance_type p5.48xlarge" in told.out
+
+
+def test_a_price_book_is_written_for_the_kinds_of_gpus_of_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {name: {"cluster": "a", "node": name} for name in ("listed", "spot", "bare")}
+    found = {
+        "gpu_node_info": [(nodes["listed"] | {"region": "us-east-1"}, "1"), (nodes["spot"], "1")],
+        "gpu_pool_gpus": [
+            (nodes["listed"] | {"model": "NVIDIA L40S", "instance_type": "g6e.48xlarge"}, "8"),
+            (nodes["spot"] | {"model": "NVIDIA L4", "instance_type": "g6.xlarge", "capacity_type": "spot"}, "1"),
+            (nodes["bare"] | {"model": "NVIDIA A30"}, "2"),
+        ],
+    }
+
+    class Prometheus(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            query = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            (rows,) = [rows for name, rows in found.items() if name in query]
+            result = [{"metric": labels, "value": [1.8e9, value]} for labels, value in rows]
+            body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+    with answering(Prometheus) as address:
+        assert main(["prices", "init", "--prometheus", f"http://{address}"]) == 0
+    told = capsys.readouterr().out
+    (row,) = yaml.safe_load(told)["rows"]
+    assert (row["instance_type"], row["region"], row["per_gpu_hour"]) == ("g6e.48xlarge", "us-east-1", 3.7663975)
+    for model, count in (("NVIDIA A30", "2 GPUs"), ("NVIDIA L4", "1 GPU")):
+        assert f"# {count} without a list price" in told
+        assert f'  # - model: "{model}"\n' in told
+    filled = re.sub(r"(?m)^  # (?=- model|  )", "  ", told).replace("per_gpu_hour:\n", "per_gpu_hour: 1\n")
+    assert len(price_book.parse(filled.replace("source:\n", "source: contract\n"), "b").rows) == 3
 
 
 def test_a_simulated_node_is_made_in_an_empty_directory_only(

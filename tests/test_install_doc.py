@@ -14,7 +14,7 @@ from typing import Any
 import document_support
 import pytest
 import yaml
-from chart_support import helm, kubeconform
+from chart_support import OPERATOR_API, PLATFORMS, helm, kubeconform
 from document_support import CHART, ROOT, blocks, commands, named_files, page
 from fleet_support import tool
 from web_support import make_certificates
@@ -52,7 +52,8 @@ def release(words: list[str], folder: Path, *more: str) -> list[Document]:
     given[1] = str(CHART) if given[1].endswith(".tgz") else str(ROOT / given[1])
     paths = (folder / word if word in FILES else ROOT / word if (ROOT / word).is_file() else word for word in given)
     extra = [word for name in more for word in ("-f", str(folder / name))]
-    told = helm("template", *map(str, paths), *extra, "--kube-version", "1.37.0").stdout
+    cluster = ("--kube-version", "1.37.0", "--api-versions", OPERATOR_API)
+    told = helm("template", *map(str, paths), *extra, *cluster).stdout
     return [document for document in yaml.safe_load_all(told) if document]
 
 
@@ -89,10 +90,10 @@ def pod(documents: list[Document], kind: str) -> Document:
 def test_every_helm_command_installs_an_agent_and_every_platform_has_one(releases: list[list[Document]]) -> None:
     assert len(releases) == len(helm_commands())
     assert all("DaemonSet" in {one["kind"] for one in documents} for documents in releases)
-    used = {Path(word).name for words in helm_commands() for word in words if "/presets/" in word}
-    assert used == {path.name for path in (CHART / "presets").iterdir()}
+    used = {word.removeprefix("platform=") for words in helm_commands() for word in words if "platform=" in word}
+    assert used == {"gpu-operator", "openshift", "aks"}
     table = TEXT.partition("\n## Platforms\n")[2].partition("\n### ")[0]
-    assert set(re.findall(r"`([a-z0-9-]+\.yaml)`", table)) == used - {"simulated.yaml", "prometheus-operator.yaml"}
+    assert set(re.findall(r"^\| \[?`([a-z0-9-]+)`", table, re.MULTILINE)) - {"platform"} == set(PLATFORMS)
 
 
 def test_the_readme_installs_an_agent_with_the_image_that_it_builds(folder: Path) -> None:
@@ -136,7 +137,7 @@ def test_every_kustomization_builds_and_platforms_have_overlays(tmp_path: Path) 
     for path in named:
         assert "DaemonSet" in {one["kind"] for one in built(path)}
     overlays = {path.name for path in (ROOT / "deploy" / "kustomize" / "overlays").iterdir()}
-    assert overlays >= {path.stem for path in (CHART / "presets").iterdir()} - {"prometheus-operator"}
+    assert overlays >= set(PLATFORMS) - {"k3s", "bare"}
 
     copy = tmp_path / "deploy" / "kustomize"
     shutil.copytree(ROOT / "deploy" / "kustomize", copy)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_support import PRESETS, read, rendered
+from chart_support import PLATFORMS, REGISTRY, SIMULATED, read, rendered
 from kustomize_support import FOLDERS, Document, composed, options, overlay, pod_spec
 
 RELEASE = "gpu-cost-exporter"
@@ -16,25 +16,29 @@ MONITORED = "monitoring: {podMonitor: {enabled: true}, rules: {enabled: true}}\n
 SERVICE = "service: {enabled: true, config: {prometheus: 'http://prometheus-operated.monitoring:9090'}}\n"
 POLICIES = "networkPolicy: {enabled: true}\n"
 
+PLAIN = "agent: {metadata: {enabled: false}}\n"
+"""The base has no rights; the component metadata is the chart's default."""
 SAME: Mapping[str, str] = {
-    "base": MONITORED,
-    "metadata": MONITORED + "agent: {metadata: {enabled: true}}",
-    "driver-privileged": MONITORED + "agent: {driver: {mode: privileged}}",
-    "driver-cdi": MONITORED + "agent: {driver: {mode: cdi}}",
-    "driver-dra": MONITORED + "agent: {driver: {mode: dra}, metadata: {enabled: true}}",
-    "dcgm": MONITORED + "agent: {dcgm: {address: 'nvidia-dcgm.gpu-operator:5555', library: {image: dcgm}}}",
-    "slim": MONITORED + "agent: {processes: {enabled: false}, state: {enabled: false}}",
-    "service-monitor": "monitoring: {serviceMonitor: {enabled: true}, rules: {enabled: true}}",
-    "no-operator": "monitoring: {scrapeAnnotations: true}",
-    "network-policy": MONITORED + POLICIES,
-    "cost-service": MONITORED.replace("rules", "dashboards: {enabled: true}, rules") + SERVICE + POLICIES,
+    "base": MONITORED + PLAIN,
+    "metadata": MONITORED,
+    "driver-privileged": MONITORED + PLAIN.replace("}}", "}, driver: {mode: privileged}}"),
+    "driver-cdi": MONITORED + PLAIN.replace("}}", "}, driver: {mode: cdi}}"),
+    "driver-dra": MONITORED + "agent: {driver: {mode: dra}}",
+    "dcgm": MONITORED
+    + PLAIN.replace("}}", "}, dcgm: {address: 'nvidia-dcgm.gpu-operator:5555', library: {image: dcgm}}}"),
+    "slim": MONITORED + PLAIN.replace("}}", "}, processes: {enabled: false}, state: {enabled: false}}"),
+    "service-monitor": "monitoring: {serviceMonitor: {enabled: true}, rules: {enabled: true}}\n" + PLAIN,
+    "no-operator": "monitoring: {scrapeAnnotations: true}\n" + PLAIN,
+    "network-policy": MONITORED + POLICIES + PLAIN,
+    "cost-service": MONITORED.replace("rules", "dashboards: {enabled: true}, rules") + SERVICE + POLICIES + PLAIN,
     "cost-service-only": MONITORED.replace(", rules: {enabled: true}", "")
     + SERVICE
     + POLICIES
     + "agent: {enabled: false}",
-    **{path.stem: MONITORED for path in sorted(PRESETS.glob("*.yaml")) if path.stem != "prometheus-operator"},
+    "simulated": MONITORED + SIMULATED,
+    **{name: f"platform: {name}\n{MONITORED}{PLAIN}" for name in PLATFORMS if name not in {"bare", "k3s"}},
 }
-"""Values of the chart by overlay; those that are presets, with the preset."""
+"""Values of the chart by overlay; on bare and k3s it is the base."""
 
 ROWS = [{"model": "NVIDIA H100*", "per_gpu_hour": 2.5, "source": "contract 17", "as_of": "2026-01-15"}]
 PRICES = yaml.safe_dump({"currency": "EUR", "rows": ROWS})
@@ -45,22 +49,22 @@ TOGETHER: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], str]] = {
     "price-book": (
         ("price-book",),
         {"gpu-cost-exporter-prices": f"prices.yaml={PRICES}"},
-        f"agent: {{priceBook: {{content: {json.dumps(PRICES)}}}}}",
+        PLAIN.replace("}}", f"}}, priceBook: {{content: {json.dumps(PRICES)}}}}}"),
     ),
     "collectors": (
         ("collectors",),
         {"gpu-cost-exporter-collectors": "metrics.csv=DCGM_FI_DEV_GPU_UTIL, gauge, x"},
-        "agent: {collectors: {content: 'DCGM_FI_DEV_GPU_UTIL, gauge, x'}}",
+        PLAIN.replace("}}", "}, collectors: {content: 'DCGM_FI_DEV_GPU_UTIL, gauge, x'}}"),
     ),
     "budgets": (
         ("cost-service", "budgets"),
         {"gpu-cost-exporter-service-budgets": f"budgets.yaml={BUDGETS}"},
-        SERVICE.replace("true, ", "true, budgets: {content: [" + BUDGET + "]}, "),
+        PLAIN + SERVICE.replace("true, ", "true, budgets: {content: [" + BUDGET + "]}, "),
     ),
     "tls": (
         ("tls",),
         {},
-        f"agent: {{web: {{tlsSecret: gpu-cost-exporter-tls, scrape: {{tlsConfig: {SCRAPE}}}}}}}",
+        PLAIN.replace("}}", f"}}, web: {{tlsSecret: gpu-cost-exporter-tls, scrape: {{tlsConfig: {SCRAPE}}}}}}}"),
     ),
     "without-dra": (("metadata", "without-dra"), {}, "agent: {metadata: {enabled: true, dra: false}}"),
     "without-namespace-teams": (
@@ -68,13 +72,14 @@ TOGETHER: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], str]] = {
         {},
         "agent: {metadata: {enabled: true, namespaceTeams: false}}",
     ),
-    "scrape-annotations": (("cost-service", "scrape-annotations"), {}, SERVICE),
+    "scrape-annotations": (("cost-service", "scrape-annotations"), {}, PLAIN + SERVICE),
     "without-fixed-user": (
         ("cost-service", "without-fixed-user"),
         {},
-        SERVICE.replace("true, ", "true, podSecurityContext: {runAsUser: null, runAsGroup: null, fsGroup: null}, "),
+        PLAIN
+        + SERVICE.replace("true, ", "true, podSecurityContext: {runAsUser: null, runAsGroup: null, fsGroup: null}, "),
     ),
-    "beside-dcgm-exporter": (("beside-dcgm-exporter",), {}, "agent: {openCost: false}"),
+    "beside-dcgm-exporter": (("beside-dcgm-exporter",), {}, PLAIN.replace("}}", "}, openCost: false}")),
 }
 """Components that are in no overlay: with which others, with which files, and the values that mean the same."""
 
@@ -85,8 +90,7 @@ def test_every_overlay_is_compared() -> None:
 
 @pytest.mark.parametrize("name", SAME)
 def test_chart_and_kustomize_differ_only_where_it_is_said(name: str) -> None:
-    preset = PRESETS / f"{name}.yaml"
-    chart = read(rendered(*[preset] if preset.exists() else (), values=SAME[name], release=RELEASE))
+    chart = read(rendered(values=SAME[name], release=RELEASE))
     ours, theirs = by_name(overlay(name)), by_name(chart)
     if name == "openshift":
         # The account is named by the constraints there; here by a role, whose binding follows it.
@@ -198,6 +202,9 @@ def workload(whole: Document, chart: list[Document]) -> None:
         key=lambda entry: str(entry["name"]),
     )
     drop_config(spec, container)
+    # A registry is given by `images` there.
+    registry = yaml.safe_load(REGISTRY.read_text(encoding="utf-8"))["image"]["registry"]
+    container["image"] = container["image"].removeprefix(f"{registry}/")
     for volume in spec["volumes"]:
         if volume["name"] == "state" and "hostPath" in volume:
             # Several releases may share a node; of kustomize's installations there is one.

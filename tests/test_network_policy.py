@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chart_support import PRESETS, documents, of_kind
+from chart_support import documents, of_kind
 from kustomize_support import Document, composed, overlay
 from policy_support import Peer, connects, isolated, pod_of
 
@@ -30,7 +30,7 @@ ADDRESS = {
 """What a user of `network-policy-api-server` must say."""
 
 AGENTS: dict[str, Install] = {
-    "chart": lambda _folder: documents(values=ON),
+    "chart": lambda _folder: documents(values=ON + "agent: {metadata: {enabled: false}}"),
     "kustomize": lambda _folder: overlay("network-policy"),
 }
 ASKING: dict[str, Install] = {
@@ -44,7 +44,7 @@ MEASURING: dict[str, Install] = {
         values=ON.replace(
             "true, ", "true, dcgm: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: gpu-operator}}}], "
         )
-        + "agent: {dcgm: {address: 'nvidia-dcgm.gpu-operator:5555'}}"
+        + "agent: {metadata: {enabled: false}, dcgm: {address: 'nvidia-dcgm.gpu-operator:5555'}}"
     ),
     "kustomize": lambda folder: composed(folder, ["dcgm", "network-policy", "network-policy-dcgm"]),
 }
@@ -158,7 +158,7 @@ def test_on_openshift_the_service_asks_thanos_and_is_scraped_by_the_prometheus_o
     thanos = SERVICE.replace(
         "http://prometheus-operated.monitoring:9090", "https://thanos-querier.openshift-monitoring.svc:9091"
     )
-    (service,) = policies(documents(PRESETS / "openshift.yaml", values=thanos + "agent: {enabled: false}\n" + ON))
+    (service,) = policies(documents(values="platform: openshift\nagent: {enabled: false}\n" + thanos + ON))
     names = {
         key: one["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
         for key, one in (

@@ -161,12 +161,35 @@ def test_without_a_book_the_list_prices_hold_and_with_none_nothing_does() -> Non
     assert (hourly(off), off.description) == (None, "")
 
 
-def test_every_list_price_names_its_source_and_its_day_and_is_no_catalogues_sentinel() -> None:
+def test_every_list_price_names_its_source_its_region_and_its_day_and_is_no_catalogues_sentinel() -> None:
     rows = price_book.bundled().rows
     assert price_book.bundled().warnings == ()
     assert all(0.1 < row.price.per_hour < 50 for row in rows)
-    assert all(date.fromisoformat(row.price.as_of) <= date(2026, 11, 21) for row in rows)
-    assert all("region" in row.source or row.match.region in row.source for row in rows)
+    assert all(date.fromisoformat(row.price.as_of) <= date(2026, 11, 26) for row in rows)
+    assert all(row.price.as_of in row.source or row.price.as_of[:7] in row.source for row in rows)
+    for row in rows:
+        region = row.match.region.rstrip("*")
+        assert region in row.source if row.match.instance_type else "region" in row.source, row.price.source
+
+
+@pytest.mark.parametrize(
+    ("facts", "model", "per_hour", "source"),
+    [
+        (("p5.48xlarge", "us-east-1"), H100, 6.88, "aws-p5.48xlarge"),
+        (("p5.48xlarge", "eu-west-1"), H100, 6.16, "coreweave-h100"),
+        (("Standard_ND96isr_H100_v5", "eastus2"), H100, 12.29, "azure-ND96isr_H100_v5"),
+        (("a3-highgpu-8g", "us-central1"), H100, 11.06125, "gcp-a3-highgpu-8g"),
+        (("", ""), "Tesla T4", 0.526, "aws-t4"),
+        (("", ""), "NVIDIA A30", None, ""),
+    ],
+)
+def test_a_list_price_of_the_instance_type_wins_over_one_of_the_model(
+    facts: tuple[str, str], model: str, per_hour: float | None, source: str
+) -> None:
+    node = NodeFacts(instance_type=facts[0], region=facts[1])
+    price = price_book.bundled().price(model=model, node="n", facts=node, at_seconds=1.8e9)
+    assert (price and price.per_hour) == (per_hour if per_hour is None else pytest.approx(per_hour))
+    assert (price.source if price else "") == (source and f"list-prices:{source}")
 
 
 def test_a_pattern_that_matches_no_known_gpu_and_a_price_of_nothing_are_warned_of() -> None:

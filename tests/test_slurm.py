@@ -1,9 +1,11 @@
 """Slurm's jobs as holders, by mapping directory and by cgroup, against a fake /proc."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agent_support import ROOT
 from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
 
 from exporter.attribution import slurm
@@ -374,3 +376,22 @@ def test_anything_else_is_doubtful_and_named(mapping: Path, text: bytes) -> None
 def test_a_directory_in_place_of_a_file_is_doubtful(mapping: Path) -> None:
     (mapping / "0").mkdir()
     assert "directory" in slurm.read(mapping).doubtful[0, None].lower()
+
+
+def test_prolog_and_epilog_keep_the_directory_that_the_agent_reads(proc: Proc, mapping: Path) -> None:
+    def script(name: str, job: int, gpus: str) -> None:
+        env = {"PATH": "/usr/bin:/bin", "GPU_COST_EXPORTER_JOB_MAPPING_DIR": str(mapping)}
+        env |= {"SLURM_JOB_ID": str(job), "SLURM_JOB_GPUS": gpus}
+        subprocess.run([str(ROOT / "deploy" / "slurm" / f"{name}.sh")], env=env, check=True, timeout=60)
+
+    jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0), whole(1), whole(2))
+    script("prolog", 1, "0,1")
+    script("prolog", 2, "1")
+    script("prolog", 3, "")
+    jobs.observe(seen, 100.0)
+    both = [("slurm", "job-1", 0.5), ("slurm", "job-2", 0.5)]
+    assert holders(jobs.latest, seen) == {gpu(0).uuid: [("slurm", "job-1", 1.0)], gpu(1).uuid: both}
+    script("epilog", 1, "0,1")
+    assert {path.name: path.read_text() for path in mapping.glob("[0-9]")} == {"1": "2\n"}
+    script("epilog", 2, "1")
+    assert list(mapping.glob("[0-9]")) == []

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -461,3 +462,44 @@ def test_image_of_a_release_needs_the_digest_of_its_base(base: str, is_built: bo
     assert (done.returncode == 0) == is_built, done
     assert ("BASE_IMAGE=" in done.stdout, f"BASE_IMAGE={base} " in done.stdout) == (bool(base) and is_built,) * 2
     assert is_built or "has no digest" in done.stderr
+
+
+RELEASE = ROOT / ".github" / "workflows" / "release.yaml"
+
+
+def test_the_release_pins_every_action_and_names_no_registry() -> None:
+    text = RELEASE.read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+)@(\S+) # v\d+\.\d+\.\d+$", text, re.MULTILINE)
+    assert len(used) == text.count("uses: ") > 0
+    assert all(re.fullmatch(r"[0-9a-f]{40}", commit) for _, commit in used)
+    assert not re.findall(r"[\w-]+\.io\b", text)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"run: make ([a-z]+)", text)) == {"dist", "archive"} <= targets
+
+
+def test_the_published_chart_has_the_registry_of_its_images_as_default(tmp_path: Path) -> None:
+    steps = yaml.safe_load(RELEASE.read_text(encoding="utf-8"))["jobs"]["publish"]["steps"]
+    (run,) = (step["run"] for step in steps if step.get("name", "").startswith("Chart"))
+    shutil.copytree(ROOT / "deploy" / "helm", tmp_path / "deploy" / "helm")
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "REGISTRY": "registry.example.org"}
+    env |= {"REPOSITORY": "owner/gpu-cost-exporter", "VERSION": __version__}
+    script = run.partition("helm package")[0]
+    assert "helm template" in script
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("libraries", "code"), [(("3.0", f"3.{sys.version_info.minor}"), 0), (("3.0",), 1)])
+def test_the_archives_program_takes_a_python_that_it_has_libraries_for(
+    tmp_path: Path, libraries: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = shutil.copy(ROOT / "deploy" / "archive" / "gpu-cost-exporter", tmp_path / "bin")
+    for version in libraries:
+        (tmp_path / "lib" / version).mkdir(parents=True)
+        (tmp_path / "lib" / version / "exporter").symlink_to(ROOT / "exporter")
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run([program, "--version"], env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert done.stdout == (f"gpu-cost-exporter {__version__}\n" if code == 0 else "")
+    assert ("none of these is on the PATH: python3.0;" in done.stderr) is (code == 1)

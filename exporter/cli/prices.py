@@ -1,10 +1,36 @@
-"""`prices`: reads price books and shows their rows."""
+"""`prices`: reads price books, shows their rows, and writes one for the GPUs that are there."""
 
 import argparse
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from exporter.cli.common import Parser, command, put, refuse, say, stdout
+from exporter.cli.common import (
+    Parser,
+    add_output,
+    check_output,
+    command,
+    or_problems,
+    output,
+    put,
+    refuse,
+    say,
+    stdout,
+)
 from exporter.config import price_book
+from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
+from exporter.cost import agent_client
+from exporter.cost.prometheus import PrometheusClient
+from exporter.errors import ExporterError
+from exporter.model import NodeFacts
+
+_NOT_LISTED = frozenset({"spot", "reserved"})
+"""Capacity types for which the list prices, which are on-demand, say nothing."""
 
 
 def add_prices(parser: Parser) -> None:
@@ -15,6 +41,13 @@ def add_prices(parser: Parser) -> None:
     check.set_defaults(run=_check_prices)
     listing = command(kinds, "list", "The bundled list prices, which hold where no price book has a matching row.")
     listing.set_defaults(run=_list_prices)
+    init = command(kinds, "init", "Write a price book with a row for each kind of GPU that an agent or a fleet has.")
+    init.usage = f"{init.prog} --agent URL | --prometheus URL [OPTION ...]"
+    init.add_argument("--agent", metavar="URL", help="one node: address of its agent, as http://node-a:9400")
+    add_output(init)
+    agent_client.add_agent_access(init)
+    add_prometheus_options(init)
+    init.set_defaults(run=_init_prices)
 
 
 def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -35,3 +68,93 @@ def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     with stdout() as stream:
         stream.writelines(f"{line}\n" for line in price_book.lines(price_book.bundled()))
     return 0
+
+
+def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    mistakes = [*problems, *agent_client.access_problems(namespace, of_an_agent=namespace.agent is not None)]
+    settings = None
+    if namespace.agent is not None and namespace.prometheus is not None:
+        mistakes.append("--agent: is one node, and --prometheus a fleet; give one of them")
+    elif namespace.agent is None and not (namespace.prometheus or os.environ.get(ADDRESS.env)):
+        mistakes.append("prices init: no source given; give --agent URL for one node, --prometheus URL for a fleet")
+    elif namespace.agent is None:
+        settings = or_problems(lambda: prometheus_settings(namespace, os.environ), mistakes)
+    refuse(tuple(mistakes))
+    check_output(namespace.output)
+    if settings is None:
+        where = agent_client.base_address(namespace.agent)
+        document = agent_client.fetch(where, agent_client.DEVICES, agent_client.access_of(namespace))
+        pools = _pools_of(document, where)
+    else:
+        where = settings.url
+        pools = asyncio.run(_pools(settings))
+    if not pools:
+        raise ExporterError(f"{where}: knows no GPU; is an agent with a driver running there, or scraped?")
+    with output(namespace.output) as stream:
+        stream.writelines(f"{line}\n" for line in _draft(pools, where, datetime.now(UTC)))
+    return 0
+
+
+def _pools_of(document: Mapping[str, Any], where: str) -> Counter[tuple[str, NodeFacts]]:
+    """Return the physical GPUs in an agent's document, by model and facts of the node."""
+    try:
+        known = document["node_facts"]
+        facts = NodeFacts(**{key: known[key] or "" for key in ("instance_type", "capacity_type", "region")})
+        return Counter((model, facts) for _, model in {(one["gpu_uuid"], one["model"]) for one in document["devices"]})
+    except (KeyError, TypeError) as error:
+        raise ExporterError(
+            f"{where}: the answer lists no GPUs ({error}); is this agent of another release?"
+        ) from error
+
+
+async def _pools(settings: PrometheusSettings) -> Counter[tuple[str, NodeFacts]]:
+    """Return the physical GPUs that Prometheus knows, by model and facts of their nodes."""
+    place = (settings.cluster_label, "node")
+    kept = ", ".join(place)
+    async with PrometheusClient(settings) as client:
+        nodes = await client.instant(f"max by ({kept}, region) (gpu_node_info)", None)
+        found = await client.instant(f"max by ({kept}, model, instance_type, capacity_type) (gpu_pool_gpus)", None)
+    regions = {tuple(map(one.labels.get, place)): one.labels.get("region", "") for one in nodes}
+    pools: Counter[tuple[str, NodeFacts]] = Counter()
+    for one in found:
+        facts = NodeFacts(
+            instance_type=one.labels.get("instance_type", ""),
+            capacity_type=one.labels.get("capacity_type", ""),
+            region=regions.get(tuple(map(one.labels.get, place)), ""),
+        )
+        pools[one.labels.get("model", ""), facts] += round(one.value)
+    return pools
+
+
+def _draft(pools: Counter[tuple[str, NodeFacts]], where: str, now: datetime) -> Iterator[str]:
+    """Yield the lines of a price book: a row for each pool with a list price, a commented one for each other pool."""
+    book = price_book.bundled()
+    yield f"# Price book of the GPUs that {where} has on {now:%Y-%m-%d}. The prices are public lists: write yours."
+    yield "# Then: gpu-cost-exporter prices check FILE. Format: docs/cost.md."
+    yield f"currency: {book.currency}"
+    yield "rows:"
+    for (model, facts), count in sorted(pools.items(), key=lambda item: (item[0][0], repr(item[0][1]))):
+        keys = {
+            "model": model,
+            "instance_type": facts.instance_type,
+            "capacity_type": facts.capacity_type,
+            "region": facts.region,
+        }
+        price = None
+        if facts.capacity_type not in _NOT_LISTED:
+            price = book.price(model=model, node="", facts=facts, at_seconds=now.timestamp())
+        row = next((row for row in book.rows if row.price is price), None)
+        fields = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items() if value]
+        if row is None:
+            yield f"  # {_gpus(count)} without a list price. Fill in the price and its source, and remove the #."
+            fields += ["per_gpu_hour:", "source:", f"as_of: {now:%Y-%m-%d}"]
+        else:
+            yield f"  # {_gpus(count)}"
+            fields += [f"per_gpu_hour: {row.price.per_hour:.10g}", f"source: {json.dumps(row.source)}"]
+            fields += [f"as_of: {row.price.as_of}"]
+        for number, text in enumerate(fields):
+            yield f"  {'# ' if row is None else ''}{'  ' if number else '- '}{text}"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

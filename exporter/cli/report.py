@@ -27,6 +27,7 @@ from exporter.cli.common import (
 from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
 from exporter.config import price_book
 from exporter.config.prometheus_options import (
+    ADDRESS,
     PROMETHEUS_OPTIONS,
     PrometheusSettings,
     add_prometheus_options,
@@ -217,7 +218,6 @@ def _of_a_node(namespace: argparse.Namespace) -> int:
     return 0
 
 
-_ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
 _SHOWN_WHOLE = ("csv", "json", "focus")
 
 
@@ -248,7 +248,7 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
     written = "30d" if namespace.window is None else namespace.window
     window = or_problems(lambda: parse_window(written, now, namespace.timezone or UTC), problems, prefix="--")
     prometheus = None
-    if namespace.prometheus or os.environ.get(_ADDRESS.env):
+    if namespace.prometheus or os.environ.get(ADDRESS.env):
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
     elif namespace.store is None:
         problems.append(

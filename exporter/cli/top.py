@@ -23,7 +23,7 @@ from rich.text import Text
 
 from exporter.cli.common import EXIT_PARTIAL, Parser, refuse, say, stdout
 from exporter.config import types
-from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options, prometheus_settings
+from exporter.config.prometheus_options import ADDRESS, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client
 from exporter.cost.live import LiveRow, Picture, agent_picture, fleet_picture
 from exporter.cost.prometheus import PrometheusClient
@@ -36,7 +36,6 @@ Read: TypeAlias = Callable[[], Awaitable[Picture]]
 DEFAULT_AGENT = "http://localhost:9400"
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 16
-_ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
 _KEYS = "q quit   s sort   r reverse   / filter   Esc clear"
 _BACKSPACES = ("\x7f", "\b")
 
@@ -231,7 +230,7 @@ def _interval(text: str) -> float:
 
 
 def _top(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    fleet = bool(namespace.prometheus or (os.environ.get(_ADDRESS.env) and namespace.agent is None))
+    fleet = bool(namespace.prometheus or (os.environ.get(ADDRESS.env) and namespace.agent is None))
     given = list(agent_client.access_problems(namespace, of_an_agent=not fleet))
     if namespace.agent is not None and namespace.prometheus:
         given.append("--agent: shows one node, --prometheus a fleet; leave out one of them")

@@ -89,6 +89,8 @@ class PrometheusSettings:
 
 
 PROMETHEUS_OPTIONS = tuple(replace(one.metadata["option"], group=GROUP) for one in fields(PrometheusSettings))
+ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
+"""The option that says where Prometheus is."""
 
 
 def add_prometheus_options(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,7 @@ agent.yaml: |
 # At a path of its own: the node's may be /tmp or /run, which the pod has, too.
 - {name: dcgm-socket, mountPath: /run/dcgm, readOnly: true}
 {{- end }}
-{{- if $agent.state.enabled }}
+{{- if include "gpu-cost-exporter.keepsState" . }}
 - {name: state, mountPath: /state}
 {{- end }}
 {{- if include "gpu-cost-exporter.locksNode" . }}
@@ -75,7 +75,7 @@ agent.yaml: |
 {{- with include "gpu-cost-exporter.dcgmSocketFolder" . }}
 - {name: dcgm-socket, hostPath: {path: {{ quote . }}, type: Directory}}
 {{- end }}
-{{- if $agent.state.enabled }}
+{{- if include "gpu-cost-exporter.keepsState" . }}
 - {name: state, hostPath: {path: {{ include "gpu-cost-exporter.statePath" . | quote }}, type: DirectoryOrCreate}}
 {{- end }}
 {{- if include "gpu-cost-exporter.locksNode" . }}

@@ -2,11 +2,14 @@
 {{- define "gpu-cost-exporter.checks" -}}
 {{- $agent := .Values.agent -}}
 {{- $service := .Values.service -}}
-{{- $monitored := or .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled -}}
+{{- $monitored := include "gpu-cost-exporter.monitorKind" . -}}
+{{- if not .Values.image.registry -}}
+{{- fail "image.registry: is empty, and no node finds the images without it; give the registry that has them, as --set image.registry=registry.example.org (docs/install.md, Images), or docker.io/library for images that were imported into the nodes" -}}
+{{- end -}}
 {{- if not (or $agent.enabled $service.enabled) -}}
 {{- fail "agent.enabled: is false, and so is service.enabled: nothing would be installed; set one of them" -}}
 {{- end -}}
-{{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled -}}
+{{- if and (eq "PodMonitor" $monitored) .Values.monitoring.serviceMonitor.enabled -}}
 {{- fail "monitoring.serviceMonitor.enabled: is true, and so is monitoring.podMonitor.enabled: every GPU would be counted twice; set one of them" -}}
 {{- end -}}
 {{- $scrape := .Values.monitoring.scrape -}}
@@ -41,19 +44,16 @@
 {{- if lt (include "gpu-cost-exporter.seconds" $expiry | float64) (mulf 2.0 (include "gpu-cost-exporter.seconds" $interval)) -}}
 {{- fail (printf "agent.config.attribution-expiry: %s is less than twice agent.config.kubelet-interval, %s" $expiry $interval) -}}
 {{- end -}}
-{{- $manager := dig "workload-manager" "kubernetes" $config -}}
-{{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
-{{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
-{{- end -}}
 {{- $account := .Values.serviceAccount -}}
-{{- $rights := or $agent.scc.create (and $agent.metadata.enabled .Values.rbac.create) -}}
+{{- $asks := include "gpu-cost-exporter.asksApi" . -}}
+{{- $rights := or (include "gpu-cost-exporter.makesScc" .) (and $asks .Values.rbac.create) -}}
 {{- if and $rights (not $account.create) (eq "default" ($account.name | default "default")) -}}
 {{- fail "serviceAccount.name: must be given with serviceAccount.create=false where rbac.create or agent.scc.create gives rights: else every pod of the namespace has them, by its account default" -}}
 {{- end -}}
-{{- if and (eq $agent.driver.mode "dra") (not (and $agent.metadata.enabled $agent.metadata.dra)) -}}
+{{- if and (eq "dra" (include "gpu-cost-exporter.driverMode" .)) (not (and $asks $agent.metadata.dra)) -}}
 {{- fail "agent.driver.mode: is dra, which needs agent.metadata.enabled=true and agent.metadata.dra=true: else the agent's own claim makes it the holder of every GPU" -}}
 {{- end -}}
-{{- if and .Values.networkPolicy.enabled $agent.metadata.enabled (not .Values.networkPolicy.apiServer.cidrs) -}}
+{{- if and .Values.networkPolicy.enabled $asks (not .Values.networkPolicy.apiServer.cidrs) -}}
 {{- fail "networkPolicy.apiServer.cidrs: is empty, and agent.metadata asks the API server; give its addresses, as 10.0.0.1/32 (kubectl get endpoints kubernetes)" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (include "gpu-cost-exporter.dcgmPort" .) (not .Values.networkPolicy.dcgm) -}}

@@ -9,11 +9,11 @@ mount and the option that names it cannot differ.
 {{- $by = merge $by (dict "kube-metadata" "agent.metadata.enabled" "namespace-teams" "agent.metadata.namespaceTeams") -}}
 {{- $by = merge $by (dict "node-name" "the name of the pod's node" "lock-dir" "the mount of the node's lock" "dcgm-address" "agent.dcgm.address") -}}
 {{- if not $agent.attribution.enabled }}{{ $_ := set $set "attribution" false }}{{ end -}}
-{{- if $agent.metadata.enabled -}}
+{{- if include "gpu-cost-exporter.asksApi" . -}}
 {{- $_ := set $set "kube-metadata" true -}}
 {{- if not $agent.metadata.namespaceTeams }}{{ $_ := set $set "namespace-teams" false }}{{ end -}}
 {{- end -}}
-{{- if $agent.state.enabled -}}
+{{- if include "gpu-cost-exporter.keepsState" . -}}
 {{- $_ := set $set "state-dir" "/state" -}}
 {{- $_ := set $by "state-dir" "agent.state" -}}
 {{- end -}}

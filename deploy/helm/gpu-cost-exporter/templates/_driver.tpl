@@ -1,21 +1,16 @@
 {{/* What the four ways to the driver change of the agent's pod; see docs/install.md. Each takes the root. */}}
 
-{{- define "gpu-cost-exporter.runtimeClassName" -}}
-{{- $driver := .Values.agent.driver -}}
-{{- if eq $driver.mode "runtimeClass" }}{{ $driver.runtimeClass.name | default "" }}{{ end -}}
-{{- if eq $driver.mode "cdi" }}{{ $driver.cdi.runtimeClassName | default "" }}{{ end -}}
-{{- end -}}
-
 {{- define "gpu-cost-exporter.driverEnv" -}}
 {{- $driver := .Values.agent.driver -}}
+{{- $mode := include "gpu-cost-exporter.driverMode" . -}}
 {{- $libraries := list -}}
-{{- if eq $driver.mode "runtimeClass" }}
+{{- if eq $mode "runtimeClass" }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: all}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
-{{- else if eq $driver.mode "cdi" }}
+{{- else if eq $mode "cdi" }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: {{ quote $driver.cdi.device }}}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
-{{- else if eq $driver.mode "privileged" }}
+{{- else if eq $mode "privileged" }}
 {{- $libraries = append $libraries (include "gpu-cost-exporter.driverLibraries" $driver.privileged) }}
 {{- end }}
 {{- if include "gpu-cost-exporter.hasDcgmLibrary" . }}{{ $libraries = append $libraries "/usr/local/dcgm" }}{{ end }}
@@ -39,26 +34,26 @@
 
 {{- define "gpu-cost-exporter.driverMounts" -}}
 {{- $driver := .Values.agent.driver -}}
-{{- if eq $driver.mode "privileged" }}
+{{- if eq "privileged" (include "gpu-cost-exporter.driverMode" .) }}
 {{- if include "gpu-cost-exporter.isLibraryFile" $driver.privileged }}
 - {name: driver, mountPath: /usr/local/nvidia/libnvidia-ml.so.1, readOnly: true}
 {{- else }}
 - {name: driver, mountPath: /usr/local/nvidia, readOnly: true}
 {{- end }}
 - {name: dev, mountPath: /dev}
-{{- else if and (eq $driver.mode "runtimeClass") $driver.runtimeClass.deviceListMount }}
+{{- else if include "gpu-cost-exporter.mountsDeviceList" . }}
 - {name: device-list, mountPath: /var/run/nvidia-container-devices/all, readOnly: true}
 {{- end }}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.driverVolumes" -}}
 {{- $driver := .Values.agent.driver -}}
-{{- if eq $driver.mode "privileged" }}
+{{- if eq "privileged" (include "gpu-cost-exporter.driverMode" .) }}
 {{- $type := ternary "File" "Directory" (eq (include "gpu-cost-exporter.isLibraryFile" $driver.privileged) "true") }}
 - {name: driver, hostPath: {path: {{ quote $driver.privileged.hostPath }}, type: {{ $type }}}}
 # Device files that come after the pod has started.
 - {name: dev, hostPath: {path: /dev, type: Directory}}
-{{- else if and (eq $driver.mode "runtimeClass") $driver.runtimeClass.deviceListMount }}
+{{- else if include "gpu-cost-exporter.mountsDeviceList" . }}
 # The runtime reads the mount's path, in place of an environment variable.
 - {name: device-list, hostPath: {path: /dev/null, type: CharDevice}}
 {{- end }}
@@ -66,12 +61,12 @@
 
 {{/* Whether the agent runs as uid 0: the kubelet's socket and the state folder are root's. */}}
 {{- define "gpu-cost-exporter.isRoot" -}}
-{{- if or (include "gpu-cost-exporter.asksKubelet" .) .Values.agent.state.enabled (eq .Values.agent.driver.mode "privileged") }}true{{ end -}}
+{{- if or (include "gpu-cost-exporter.asksKubelet" .) (include "gpu-cost-exporter.keepsState" .) (eq "privileged" (include "gpu-cost-exporter.driverMode" .)) }}true{{ end -}}
 {{- end -}}
 
 {{/* Whether the agent can take the node's lock, whose folder is root's; a simulated node takes none. */}}
 {{- define "gpu-cost-exporter.locksNode" -}}
-{{- if and (include "gpu-cost-exporter.isRoot" .) (not (hasKey (.Values.agent.config | default dict) "simulate")) }}true{{ end -}}
+{{- if and (include "gpu-cost-exporter.isRoot" .) (not (include "gpu-cost-exporter.isSimulated" .)) }}true{{ end -}}
 {{- end -}}
 
 {{/* The container's security context, without any capability. */}}
@@ -82,7 +77,11 @@
 {{- $_ := set $context "runAsUser" $user -}}
 {{- $_ := set $context "runAsGroup" $user -}}
 {{- if $user }}{{ $_ := set $context "runAsNonRoot" true }}{{ end -}}
-{{- if eq $agent.driver.mode "privileged" -}}
+{{- if include "gpu-cost-exporter.isOpenshift" . -}}
+{{- /* container_t may neither write the state folder nor, on older releases, connect to the kubelet's socket. */ -}}
+{{- $_ := set $context "seLinuxOptions" (dict "type" "spc_t") -}}
+{{- end -}}
+{{- if eq "privileged" (include "gpu-cost-exporter.driverMode" .) -}}
 {{- $_ := set $context "privileged" true -}}
 {{- $_ := unset $context "seccompProfile" -}}
 {{- else -}}
@@ -94,7 +93,7 @@
 
 {{/* Whether the node's kubelet is asked; a simulated node has one of its own. */}}
 {{- define "gpu-cost-exporter.asksKubelet" -}}
-{{- if and .Values.agent.attribution.enabled (not (hasKey (.Values.agent.config | default dict) "simulate")) }}true{{ end -}}
+{{- if and .Values.agent.attribution.enabled (not (include "gpu-cost-exporter.isSimulated" .)) }}true{{ end -}}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.hasDcgmLibrary" -}}
@@ -109,7 +108,7 @@
 
 {{/* Node affinity: the terms are ORed, and what must hold besides stands in each. */}}
 {{- define "gpu-cost-exporter.nodeSelectorTerms" -}}
-{{- $affinity := .Values.agent.nodeAffinity -}}
+{{- $affinity := ternary dict .Values.agent.nodeAffinity (eq "true" (include "gpu-cost-exporter.isSimulated" .)) -}}
 {{- $terms := list -}}
 {{- range $affinity.anyOf -}}
 {{- $terms = append $terms (dict "matchExpressions" (concat (list .) ($affinity.allOf | default list))) -}}

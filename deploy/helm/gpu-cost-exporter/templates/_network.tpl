@@ -3,14 +3,19 @@
 {{- toYaml (.given | default (dict "matchLabels" (dict "kubernetes.io/metadata.name" .name))) -}}
 {{- end -}}
 
+{{/* The pods of OpenShift's DNS listen at 5353, and a policy sees the pods' ports. */}}
 {{- define "gpu-cost-exporter.dnsEgress" -}}
+{{- $dns := .Values.networkPolicy.dns -}}
+{{- $openshift := eq "true" (include "gpu-cost-exporter.isOpenshift" .) -}}
+{{- $name := ternary "openshift-dns" "kube-system" $openshift -}}
 - to:
     - namespaceSelector:
-        {{- include "gpu-cost-exporter.namespaceSelector" (dict "given" .namespaceSelector "name" "kube-system") | nindent 8 }}
+        {{- include "gpu-cost-exporter.namespaceSelector" (dict "given" $dns.namespaceSelector "name" $name) | nindent 8 }}
   ports:
-    {{- range .ports }}
-    - {port: {{ . }}, protocol: UDP}
-    - {port: {{ . }}, protocol: TCP}
+    {{- range $dns.ports }}
+    {{- $port := ternary 5353 . (and $openshift (eq (int .) 53)) }}
+    - {port: {{ $port }}, protocol: UDP}
+    - {port: {{ $port }}, protocol: TCP}
     {{- end }}
 {{- end -}}
 

@@ -1,12 +1,11 @@
 {{/* What works and may not be meant, one line each, for NOTES. */}}
 {{- define "gpu-cost-exporter.warnings" -}}
 {{- $monitoring := .Values.monitoring -}}
-{{- $monitored := or $monitoring.podMonitor.enabled $monitoring.serviceMonitor.enabled -}}
-{{- if not .Values.image.registry }}
-- image.registry: is empty, so nodes look for {{ .Values.image.repository }} where their runtime looks by default. Give your registry.
-{{- end }}
+{{- $monitored := include "gpu-cost-exporter.monitorKind" . -}}
+{{- $operator := include "gpu-cost-exporter.hasOperator" . -}}
 {{- if not (or $monitored $monitoring.scrapeAnnotations) }}
-- monitoring.podMonitor.enabled: is false, and no other way of scraping is on: no Prometheus sees this, unless one of yours is told to.
+- monitoring.podMonitor.enabled: is {{ $monitoring.podMonitor.enabled }}{{ if not $operator }}, and this cluster has no Prometheus operator{{ end }}: nothing scrapes the pods.
+  Set monitoring.scrapeAnnotations=true, or add a scrape job to your Prometheus (docs/install.md).
 {{- end }}
 {{- if and $monitored $monitoring.scrapeAnnotations }}
 - monitoring.scrapeAnnotations: is true, and so is a monitor: a Prometheus that goes by both counts every GPU twice.
@@ -20,8 +19,8 @@
 {{- if and $monitoring.scrapeAnnotations (not $monitored) }}
 - monitoring.scrapeAnnotations: the job is one of your Prometheus: the alert GPUExporterDown does not know an agent that was never scraped.
 {{- end }}
-{{- if not $monitoring.rules.enabled }}
-- monitoring.rules.enabled: is false. Alerts, dashboards, reports and the cost service need rules/prometheus-rules.yaml in Prometheus.
+{{- if not (include "gpu-cost-exporter.hasRules" .) }}
+- monitoring.rules.enabled: is {{ $monitoring.rules.enabled }}, and no rules are installed. Alerts, dashboards, reports and the cost service need rules/prometheus-rules.yaml in Prometheus.
 {{- end }}
 {{- if .Values.agent.enabled }}{{ include "gpu-cost-exporter.agentWarnings" . }}{{ end }}
 {{- if .Values.service.enabled }}{{ include "gpu-cost-exporter.serviceWarnings" . }}{{ end }}
@@ -37,17 +36,16 @@
 {{- define "gpu-cost-exporter.agentWarnings" -}}
 {{- $agent := .Values.agent -}}
 {{- $config := $agent.config | default dict -}}
-{{- if hasKey $config "simulate" }}
+{{- if include "gpu-cost-exporter.isSimulated" . }}
 - agent.config.simulate: is given: what is shown does not exist. Every page and series says so.
 {{- end }}
 {{- if not $agent.attribution.enabled }}
 - agent.attribution.enabled: is false: no pod is known, and all time is nobody's.
-{{- if $agent.metadata.enabled }}
-- agent.metadata.enabled: has no effect without agent.attribution.
 {{- end }}
-{{- end }}
-{{- if not $agent.metadata.enabled }}
+{{- if not (include "gpu-cost-exporter.asksApi" .) }}
+{{- if not (or (include "gpu-cost-exporter.isSimulated" .) $agent.metadata.enabled) }}
 - agent.metadata.enabled: is false: money goes to namespaces. With true it goes to workloads and teams; the agent may then read pods.
+{{- end }}
 {{- range list "pod-labels" "pod-annotations" "team-keys" "cost-labels" "reservation-namespaces" }}
 {{- if hasKey $config . }}
 - agent.config.{{ . }}: has no effect without agent.metadata.enabled=true.
@@ -59,30 +57,29 @@
 {{- if not $agent.processes.enabled }}
 - agent.processes.enabled: is false: where pods share a GPU their use is divided evenly, and marked estimated.
 {{- end }}
-{{- if not $agent.state.enabled }}
+{{- if not (or $agent.state.enabled (include "gpu-cost-exporter.isSimulated" .)) }}
 - agent.state.enabled: is false: the ledger's counters begin again with every restart, and what was not scraped is lost.
 {{- end }}
-{{- if not (or (include "gpu-cost-exporter.isRoot" .) (hasKey $config "simulate")) }}
+{{- if not (or (include "gpu-cost-exporter.isRoot" .) (include "gpu-cost-exporter.isSimulated" .)) }}
 - agent.state.enabled: is false, and the agent is not root: it cannot lock the node. A second agent there counts the same time again.
-{{- end }}
-{{- if and (not (include "gpu-cost-exporter.hasFile" $agent.priceBook)) (not (hasKey $config "price-book")) }}
-- agent.priceBook: is empty: the bundled list prices (US dollars) are used; yours are most likely others.
 {{- end }}
 {{- if and $agent.affinity $agent.nodeAffinity }}
 - agent.affinity: replaces agent.nodeAffinity; see that nodes without a GPU are left out.
 {{- end }}
-{{- if eq $agent.driver.mode "none" }}
+{{- $mode := include "gpu-cost-exporter.driverMode" . }}
+{{- if and (eq $mode "none") (not (include "gpu-cost-exporter.isSimulated" .)) }}
 - agent.driver.mode: is none: without a driver in the image, or an engine at agent.dcgm.address, nothing is read.
 {{- end }}
-{{- if and (eq $agent.driver.mode "privileged") (eq .Values.agent.driver.privileged.hostPath "/") }}
+{{- if and (eq $mode "privileged") (eq .Values.agent.driver.privileged.hostPath "/") }}
 - agent.driver.privileged.hostPath: is /, whose libraries hide the image's; name the driver's own folder, or libnvidia-ml.so.1.
 {{- end }}
-{{- if and $agent.scc.create (not (.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}
-- agent.scc.create: is true, and this cluster is not known to be OpenShift.
-{{- else if and (not $agent.scc.create) (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
-- agent.scc.create: is false, and this is OpenShift: without a SecurityContextConstraints no pod is admitted. See presets/openshift.yaml.
+{{- $scc := include "gpu-cost-exporter.makesScc" . }}
+{{- if and $scc (not (.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}
+- agent.scc.create: a SecurityContextConstraints is made, and this cluster is not known to be OpenShift.
+{{- else if and (not $scc) (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
+- agent.scc.create: no SecurityContextConstraints is made, and this is OpenShift: no pod is admitted. Set platform=openshift.
 {{- end }}
-{{- if and (eq $agent.driver.mode "dra") (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) }}
+{{- if and (eq $mode "dra") (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) }}
 - agent.driver.mode: is dra; Kubernetes {{ .Capabilities.KubeVersion.Version }} has admin access to claims behind the feature gate DRAAdminAccess.
 {{- end }}
 {{- if $agent.openCost }}
