@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 from agent_support import AgentProcess
+from playwright.sync_api import BrowserContext
+from test_service_browser import Watched, browser, context, faults_for_axe
+
+__all__ = ["browser", "context"]
 
 FLAGS = (
     "--headless",
@@ -21,7 +25,7 @@ FLAGS = (
 )
 
 
-def browser() -> str:
+def program() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
@@ -33,7 +37,7 @@ def visit(agent: AgentProcess, directory: Path, *flags: str) -> tuple[str, list[
     log = directory / "network.json"
     done = subprocess.run(
         [
-            browser(),
+            program(),
             *FLAGS,
             f"--user-data-dir={directory}/profile",
             f"--log-net-log={log}",
@@ -71,3 +75,63 @@ def test_the_page_shows_the_node_and_asks_only_the_agent(demo_agent: AgentProces
     # The browser itself looks for its maker's update and account services; the page names none of these hosts.
     assert not {url for url in foreign if not any(host in url for host in ("google", "gstatic", "chrome"))}
     assert not any(f'="{url}' in dom for url in foreign)
+
+
+HEIGHTS = """() => [...document.querySelectorAll('table tbody tr')].filter((row) => row.offsetHeight).map((row) => {
+    const style = getComputedStyle(row);
+    return row.clientHeight - parseFloat(style.paddingTop) - parseFloat(style.paddingBottom);
+})"""
+PLACES = """() => [...document.querySelectorAll('.map a')].map((card) => [card.clientHeight,
+    card.children[1].getBoundingClientRect().top - card.getBoundingClientRect().top].join())"""
+
+
+def test_the_page_fits_a_phone_and_a_desk_and_can_be_used_by_everyone(
+    context: BrowserContext, demo_agent: AgentProcess
+) -> None:
+    seen = Watched(context, f"http://127.0.0.1:{demo_agent.port}")
+    try:
+        page = seen.open("/")
+        for width in (360, 390, 768, 1280, 2560):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=10_000)
+            assert len(set(page.evaluate(PLACES))) == 1, "a card is higher, or its picture is elsewhere"
+            if width == 390:
+                assert max(page.evaluate(HEIGHTS)) < 3 * 24, "a row has more than three lines"
+        assert faults_for_axe(page) == []
+        seen.check()
+    finally:
+        seen.page.close()
+
+
+def test_devices_are_filtered_and_sorted_and_stay_so_when_the_page_renews_itself(
+    context: BrowserContext, demo_agent: AgentProcess
+) -> None:
+    seen = Watched(context, f"http://127.0.0.1:{demo_agent.port}")
+    try:
+        page = seen.open("/")
+        rows = page.locator("table.devices tbody tr:visible")
+        all_rows = rows.count()
+        page.get_by_label("Filter devices").press_sequentially("classroom 1g")
+        page.wait_for_function(RENEWED, arg=page.evaluate(TAKEN), timeout=15_000)
+        assert page.get_by_label("Filter devices").input_value() == "classroom 1g"
+        assert page.evaluate("document.activeElement.id") == "filter"
+        assert all("GPU 5" in text or "classroom" in text for text in rows.all_inner_texts())
+        assert page.locator("#shown").inner_text() == "5 of 19 devices"
+        page.get_by_label("Filter devices").fill("")
+        page.get_by_label("Sort by").select_option(label="longest idle")
+        page.wait_for_function(RENEWED, arg=page.evaluate(TAKEN), timeout=15_000)
+        longest = [float(value) for value in page.evaluate(LONGEST)]
+        assert longest == sorted(longest, reverse=True)
+        assert longest[0] > longest[-1]
+        page.get_by_label("Sort by").select_option(label="device")
+        assert rows.count() == all_rows
+        assert page.locator("table.devices tbody tr.gpu").first.get_attribute("id") == "gpu-0"
+        seen.check()
+    finally:
+        seen.page.close()
+
+
+TAKEN = "document.querySelector('#live > div').dataset.taken"
+RENEWED = f"taken => {TAKEN} !== taken"
+LONGEST = """[...document.querySelectorAll('table.devices tbody')].map((body) =>
+    Math.max(...[...body.rows].map((row) => parseFloat(row.dataset.idle || -1))))"""

@@ -22,6 +22,7 @@ AGENT: dict[str, Any] = {
     "attribution-expiry": "2m",
     "gpu-resources": ["nvidia.com/gpu", "nvidia.com/mig-*", "example.com/gpu"],
     "proc-root": "/host/proc",
+    "cost-service-url": "https://gpu.example/cost",
     "pod-log-root": "/host/logs",
     "workload-manager": "host",
     "job-mapping-dir": "/jobs",

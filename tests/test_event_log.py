@@ -1,9 +1,16 @@
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_support import EPOCH_SECONDS, AgentSettings, pipeline
 
 from exporter.agent.history import DeviceXid, EventLog, EventWindow
-from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading
+from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading, Snapshot
+from exporter.web import node_api
+from gpu_simulator import scenario
 
 IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20
 
@@ -161,3 +168,55 @@ def test_a_driver_that_is_loaded_again_takes_nothing_away() -> None:
     assert heat(log, 10.0, seconds=105.0) == 0.5
     assert heat(log, 20.0, seconds=0.0) == 0.25
     assert heat(log, 25.0, seconds=5.0) == 0.4
+
+
+PAST = """
+node: n1
+gpus: [{model: h100}, {model: h100}]
+pods:
+  - namespace: ml
+    name: train
+    devices: [{gpu: 0}]
+    activity: {square: {high: 1.0, low: 0.0, period: 200, duty: 0.25}}
+faults: [{kind: gpu_lost, gpu: 1, from: 30}]
+"""
+
+
+def told(snapshot: Snapshot) -> tuple[float | None, list[list[float | None]]]:
+    """When the history of the API ends, in seconds of the scenario, and the activity of each device."""
+    document: dict[str, Any] = json.loads(node_api.device_document(snapshot))
+    ends = document["history"]["ends_at_seconds"]
+    assert document["history"]["step_seconds"] == 10
+    return ends and ends - EPOCH_SECONDS, [device["activity_history"] for device in document["devices"]]
+
+
+async def test_the_past_of_a_device_has_gaps_where_nothing_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "past.yaml").write_text(PAST)
+    async with pipeline(scenario.load(str(tmp_path / "past.yaml")), tmp_path) as node:
+        assert told(await node.step(1.0)) == (None, [[], []])
+        ends, (train, free) = told(await node.until(69.5, steps=69))
+        assert ends == pytest.approx(60.0)
+        assert train == [pytest.approx(one, abs=0.2) for one in (1.0, 1.0, 1.0, 1.0, 1.0, 0.0)]
+        assert free[:2] == [0.0, 0.0]
+        assert free[-2:] == [None, None], "a lost GPU is not idle"
+        ends, (train, free) = told(await node.step(125.0))
+        assert ends == pytest.approx(120.0)
+        assert (len(train), len(free)) == (12, 12)
+        assert train[6:] == [0.0, *[None] * 5], "of the time before 70 s some was measured"
+
+
+async def test_the_past_ends_with_a_gap_while_nothing_is_measured_and_has_15_minutes_at_most(tmp_path: Path) -> None:
+    (tmp_path / "past.yaml").write_text(PAST)
+    slow = AgentSettings(interval_seconds=30.0)
+    async with pipeline(scenario.load(str(tmp_path / "past.yaml")), tmp_path, agent=slow) as node:
+        for seconds in range(5, 1205, 30):
+            shown = await node.step(seconds)
+        ends, (train, _) = told(shown)
+        assert ends == pytest.approx(1170.0)
+        assert len(train) == 90
+        assert None not in train, "a sample is the mean since the one before it"
+        dark = node.node.tick(EPOCH_SECONDS + 1305.0, 1305.0)
+        ends, (train, _) = told(dark)
+        assert ends == pytest.approx(1300.0)
+        assert train[-13:-11] != [None, None]
+        assert train[-11:] == [None] * 11

@@ -5,16 +5,27 @@ import hashlib
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import page_support as made
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import AllocationState, Snapshot, SourceState, SourceStatus, formatting
+from exporter.model import (
+    ActivityHistory,
+    AllocationState,
+    Owner,
+    PodFacts,
+    Snapshot,
+    SourceState,
+    SourceStatus,
+    formatting,
+)
 from exporter.web import node_page
 
-VOID = {"meta", "link", "rect", "br"}
+VOID = {"meta", "link", "rect", "br", "input", "path"}
+ROOT = Path(__file__).resolve().parents[1]
 EVIL = "<script>alert('x')</script>\" onload='&"
 
 
@@ -28,6 +39,7 @@ class Tags(HTMLParser):
         self.attributes: set[str] = set()
         self.links: list[str] = []
         self.words: list[str] = []
+        self.labels: list[str] = []
         self.scopes: list[tuple[str, str | None]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -38,11 +50,12 @@ class Tags(HTMLParser):
             self.ids.append(str(found["id"]))
         if tag == "th":
             self.scopes.append((tag, found.get("scope")))
+        self.labels += [str(found["aria-label"])] if found.get("role") == "img" else []
         self.links += [str(found[name]) for name in ("href", "src") if found.get(name)]
         self.attributes |= set(found)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag == "rect"
+        assert tag in {"rect", "path"}
         self.attributes |= set(dict(attrs))
 
     def handle_endtag(self, tag: str) -> None:
@@ -57,9 +70,10 @@ class Tags(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def read(snapshot: Snapshot | None, *, whole: bool = False) -> Tags:
+def read(snapshot: Snapshot | None, *, whole: bool = False, cost_service_url: str = "") -> Tags:
     tags = Tags()
-    tags.feed(node_page.document(snapshot) if whole else node_page.fragment(snapshot))
+    make = node_page.document if whole else node_page.fragment
+    tags.feed(make(snapshot, cost_service_url))
     assert tags.open == []
     assert len(tags.ids) == len(set(tags.ids))
     return tags
@@ -96,7 +110,7 @@ def test_the_longest_idle_holder_comes_first() -> None:
 
 
 def test_the_card_of_a_shared_gpu_counts_its_idle_sharers() -> None:
-    assert "GPU 5 1 idle 62 % 3 pods" in read(made.snapshot(made.shared(5))).text
+    assert "GPU 5 62 % 1 idle 3 pods" in read(made.snapshot(made.shared(5))).text
 
 
 def test_a_pod_is_idle_only_since_the_last_of_its_devices_went_idle() -> None:
@@ -220,8 +234,94 @@ def test_a_little_activity_is_not_shown_as_none() -> None:
     assert formatting.percent(0.0) == "0 %"
 
 
+def remembering(snapshot: Snapshot, **steps: list[float | None]) -> Snapshot:
+    """Give the devices of a snapshot a past, by GPU: ``gpu_0=[0.5, None]``; steps of ten seconds, oldest first."""
+    levels = {
+        view.uuid: bytes(map(ActivityHistory.level, steps[f"gpu_{view.gpu.index}"]))
+        for view in snapshot.devices
+        if f"gpu_{view.gpu.index}" in steps
+    }
+    return replace(snapshot, history=ActivityHistory(ends_at_seconds=made.TAKEN_AT - 5, levels=levels))
+
+
+def test_card_and_row_draw_the_past_of_a_gpu_and_say_it_in_words() -> None:
+    held = made.snapshot(made.held(0, "a", 0.0, 155.0), made.held(1, "b", 0.5))
+    page_html = node_page.fragment(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5]))
+    # 155 s before now are 150 s, 15 steps, before the end of the newest step.
+    assert page_html.count('<rect class="idle" x="75.0" width="15.0" height="40"/>') == 2
+    assert page_html.count('d="M73 40V0h1V19h1V38h15V40z"') == 2
+    assert page_html.count('d="M86 40V38h1V40h2V19h1V40z"') == 2, "a gap is no activity of 0"
+    labels = read(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5])).labels
+    assert (
+        labels
+        == [
+            "last 2 min, 9 % on average, 0 % to 100 %, idle for 2 min",
+            "last 40 s, 25 % on average, <1 % to 50 %, 20 s not measured",
+        ]
+        * 2
+    )
+
+
+def test_a_device_without_a_past_has_an_empty_picture_without_words() -> None:
+    assert read(made.snapshot(made.held(0, "a"))).labels == []
+    assert node_page.fragment(made.snapshot(made.held(0, "a"))).count('class="spark"') == 2
+    assert (
+        read(remembering(made.snapshot(made.held(0, "a")), gpu_0=[None] * 90)).labels
+        == ["last 15 min, 15 min not measured"] * 2
+    )
+
+
+def test_a_lost_gpu_shows_its_past_and_no_dashes() -> None:
+    lost = remembering(made.snapshot(made.lost(0)), gpu_0=[0.9, None])
+    row = node_page.fragment(lost).partition('id="gpu-0"')[2].partition("</tr>")[0]
+    assert 'aria-label="last 20 s, 90 % on average' in row
+    assert "—" not in row
+    assert "unknown" not in row
+
+
+def test_names_lead_to_what_the_owner_costs_and_faults_to_the_runbook() -> None:
+    facts = PodFacts(owner=Owner(namespace="ml", kind="Job", name="train & co"))
+    held = made.held(0, "train-0", 0.0, 8000.0)
+    known = replace(held, pods=(replace(held.pods[0], facts=facts),))
+    shown = made.snapshot(
+        known, made.held(1, "b\ud800", namespace="b\ud800"), made.lost(2), attribution={"problem": "no kubelet"}
+    )
+    links = read(shown, cost_service_url="https://cost.example/gpu").links
+    outside = [link for link in links if not link.startswith(("/", "#"))]
+    assert outside.count("https://cost.example/gpu/owner?namespace=ml&kind=Job&workload=train%20%26%20co") == 3
+    assert "https://cost.example/gpu/owner?namespace=b%3F" in outside
+    asked = {link.partition("/runbook#")[2] for link in outside if "/runbook#" in link}
+    assert asked == {"gpuidle", "gpuxidcritical", "gpumissing", "gpuexporterattributionfailing"}
+    assert all(link.startswith("https://cost.example/gpu/") for link in outside)
+    assert not [link for link in read(shown).links if not link.startswith(("/", "#"))], (
+        "without an address no dead links"
+    )
+
+
+def test_every_part_of_the_runbook_that_the_page_links_to_exists() -> None:
+    templates = Path(node_page.__file__).parent / "templates"
+    alerts = {
+        name.lower()
+        for path in templates.glob("node*.html")
+        for name in re.findall(r'"(GPU[A-Z][A-Za-z]+)"', path.read_text(encoding="utf-8"))
+    }
+    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8").lower()
+    assert len(alerts) > 10
+    assert [alert for alert in alerts if f"\n## {alert}\n" not in runbook] == []
+
+
+def test_a_table_says_what_its_activity_is_a_share_of_and_what_its_measures_mean() -> None:
+    text = read(made.snapshot(made.shared(0), made.held(1, "a"))).text
+    assert "Devices and their holders activity: share of the device" in text
+    assert "Owners what they hold now; activity: share of their part" in text
+    assert "engine mean share of time in which the compute engine was active processes divided between" in text
+    assert "utilisation share of time" not in text, "only of measures that the table has"
+
+
 def test_a_node_with_56_instances_is_one_light_page() -> None:
     devices = [view for index in range(8) for view in made.partitioned(index, made.SEVEN)]
-    fragment = node_page.fragment(made.snapshot(*devices))
+    restless = [(step * 37 % 101) / 100 for step in range(ActivityHistory.STEPS)]
+    past = {f"gpu_{index}": restless for index in range(8)}
+    fragment = node_page.fragment(remembering(made.snapshot(*devices), **past))
     assert fragment.count('<tr role="row" class="part') == 56
     assert len(fragment) < 120_000

@@ -27,7 +27,7 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
     assert "Held, cost now $8.00 /h" in text
     assert "Idle holders 1 $4.00/h" in text
     assert "Held, but idle $4.00 an hour" in text
-    assert "0 % $4.00/h" in text, "on its card, too"
+    assert "0 % idle 3 h ml/notebook-anna $4.00/h" in text, "on its card, too"
     assert "<b>$4.00</b>" in node_page.fragment(view)
 
 

@@ -85,7 +85,7 @@ def test_owners_stand_by_what_they_cost_with_what_they_hold_and_nobody_last() ->
             made.view(3),
         )
     ).text
-    owners = text.partition("Owners what they hold now")[2]
+    owners = text.partition("Owners what they hold now; activity: share of their part")[2]
     assert owners.startswith(
         " Owner Activity Idle GPUs Per hour ml/ train PyTorchJob · team core 45 % 1 idle 2 in 2 pods $8.00"
     )

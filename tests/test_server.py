@@ -56,6 +56,17 @@ async def test_metrics_are_served_as_negotiated_and_compressed_where_accepted() 
             assert gzip.decompress(small) == METRICS
 
 
+async def test_the_page_links_to_the_cost_service_whose_address_is_given() -> None:
+    app = create_app(
+        snapshot=lambda: page_support.snapshot(page_support.held(0, "train-0")),
+        metrics=lambda _accept: Body(METRICS, "text/plain"),
+        release=None,
+        cost_service_url="https://cost.example/gpu",
+    )
+    async with http_server(app) as port, asked(f"http://127.0.0.1:{port}", "/?fragment=1") as (_, body):
+        assert b'href="https://cost.example/gpu/owner?namespace=ml"' in body
+
+
 @pytest.mark.parametrize(
     ("header", "accepted"),
     [

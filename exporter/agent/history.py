@@ -4,13 +4,16 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import NamedTuple
 
 from exporter.gpu.merge import by_index, identities
 from exporter.model import (
     CLOCK_EVENTS,
+    ActivityHistory,
     DeviceEvents,
     DeviceState,
+    DeviceView,
     Field,
     GpuReading,
     MigInstance,
@@ -311,6 +314,69 @@ class EventLog:
                 thermal_throttle_ratio=heat.ratio(now),
             )
         return events
+
+
+_MOST_STEPS = ActivityHistory.STEPS
+
+
+@dataclass(slots=True)
+class ActivityLog:
+    """Means of each device's activity in steps, for ``ActivityHistory``. Instants are of the monotonic clock."""
+
+    _levels: dict[str, bytes] = field(default_factory=dict)
+    _samples: dict[str, list[float]] = field(default_factory=dict)
+    """Measured samples of each device in the step that has not ended."""
+    _step: int | None = None
+    """Number of the step that has not ended."""
+    _sampled_at: float = -inf
+
+    def add(self, views: Iterable[DeviceView], at: float, tolerated_gap_seconds: float) -> None:
+        """Add a sample of the devices that exist now; former ones are forgotten.
+
+        Args:
+            views: The devices.
+            at: Now. A sample is the mean since the one before it, so it has all steps between them.
+            tolerated_gap_seconds: Most seconds between two samples; the time of a longer gap is not measured.
+        """
+        ratios = {view.uuid: view.activity.ratio if view.activity else None for view in views}
+        is_gap = at - self._sampled_at > tolerated_gap_seconds
+        self._end_steps(at, dict.fromkeys(ratios) if is_gap else ratios)
+        self._sampled_at = at
+        for uuid, ratio in ratios.items():
+            if ratio is not None:
+                self._samples.setdefault(uuid, []).append(ratio)
+
+    def history(self, now: float, steady: float, tolerated_gap_seconds: float) -> ActivityHistory:
+        """Return the steps that have ended; ``now`` is Unix time, ``steady`` the same instant."""
+        if steady - self._sampled_at > tolerated_gap_seconds:
+            self._end_steps(steady, dict.fromkeys(self._levels | self._samples))
+        if not self._levels or self._step is None:
+            return ActivityHistory()
+        ended = self._step * ActivityHistory.STEP_SECONDS
+        return ActivityHistory(ends_at_seconds=now - (steady - ended), levels=self._levels)
+
+    def _end_steps(self, at: float, between: Mapping[str, float | None]) -> None:
+        """End the steps before an instant; those without a sample have the activity ``between`` the samples."""
+        step = int(at // ActivityHistory.STEP_SECONDS)
+        ended = 0 if self._step is None else step - self._step
+        if ended > 0:
+            self._levels = {
+                uuid: (self._levels.get(uuid, b"") + self._mean(uuid) + _level(ratio) * min(ended - 1, _MOST_STEPS))[
+                    -_MOST_STEPS:
+                ]
+                for uuid, ratio in between.items()
+            }
+            self._samples = {}
+        if self._step is None or ended > 0:
+            self._step = step
+
+    def _mean(self, uuid: str) -> bytes:
+        samples = self._samples.get(uuid)
+        return _level(sum(samples) / len(samples) if samples else None)
+
+
+def _level(ratio: float | None) -> bytes:
+    return bytes((ActivityHistory.level(ratio),))
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
 from exporter.agent.facts import Attributor
-from exporter.agent.history import EventLog, SourceRecord
+from exporter.agent.history import ActivityLog, EventLog, SourceRecord
 from exporter.agent.metering import Metering
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer, darkened
@@ -45,6 +45,7 @@ class Node:
     """Metering of the node; ``None``: nothing is metered."""
     record: SourceRecord = field(default_factory=SourceRecord)
     events: EventLog = field(default_factory=EventLog)
+    activity: ActivityLog = field(default_factory=ActivityLog)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
     """Monotonic instant of the first reading without known holders."""
@@ -97,6 +98,7 @@ class Node:
             metadata=metadata.status if metadata else None,
             metering=self.metering.view(views, now=now, steady=steady) if self.metering else MeteringView(),
             errors=self._errors(),
+            history=self.activity.history(now, steady, stale_after_seconds(self.sample_interval_seconds)),
             events=self.events.by_device(steady),
             xid_window_seconds=self.events.xid_window_seconds,
             clock_events_window_seconds=self.events.clock_events_window_seconds,
@@ -119,6 +121,7 @@ class Node:
         metering = None if self._awaits_holders(attribution, steady) else self.metering
         yield None
         views = self.viewer.views(newest, attribution, self.record.xids, steady)
+        self.activity.add(views, steady, stale_after_seconds(self.sample_interval_seconds))
         yield None
         if metering:
             metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)

@@ -177,6 +177,7 @@ async def run(
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=serving.release_seconds,
         access=access,
+        cost_service_url=serving.cost_service_url,
     )
     try:
         return await agent.run(listener)
@@ -369,6 +370,7 @@ class Agent:
     """Raises ConfigError where the price book has mistakes."""
     access: WebAccess | None = None
     """Allowed clients; ``None``: every client, by plain HTTP."""
+    cost_service_url: str = ""
     missing: MissingGpus = field(default_factory=MissingGpus)
     standby: Standby | None = None
     snapshot: Snapshot | None = None
@@ -382,7 +384,12 @@ class Agent:
         self._install_signals(stop)
         await self._tick()
         server = HttpServer(
-            app=create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self._release),
+            app=create_app(
+                snapshot=lambda: self.snapshot,
+                metrics=self._metrics,
+                release=self._release,
+                cost_service_url=self.cost_service_url,
+            ),
             listener=listener,
             access=self.access,
             count=self.node.count_error,

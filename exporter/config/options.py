@@ -126,6 +126,24 @@ class LoggingSettings:
     ).setting("Least severe event that is logged.")
 
 
+def _parse_url(text: str) -> str:
+    url = urlsplit(text.strip())
+    if url.scheme not in {"http", "https"} or not url.hostname or url.query or url.fragment or url.username:
+        raise ValueError(text)
+    _ = url.port  # ValueError where it is none
+    if any(part in {".", ".."} for part in url.path.split("/")) or any(mark in url.path for mark in "{}%\\"):
+        raise ValueError(text)
+    return text.strip().rstrip("/")
+
+
+URL = OptionType(
+    _parse_url,
+    "an address",
+    "http:// or https:// with a host, a port and a path if need be, no password and no query",
+    "URL",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentServingSettings:
     """The agent's web server."""
@@ -136,6 +154,9 @@ class AgentServingSettings:
     web_config: Path | None = _WEB_CONFIG.setting(_WEB_CONFIG_HELP)
     release_seconds: float = Option("release-seconds", types.duration(1, 3600), "60s").setting(
         "Time for which SIGUSR1 or POST /-/release closes the driver, for a GPU reset or driver upgrade."
+    )
+    cost_service_url: str = Option("cost-service-url", URL, unset="", default_note="no links to it").setting(
+        "Address of the cost service for browsers; the page links owners to their cost, and faults to its runbook."
     )
 
 
@@ -351,16 +372,6 @@ OPTIONS = options_of(AgentConfig)
 BY_KEY = {option.key: option for option in OPTIONS}
 
 
-def _parse_url(text: str) -> str:
-    url = urlsplit(text.strip())
-    if url.scheme not in {"http", "https"} or not url.hostname or url.query or url.fragment or url.username:
-        raise ValueError(text)
-    _ = url.port  # ValueError where it is none
-    if any(part in {".", ".."} for part in url.path.split("/")) or any(mark in url.path for mark in "{}%\\"):
-        raise ValueError(text)
-    return text.strip().rstrip("/")
-
-
 def _parse_days(text: str) -> int:
     number = text.strip().removesuffix("d")
     if number == text.strip() or not (number.isascii() and number.isdecimal()) or not 0 <= int(number) <= _MOST_DAYS:
@@ -369,12 +380,6 @@ def _parse_days(text: str) -> int:
 
 
 _MOST_DAYS = 3650
-URL = OptionType(
-    _parse_url,
-    "an address",
-    "http:// or https:// with a host, a port and a path if need be, no password and no query",
-    "URL",
-)
 CURRENCY = OptionType(
     types.checked(str.strip, CURRENCIES.__contains__), "a currency", "an ISO 4217 code such as USD or EUR", "CODE"
 )

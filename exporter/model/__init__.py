@@ -54,7 +54,15 @@ from exporter.model.ledger import (
     shown_windows,
 )
 from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts, PodMetadata
-from exporter.model.snapshot import Activity, ActivitySource, DeviceView, MeteringView, PodUse, Snapshot
+from exporter.model.snapshot import (
+    Activity,
+    ActivityHistory,
+    ActivitySource,
+    DeviceView,
+    MeteringView,
+    PodUse,
+    Snapshot,
+)
 
 __all__ = [
     "CLOCK_EVENTS",
@@ -69,6 +77,7 @@ __all__ = [
     "WINDOWS",
     "Account",
     "Activity",
+    "ActivityHistory",
     "ActivitySource",
     "AllocationState",
     "Allocations",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import ClassVar
 
 from exporter.model.attribution import AllocationState, Attribution, Holder
 from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, Reading, SourceStatus
@@ -125,6 +126,35 @@ class MeteringView:
     """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
 
 
+_NOT_MEASURED = 255
+_LEVELS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityHistory:
+    """Activity of each device in the last 15 minutes: means of steps of ten seconds."""
+
+    STEP_SECONDS: ClassVar[int] = 10
+    STEPS: ClassVar[int] = 90
+    """Maximum number of steps."""
+
+    ends_at_seconds: float | None = None
+    """Unix time of the end of the newest step; ``None`` before the first one ends."""
+    levels: Mapping[str, bytes] = field(default_factory=dict)
+    """A byte per step as of ``level``, oldest first, by UUID of the device."""
+
+    @staticmethod
+    def level(ratio: float | None) -> int:
+        """Return a ratio as half percents, 0 only for 0; or the byte for a step in which nothing was measured."""
+        if ratio is None:
+            return _NOT_MEASURED
+        return min(_LEVELS, max(1, round(ratio * _LEVELS))) if ratio > 0 else 0
+
+    def ratios(self, uuid: str) -> list[float | None]:
+        """Return the means of a device, 0..1, oldest first; ``None`` where nothing was measured."""
+        return [None if level == _NOT_MEASURED else level / _LEVELS for level in self.levels.get(uuid, b"")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Snapshot:
     """One node at one instant; contains everything that the exposition shows."""
@@ -141,6 +171,7 @@ class Snapshot:
     """The newest reading, without values if it is too old to be shown; ``None`` before the first."""
     devices: tuple[DeviceView, ...] = ()
     sources: tuple[SourceStatus, ...] = ()
+    history: ActivityHistory = field(default_factory=ActivityHistory)
     events: Mapping[str, DeviceEvents] = field(default_factory=dict)
     """Events by UUID of the device, a GPU or a MIG instance; a device without any is absent."""
     xid_window_seconds: float = 300.0

@@ -9,6 +9,7 @@ from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import (
     Account,
     Activity,
+    ActivityHistory,
     DeviceView,
     Field,
     Money,
@@ -63,7 +64,11 @@ def node_document(snapshot: Snapshot) -> dict[str, Any]:
             "answered_at_seconds": metadata and metadata.at_seconds,
             "problem": (metadata and metadata.problem) or None,
         },
-        "devices": [_device(view, prices.get(view.gpu.uuid)) for view in snapshot.devices],
+        "history": {"ends_at_seconds": snapshot.history.ends_at_seconds, "step_seconds": ActivityHistory.STEP_SECONDS},
+        "devices": [
+            {**_device(view, prices.get(view.gpu.uuid)), "activity_history": snapshot.history.ratios(view.uuid)}
+            for view in snapshot.devices
+        ],
         "unresolved": [
             {
                 "namespace": item.namespace,

@@ -4,12 +4,16 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from itertools import groupby
 from typing import NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
 
 from exporter.metrics.catalog import FOR_GOOD_SECONDS, alerts_off_until_seconds, owner_of
 from exporter.metrics.collector import present
 from exporter.model import (
+    ActivityHistory,
     ActivitySource,
     AllocationState,
     DeviceState,
@@ -19,8 +23,9 @@ from exporter.model import (
     PodUse,
     Price,
     Snapshot,
+    xid_tier,
 )
-from exporter.model.formatting import brief
+from exporter.model.formatting import brief, percent
 from exporter.web.node_api import mebibytes
 from exporter.web.templating import render
 
@@ -61,7 +66,6 @@ def is_used(view: DeviceView) -> bool:
 
 def condition(view: DeviceView) -> Condition:
     """Return the state of one device."""
-    idle = [use.idle_for_seconds or 0.0 for use in view.pods if is_idle(use)]
     if view.state is not DeviceState.UP:
         return Condition("bad", _STATES.get(view.state, str(view.state)))
     if view.allocation is None:
@@ -70,9 +74,55 @@ def condition(view: DeviceView) -> Condition:
         return Condition("idle", "stray use") if is_used(view) else Condition("free", "free")
     if view.allocation is AllocationState.UNKNOWN:
         return Condition("unknown", "holder unknown")
-    if idle and len(idle) == len(view.pods):
-        return Condition("idle", f"idle {brief(min(idle))}")
+    if (idle := idle_seconds(view)) is not None:
+        return Condition("idle", f"idle {brief(idle)}")
     return Condition("unknown", "not measured") if view.activity is None else Condition("busy", "in use")
+
+
+class Spark(NamedTuple):
+    """Drawing of a device's recent activity, a unit wide per step and ``SPARK_HEIGHT`` high; empty without any."""
+
+    area: str = ""
+    """SVG path of the activity; it has gaps where nothing was measured."""
+    idle_from: float | None = None
+    """Start of the idle time that has not ended; ``None`` without one that the page marks."""
+    words: str = ""
+    """The text alternative."""
+
+
+SPARK_HEIGHT = 40
+_SPARK_MOST = SPARK_HEIGHT - 2
+"""Place of activity 0, which is seen: it is not the same as no measurement."""
+
+
+def spark(snapshot: Snapshot, view: DeviceView) -> Spark:
+    """Return the drawing of a device's recent activity."""
+    history, ratios = snapshot.history, snapshot.history.ratios(view.uuid)
+    if not ratios or history.ends_at_seconds is None:
+        return Spark()
+    step = history.STEP_SECONDS
+    tops = (SPARK_HEIGHT if ratio is None else round((1 - ratio) * _SPARK_MOST) for ratio in ratios)
+    runs = "".join(f"V{top}h{sum(1 for _ in run)}" for top, run in groupby(tops))
+    area = f"M{history.STEPS - len(ratios)} {SPARK_HEIGHT}{runs}V{SPARK_HEIGHT}z"
+    measured = [ratio for ratio in ratios if ratio is not None]
+    words = [f"last {brief(len(ratios) * step)}"]
+    if measured:
+        words.append(f"{percent(sum(measured) / len(measured))} on average")
+        words.append(f"{percent(min(measured))} to {percent(max(measured))}")
+    if len(measured) < len(ratios):
+        words.append(f"{brief((len(ratios) - len(measured)) * step)} not measured")
+    idle = idle_seconds(view)
+    if idle is None:
+        return Spark(area, None, ", ".join(words))
+    words.append(f"idle for {brief(idle)}")
+    since_end = idle - (snapshot.taken_at_seconds - history.ends_at_seconds)
+    return Spark(area, min(max(0.0, history.STEPS - since_end / step), history.STEPS), ", ".join(words))
+
+
+def idle_seconds(view: DeviceView) -> float | None:
+    """Return for how long all holders of a device have been idle; ``None`` without holders, or if one is not."""
+    idle = [use.idle_for_seconds or 0.0 for use in view.pods if is_idle(use)]
+    return min(idle) if idle and len(idle) == len(view.pods) else None
 
 
 def sole_holder(view: DeviceView) -> PodUse | None:
@@ -296,6 +346,12 @@ def _view(snapshot: Snapshot) -> dict[str, object]:
         "prices": _grouped((view.gpu for view in whole), lambda gpu: (gpu.model, prices.get(gpu.uuid))),
         "unprofiled": _grouped(filter(_lacks_profiling, whole), lambda view: view.profiling),
         "disagreement": _disagreement(snapshot),
+        "activity_sources": {
+            activity.source
+            for view in snapshot.devices
+            for activity in (view.activity, *(use.activity for use in view.pods))
+            if activity
+        },
     }
 
 
@@ -323,20 +379,33 @@ CONTENT_SECURITY_POLICY = "; ".join(
 """Only what the page itself carries may run; a pod's name that smuggles in markup would still do nothing."""
 
 
-def document(snapshot: Snapshot | None) -> str:
-    """Return the whole page."""
-    return _render(snapshot, is_whole=True)
+def document(snapshot: Snapshot | None, cost_service_url: str = "") -> str:
+    """Return the whole page; without an address of the cost service it has no links to it."""
+    return _render(snapshot, cost_service_url, is_whole=True)
 
 
-def fragment(snapshot: Snapshot | None) -> str:
-    """Return what changes: everything but the frame. The script puts a new one in place of the old one."""
-    return _render(snapshot, is_whole=False)
+def fragment(snapshot: Snapshot | None, cost_service_url: str = "") -> str:
+    """Return what changes: everything but the frame. The script puts its parts in place of the old ones."""
+    return _render(snapshot, cost_service_url, is_whole=False)
 
 
-def _render(snapshot: Snapshot | None, *, is_whole: bool) -> str:
-    helpers = (alerts_off_until_seconds, condition, is_idle, is_used, mebibytes, sole_holder)
+def _cost_address(cost_service_url: str, owner: Owner) -> str:
+    """Return the address of the page on what an owner costs; empty without a cost service."""
+    known = {"namespace": owner.namespace, "kind": owner.kind, "workload": owner.name}
+    asked = {name: value for name, value in known.items() if value}
+    return (
+        f"{cost_service_url}/owner?{urlencode(asked, quote_via=quote, errors='replace')}"
+        if cost_service_url and asked
+        else ""
+    )
+
+
+def _render(snapshot: Snapshot | None, cost_service_url: str, *, is_whole: bool) -> str:
+    helpers = (alerts_off_until_seconds, condition, is_idle, is_used, mebibytes, owner_of, sole_holder, spark, xid_tier)
     values = {
         **{helper.__name__: helper for helper in helpers},
+        "cost_address": partial(_cost_address, cost_service_url),
+        "cost_service_url": cost_service_url,
         "is_whole": is_whole,
         "css": _CSS,
         "script": _SCRIPT,
@@ -345,5 +414,7 @@ def _render(snapshot: Snapshot | None, *, is_whole: bool) -> str:
         "Field": Field,
         "FOR_GOOD_SECONDS": FOR_GOOD_SECONDS,
         "LEAST_GPUS": LEAST_GPUS,
+        "SPARK_HEIGHT": SPARK_HEIGHT,
+        "STEPS": ActivityHistory.STEPS,
     }
     return render("exporter.web", "node.html", values)

@@ -43,12 +43,13 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class _Face:
-    """What the handlers share: three callbacks, and the bodies that show the newest snapshot."""
+    """What the handlers share: callbacks, and the bodies that show the newest snapshot."""
 
     snapshot: Callable[[], Snapshot | None]
     metrics: Callable[[str], Body]
     release: Callable[[float], None] | None
     steady: Callable[[], float]
+    cost_service_url: str
     bodies: Bodies = field(default_factory=Bodies)
 
     async def index(self, request: web.Request) -> web.Response:
@@ -56,7 +57,9 @@ class _Face:
         snapshot = self.snapshot()
         made = node_page.fragment if "fragment" in request.query else node_page.document
         body = self.bodies.of(
-            snapshot, made, lambda: Body(made(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
+            snapshot,
+            made,
+            lambda: Body(made(snapshot, self.cost_service_url).encode("utf-8", "replace"), "text/html; charset=utf-8"),
         )
         return response_of(request, body, headers={"Content-Security-Policy": node_page.CONTENT_SECURITY_POLICY})
 
@@ -115,6 +118,7 @@ def create_app(
     metrics: Callable[[str], Body],
     release: Callable[[float], None] | None,
     steady: Callable[[], float] = time.monotonic,
+    cost_service_url: str = "",
 ) -> web.Application:
     """The agent's pages as an aiohttp application.
 
@@ -123,8 +127,9 @@ def create_app(
         metrics: From an Accept header to the body of ``/metrics``.
         release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
         steady: The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it.
+        cost_service_url: Address of the cost service, for links of the page; empty without one.
     """
-    face = _Face(snapshot, metrics, release, steady)
+    face = _Face(snapshot, metrics, release, steady, cost_service_url)
     app = web.Application(middlewares=[_plain_errors])
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)

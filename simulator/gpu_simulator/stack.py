@@ -377,7 +377,9 @@ def programs(options: StackOptions, tools: Tools, webhook_port: int, directory: 
         f"127.0.0.1:{port}"
         for port in (options.agent_port, options.prometheus_port, options.alertmanager_port, options.cost_port)
     )
-    more = ("--simulate", options.scenario, "--simulate-hour", HOUR, "--cost-labels", "project,environment")
+    more = ["--simulate", options.scenario, "--simulate-hour", HOUR, "--cost-labels", "project,environment"]
+    if tools.alertmanager and _has_past(options, tools):
+        more += ["--cost-service-url", f"http://{cost}"]
     started = [program("agent", f"{agent}/readyz", *options.agent_command, *more, "--listen", agent)]
     if tools.prometheus is None or tools.alertmanager is None:
         return started

@@ -33,6 +33,11 @@ mount and the option that names it cannot differ.
 {{- $_ := set $set "web-config" . -}}
 {{- $_ := set $by "web-config" "agent.web" -}}
 {{- end -}}
+{{/* Links of the agent's page; another address may be given. */}}
+{{- $cost := dig "external-url" "" (.Values.service.config | default dict) -}}
+{{- if and .Values.service.enabled $cost (not (hasKey ($agent.config | default dict) "cost-service-url")) -}}
+{{- $_ := set $set "cost-service-url" $cost -}}
+{{- end -}}
 {{- include "gpu-cost-exporter.merged" (dict "given" ($agent.config | default dict) "set" $set "by" $by "path" "agent.config") -}}
 {{- end -}}
 
