@@ -19,7 +19,8 @@ JOBS ?= $(shell echo $$(($$(nproc) + 2)))
 test: export GOGC ?= 400
 # Where a container forbids it, each of the hundreds of programs that tests start would compile all of its modules.
 test: export PYTHONDONTWRITEBYTECODE :=
-PIP := $(RUN) -m pip --disable-pip-version-check --quiet
+# On a terminal pip shows what it downloads.
+PIP := $(RUN) -m pip --disable-pip-version-check $(shell test -t 2 || echo --quiet)
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -7,6 +7,9 @@ tools=$PWD/.tools
 export PATH=$tools/bin:$PATH DEBIAN_FRONTEND=noninteractive
 
 skipped=0
+# On a terminal downloads show how far they are; elsewhere only what is wrong is shown.
+quiet=-qq
+[ -t 2 ] && quiet=-q=0
 say() { echo "setup: $*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 root() { [ "$(id -u)" = 0 ]; }
@@ -32,9 +35,10 @@ apt_install() {
 apt_unpack() {
   if ! have apt-get || ! have dpkg; then say "skipped: $1 (no apt-get here; put the program on the PATH)"; return 1; fi
   mkdir -p "$tools/packages" "$tools/root" "$tools/bin"
-  (cd "$tools/packages" && apt-get -qq -o APT::Sandbox::User=root download "$1" 2>/dev/null) || {
+  say "downloading the package $1 ..."
+  (cd "$tools/packages" && apt-get $quiet -o APT::Sandbox::User=root download "$1" >&2 2>/dev/null) || {
     refresh_lists
-    (cd "$tools/packages" && apt-get -qq -o APT::Sandbox::User=root download "$1") || {
+    (cd "$tools/packages" && apt-get $quiet -o APT::Sandbox::User=root download "$1" >&2) || {
       say "skipped: $1 (cannot be downloaded; get it with: sudo apt-get update && sudo apt-get install -y $1)"
       return 1
     }
@@ -52,6 +56,7 @@ make_venv() {
     say "$("$python" --version) is too old: Python 3.11 or later is needed; name another one: make PYTHON=python3.12"
     exit 1
   }
+  say "making the virtual environment .venv ..."
   "$python" -m venv .venv >/dev/null 2>&1 && return 0
   rm -rf .venv
   local version
@@ -67,16 +72,29 @@ demo_tools() {
   if ! have prometheus-alertmanager && ! have alertmanager; then
     if apt_unpack prometheus-alertmanager; then link prometheus-alertmanager; link amtool; else skipped=1; fi
   fi
-  alertmanager_templates || skipped=1
+  into_system alertmanager default.tmpl || skipped=1
+  prometheus_pages
 }
 
-# Debian's Alertmanager looks for its templates in this place alone, and without them it does not start.
-alertmanager_templates() {
-  local place=/usr/share/prometheus/alertmanager
-  if [ -e "$place/default.tmpl" ] || [ ! -e "$tools/root$place/default.tmpl" ]; then return 0; fi
-  if root; then mkdir -p "$place" && cp "$tools/root$place"/*.tmpl "$place/"; return; fi
-  say "skipped: $place (not root; get it with: sudo mkdir -p $place && sudo cp $tools/root$place/*.tmpl $place/)"
+# into_system PART FILE: copies a folder of what was unpacked to the only place where Debian's programs search for it. Without
+# its templates Alertmanager does not start, and without its pages Prometheus has none.
+into_system() {
+  local place=/usr/share/prometheus
+  if [ -e "$place/$1/$2" ] || [ ! -e "$tools/root$place/$1/$2" ]; then return 0; fi
+  if root; then mkdir -p "$place" && cp -rL "$tools/root$place/$1" "$place/"; return; fi
+  say "skipped: $place/$1 (not root; get it with: sudo mkdir -p $place && sudo cp -rL $tools/root$place/$1 $place/)"
   return 1
+}
+
+# Scripts and styles of Prometheus' pages are in packages of their own. The demonstration works without them.
+prometheus_pages() {
+  local package
+  if [ -e /usr/share/prometheus/web/templates ] || [ ! -e "$tools/root/usr/share/prometheus/web" ]; then return 0; fi
+  for package in fonts-glyphicons-halflings libjs-bootstrap4 libjs-d3 libjs-eonasdan-bootstrap-datetimepicker libjs-jquery \
+      libjs-jquery-hotkeys libjs-moment libjs-moment-timezone libjs-mustache libjs-popper.js libjs-rickshaw; do
+    apt_unpack "$package" || return 0
+  done
+  into_system web templates || true
 }
 
 # A real container runtime, unpacked only: no service of it is started or left behind.

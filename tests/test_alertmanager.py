@@ -246,16 +246,15 @@ async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(t
     async with alertmanager(tmp_path) as running:
         gpu = {"cluster": "c", "node": "n1", "gpu": "0", "uuid": "GPU-0"}
         worst = [
-            alert("GPUIdle", "warning", **TRAIN),
-            alert("GPUIdle", "info", **{**TRAIN, "workload_name": "partly"}),
+            alert("GPUUnderutilised", "warning", **TRAIN),
             alert("GPUXidCritical", "critical", **gpu),
             alert("GPUBudgetProjectedOverrun", "warning", budget="b", period="month", currency="USD"),
         ]
         rest = [
-            alert("GPUUnderutilised", "warning", **TRAIN),
+            alert("GPUIdle", "warning", **TRAIN),
             alert("GPUUnderutilised", "info", **TRAIN),
-            # Of this workload other GPUs waste more than the one that does nothing at all.
-            alert("GPUUnderutilised", "warning", **{**TRAIN, "workload_name": "partly"}),
+            # Of this workload the other GPUs work.
+            alert("GPUIdle", "warning", **{**TRAIN, "workload_name": "partly"}),
             alert("GPUXidWarning", "warning", **gpu),
             alert("GPUXidWarning", "warning", **{**gpu, "gpu": "1", "uuid": "GPU-1"}),
             alert("GPUBudgetBurn", "info", budget="b", period="month", currency="USD"),
@@ -266,8 +265,8 @@ async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(t
         await running.post(rest)
         await asyncio.sleep(QUIET_SECONDS)
         told = running.receivers
-        assert "GPUUnderutilised of partly" in told.text
-        assert "GPUUnderutilised of train" not in told.text
+        assert "GPUIdle of partly" in told.text
+        assert "GPUIdle of train" not in told.text
         assert [one["groupLabels"]["alertname"] for one in told.of("gpu-pager")] == ["GPUXidCritical"]
         chat = told.of("gpu-platform-chat")
         assert len(chat) == 1

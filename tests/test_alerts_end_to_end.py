@@ -46,12 +46,12 @@ class Story:
 async def tell(stack: AlertStack) -> Story:
     """Let it happen: idle pods are told of, an agent is killed, the notebook works again."""
     first = await asyncio.gather(
-        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="anna"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="orphan-9x2k1"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="anna"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="orphan-9x2k1"),
         stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="embedder"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="idle-slice"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="idle-slice"),
         stack.until_told(FIRST_SECONDS, workload_name="student-4"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="forgotten-7d4b9"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="forgotten-7d4b9"),
     )
     notebook, refused, server, instance, sharer, without_api = first
 
@@ -65,20 +65,20 @@ async def tell(stack: AlertStack) -> Story:
     down = await stack.until_told(LATER_SECONDS, alertname="GPUExporterDown")
 
     async def kept_back() -> bool:
-        return (await stack.held()).get(("GPUIdle", "orphan-9x2k1"), False)
+        return (await stack.held()).get(("GPUUnderutilised", "orphan-9x2k1"), False)
 
     await until(kept_back, "Alertmanager keeps back what was said of the killed agent's node", LATER_SECONDS)
     held_after = await stack.held()
     unknown = await stack.until_told(LATER_SECONDS, alertname="GPUActivityUnknown")
     until_it_works = max(0.0, stack.since + WORKS_AGAIN_SECONDS - time.time())
     notebook_again = await stack.until_told(
-        until_it_works + LATER_SECONDS, "resolved", alertname="GPUIdle", workload_name="anna"
+        until_it_works + LATER_SECONDS, "resolved", alertname="GPUUnderutilised", workload_name="anna"
     )
     shared = await stack.until_told(LATER_SECONDS, alertname="GPUSharedIdle")
 
     async def over() -> bool:
-        return ("GPUIdle", "orphan-9x2k1") not in await stack.held() and not await stack.ask_value(
-            'count_over_time(ALERTS{alertname="GPUIdle", workload_name="orphan-9x2k1", alertstate="firing"}[5s])'
+        return ("GPUUnderutilised", "orphan-9x2k1") not in await stack.held() and not await stack.ask_value(
+            'count_over_time(ALERTS{alertname="GPUUnderutilised",workload_name="orphan-9x2k1",alertstate="firing"}[5s])'
         )
 
     await until(over, "the end of the waste alert on the killed agent's node", LATER_SECONDS)
@@ -138,17 +138,17 @@ def test_the_notebooks_alert_reaches_its_team_with_owner_money_and_links(story: 
     assert receiver == "vision-chat"
     assert owner(story.notebook) == ("research", "Notebook", "anna", "vision")
     assert alert["labels"]["severity"] == "warning"
-    words = "2 of 2 GPUs, 12.32 USD an hour, have done nothing at all over the last 2h."
-    assert summary(story.notebook) == f"Notebook research/anna of team vision: {words}"
-    assert alert["annotations"]["runbook_url"].endswith("/runbook#gpuidle")
+    words = r"leaves its 2 GPUs idle, 12\.32 USD an hour, .*: \S+% used over the last 2h\."
+    assert re.fullmatch(f"Notebook research/anna of team vision {words}", summary(story.notebook))
+    assert alert["annotations"]["runbook_url"].endswith("/runbook#gpuunderutilised")
     assert "gpu-cost-exporter/alerts-until=" in alert["annotations"]["description"]
     assert alert["annotations"]["dashboard"].endswith("var-namespace=research")
 
 
-def test_of_a_pod_that_does_nothing_at_all_that_is_told_and_not_also_that_it_does_little(story: Story) -> None:
-    assert story.held_before["GPUIdle", "orphan-9x2k1"] is False
-    assert story.held_before["GPUUnderutilised", "orphan-9x2k1"] is True
-    assert not [text for text in story.told_before if "GPUUnderutilised: Pod research/orphan" in text]
+def test_an_idle_workload_is_announced_once(story: Story) -> None:
+    assert story.held_before["GPUUnderutilised", "orphan-9x2k1"] is False
+    assert story.held_before["GPUIdle", "orphan-9x2k1"] is True
+    assert not [text for text in story.told_before if "GPUIdle: Pod research/orphan" in text]
 
 
 def test_the_notebooks_alert_resolves_when_it_works_again(story: Story) -> None:
@@ -163,20 +163,20 @@ def test_a_server_that_hardly_works_is_told_with_its_share_of_use_and_its_money(
     assert owner(story.server) == ("serving", "Deployment", "embedder", "search")
     assert labels(story.server)["severity"] == "info"
     text = summary(story.server)
-    assert text.startswith("Deployment serving/embedder of team search holds 1 GPUs, 1 of them idle, ")
+    assert text.startswith("Deployment serving/embedder of team search leaves its GPU idle, ")
     assert text.endswith(" used over the last 1h.")
 
 
 def test_an_idle_instance_is_told_and_the_busy_one_beside_it_is_not(story: Story) -> None:
     assert owner(story.instance) == ("science", "Pod", "idle-slice", "biology")
-    assert "0.286 of 0.286 GPUs, 1.76 USD an hour, have done nothing at all" in summary(story.instance)
+    assert " leaves its 2g.20gb MIG slice idle, 1.76 USD an hour, " in summary(story.instance)
     assert "busy-slice" not in told_of(story)
 
 
 def test_the_one_of_four_sharers_that_is_idle_is_told_and_the_other_three_are_not(story: Story) -> None:
     assert owner(story.sharer) == ("classroom", "Pod", "student-4", "teaching")
-    assert labels(story.sharer)["alertname"] in {"GPUIdle", "GPUUnderutilised"}
-    assert "0.25" in summary(story.sharer)
+    assert labels(story.sharer)["alertname"] == "GPUUnderutilised"
+    assert " leaves its 0.25 GPUs idle" in summary(story.sharer)
     assert re.search(r", 1\.5[234] USD an hour", summary(story.sharer))
     assert not told_of(story) & {"student-1", "student-2", "student-3"}
 
@@ -204,10 +204,10 @@ def test_owners_who_opted_out_hear_nothing(story: Story) -> None:
 @pytest.mark.parametrize("case", ["without_api", "refused"])
 def test_a_pod_without_metadata_is_told_of_by_its_name(story: Story, case: str) -> None:
     told: Told = getattr(story, case)
-    name = {"without_api": "forgotten-7d4b9", "refused": "orphan-9x2k1"}[case]
+    name, gpus = {"without_api": ("forgotten-7d4b9", "GPU"), "refused": ("orphan-9x2k1", "2 GPUs")}[case]
     assert owner(told) == ("research", "Pod", name, None)
     assert told[0] == "research-chat"
-    assert summary(told).startswith(f"Pod research/{name}: ")
+    assert summary(told).startswith(f"Pod research/{name} leaves its {gpus} idle")
     assert not told_of(story) & {"busy-5c8d7", "steady-4f6h8"}
 
 
@@ -219,9 +219,9 @@ def test_a_killed_agent_is_told_with_its_node(story: Story) -> None:
 
 
 def test_of_the_killed_agents_node_no_waste_is_told_neither_that_it_begins_nor_that_it_ends(story: Story) -> None:
-    assert story.told_of_the_killed == {("firing", "GPUIdle")}
-    assert story.held_after["GPUIdle", "orphan-9x2k1"] is True
-    assert story.held_after["GPUIdle", "forgotten-7d4b9"] is False
+    assert story.told_of_the_killed == {("firing", "GPUUnderutilised")}
+    assert story.held_after["GPUUnderutilised", "orphan-9x2k1"] is True
+    assert story.held_after["GPUUnderutilised", "forgotten-7d4b9"] is False
 
 
 def told_of(story: Story) -> set[str]:

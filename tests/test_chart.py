@@ -187,7 +187,7 @@ def links_of(values: str) -> tuple[set[str], set[str], str]:
 def test_links_lead_to_the_runbook_of_the_cost_service() -> None:
     runbooks, grafana, dashboards = links_of(LINKS % "{}")
     assert runbooks == {"https://cost.example.org/gpu/runbook"}
-    assert grafana == {""}
+    assert grafana == {"https://cost.example.org/gpu"}
     assert '"query": "https://cost.example.org/gpu"' in dashboards
     assert SHIPPED not in dashboards
 

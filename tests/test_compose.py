@@ -109,9 +109,12 @@ def test_the_past_is_made_where_the_blocks_are_made_of(services: dict[str, Servi
         pytest.skip("needs promtool on the PATH: make install")
     (tmp_path / "made").mkdir()
     here = script.replace(output, str(tmp_path / "fleet.om")).replace("/prometheus", str(tmp_path / "made"))
+    ((shipped, place, _),) = (mount for mount in mounts(services["blocks"]) if mount[0].startswith("."))
+    here = here.replace(place, str((HERE / shipped).resolve()))
     for _ in range(2):  # the second time nothing is left to do
         subprocess.run(["sh", "-c", here], check=True, capture_output=True, timeout=120)
     assert len([folder for folder in (tmp_path / "made").iterdir() if folder.is_dir()]) in {1, 2}
+    assert "dashboard: http://localhost:3000/d/" in (tmp_path / "made" / "rules.yaml").read_text(encoding="utf-8")
 
 
 def test_prometheus_and_alertmanager_take_their_files(services: dict[str, Service], tmp_path: Path) -> None:
@@ -122,7 +125,9 @@ def test_prometheus_and_alertmanager_take_their_files(services: dict[str, Servic
     for source, place, *_ in mounts(services["prometheus"]):
         if source.startswith("."):
             settings = settings.replace(place, str((HERE / source).resolve()))
-    assert str(ROOT / "rules" / "prometheus-rules.yaml") in settings
+    rules = tmp_path / "rules.yaml"
+    shutil.copyfile(ROOT / "rules" / "prometheus-rules.yaml", rules)
+    settings = settings.replace("/prometheus/rules.yaml", str(rules))
     (tmp_path / "prometheus.yaml").write_text(settings, encoding="utf-8")
     for command in (
         [promtool, "check", "config", str(tmp_path / "prometheus.yaml")],

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError
-from gpu_simulator import stack
 from gpu_simulator.fleet import FleetTruth, Writing, fleet_truth, write_fleet
 from gpu_simulator.fleet_ledger import node_ledger, recording_hours
 from gpu_simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes, read_trace, task
+from gpu_simulator.past import demo_fleet
 from gpu_simulator.stack import HISTORY_DAYS
 
 TINY = FleetPlan(nodes=12, gpus_per_node=2, days=4, end_seconds=END_SECONDS, clusters=("a", "b"))
@@ -106,7 +106,7 @@ def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_r
 
 
 def test_the_demonstration_has_workloads_that_did_nothing_for_its_last_week() -> None:
-    fleet = stack.demo_fleet(END_SECONDS, HISTORY_DAYS)
+    fleet = demo_fleet(END_SECONDS, HISTORY_DAYS)
     week = range(fleet.hours - 7 * 24, fleet.hours)
     idle = {
         owner

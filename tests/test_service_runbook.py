@@ -1,13 +1,68 @@
-"""The runbook that the cost service serves: every alert's link leads to its heading."""
+"""The runbook of the cost service: every alert's link leads to its heading, and each section can be followed."""
 
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 from service_support import running
 
 ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "http://127.0.0.1:9"
+RULES = [
+    rule
+    for group in yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+SECTIONS = dict(
+    re.findall(
+        r"^## (GPU\w+)\n(.*?)(?=^## |\Z)",
+        (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+)
+"""Text of each alert's section."""
+PARTS = ["Who acts.", "Meaning.", "False alarms.", "Check.", "Fix.", "Message.", "Mute."]
+
+
+def blocks(section: str, language: str) -> list[str]:
+    """Return the lines of all blocks of a language in a section: one query or command each."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in found for line in block.splitlines()]
+
+
+QUERIES = [(alert, query) for alert, section in SECTIONS.items() for query in blocks(section, "promql")]
+
+
+def carried() -> dict[str, set[str]]:
+    """Return the labels of each alert: those that its unit tests expect, and those that its expression sums by."""
+    found = {rule["alert"]: {"cluster"} for rule in RULES if "alert" in rule}
+    for rule in RULES:
+        for names in re.findall(r"\b(?:by|group_left) \(([^)]*)\)", rule["expr"]) if "alert" in rule else ():
+            found[rule["alert"]] |= set(re.findall(r"\w+", names))
+    for path in (ROOT / "tests" / "rules").glob("*.yaml"):
+        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+            for case in test.get("alert_rule_test", ()):
+                for alert in case.get("exp_alerts") or ():
+                    found[case["alertname"]] |= set(alert["exp_labels"])
+    return found
+
+
+CARRIED = carried()
+
+
+@pytest.mark.parametrize(("alert", "section"), SECTIONS.items(), ids=list(SECTIONS))
+def test_a_section_of_the_runbook_can_be_followed(alert: str, section: str) -> None:
+    assert re.findall(r"^\*\*([A-Z][a-z ]+\.)\*\*", section, flags=re.MULTILINE) == PARTS
+    assert blocks(section, "promql")
+    commands = blocks(section, "sh")
+    assert any(line.startswith("kubectl ") for line in commands)
+    mute = section.partition("**Mute.**")[2]
+    assert "Not needed." in mute or f"amtool silence add alertname={alert} " in mute
+    assert set(re.findall(r"\$([a-z_]+)", section)) <= CARRIED[alert]
+    done = subprocess.run(["bash", "-n"], input="\n".join(commands), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def links() -> set[str]:
@@ -31,6 +86,20 @@ async def test_every_link_to_the_runbook_leads_to_a_heading() -> None:
         path, _, heading = link.partition("#")
         assert path == "/runbook", link
         assert heading in headings, link
+
+
+@pytest.mark.parametrize(
+    ("link", "page"),
+    [
+        ("/d/gpu-cost-fleet/gpu-fleet?var-namespace=a%20b", "/by/workload?namespace=a%20b"),
+        ("/d/gpu-cost-oncall/gpu-on-call?var-node=n1", "/by/node?node=n1"),
+        ("/d/gpu-cost-finops/gpu-finops", "/"),
+    ],
+)
+async def test_links_to_dashboards_lead_to_pages_where_there_is_no_grafana(link: str, page: str) -> None:
+    async with running(NOWHERE, external_url="https://example.org/cost") as site:
+        answer = await site.get(f"/cost{link}")
+    assert (answer.status, answer.headers["location"]) == (302, f"/cost{page}")
 
 
 async def test_links_of_the_runbook_lead_somewhere() -> None:

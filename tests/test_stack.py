@@ -17,15 +17,14 @@ import pytest
 
 from exporter.errors import ConfigError
 from gpu_simulator import stack
+from gpu_simulator.announce import Screen, Webhook, find_screen, lines
 from gpu_simulator.stack import (
     ALERTMANAGER_CONFIG,
     RULES,
     StackOptions,
     Tools,
-    Webhook,
     find_tools,
     free_port,
-    line,
     run,
 )
 
@@ -67,6 +66,14 @@ QUICKER = {
     "for: 15m": "for: 5s",
     "for: 10m": "for: 2s",
 }
+HAS_PAGES = Path("/usr/share/prometheus/web/templates").is_dir()
+"""Whether Debian's Prometheus has its pages; ``make install`` puts them there for root."""
+
+
+def is_greeting(text: str) -> bool:
+    return "Ctrl-C ends" in text
+
+
 QUICK = tuple(item._replace(demo=QUICKER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS)
 
 
@@ -141,18 +148,42 @@ def test_a_rules_file_of_another_version_is_refused_with_everything_that_is_miss
     assert "old.yaml: '[1h]' (window) is not in it" in str(caught.value)
 
 
-def test_an_alert_is_one_readable_line_that_says_simulated() -> None:
-    text = line(
-        {
-            "status": "firing",
-            "startsAt": "2026-03-01T10:00:00.123Z",
-            "labels": {"alertname": "GPUUnderutilised", "severity": "warning"},
-            "annotations": {"summary": "Pod a/b leaves 1 of 2\n GPUs idle."},
-        }
-    )
-    assert text == (
-        "SIMULATED ALERT FIRING GPUUnderutilised (warning, since 10:00:00 UTC): Pod a/b leaves 1 of 2 GPUs idle."
-    )
+ALERT = {
+    "status": "firing",
+    "startsAt": "2026-03-01T10:00:00.123Z",
+    "endsAt": "2026-03-01T10:05:00Z",
+    "labels": {"alertname": "GPUUnderutilised", "severity": "warning"},
+    "annotations": {
+        "summary": "Pod a/b leaves\n its GPU idle.",
+        "runbook_url": "http://localhost:9401/runbook#gpuunderutilised",
+    },
+}
+
+
+def test_an_alert_is_short_says_simulated_and_leads_to_its_runbook() -> None:
+    assert lines(ALERT, Screen(columns=60)).splitlines() == [
+        "SIMULATED 10:00:00 UTC WARNING  GPUUnderutilised",
+        "  Pod a/b leaves its GPU idle.",
+        "  http://localhost:9401/runbook#gpuunderutilised",
+    ]
+    assert lines({**ALERT, "status": "resolved"}, Screen()).splitlines() == [
+        "SIMULATED 10:05:00 UTC RESOLVED GPUUnderutilised",
+        "  Pod a/b leaves its GPU idle.",
+    ]
+
+
+def test_alerts_have_a_colour_by_severity_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = set()
+    for severity in ("critical", "warning", "info"):
+        text = lines({**ALERT, "labels": {"alertname": "A", "severity": severity}}, Screen(colours=True))
+        looks.add(re.findall(r"\x1b\[[\d;]+m", text)[0])
+    assert len(looks) == 3
+    assert not find_screen().colours
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert find_screen().colours
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not find_screen().colours
 
 
 @pytest.mark.parametrize(("severity", "told"), [("none", "nobody"), ("info", "webhook"), ("critical", "webhook")])
@@ -183,7 +214,7 @@ async def test_a_webhook_refuses_what_is_not_from_alertmanager() -> None:
 async def test_without_prometheus_the_agent_is_shown_alone_and_the_page_is_named() -> None:
     options = stand_in()
     async with running(options, Tools(prometheus=None, alertmanager=None)) as state:
-        greeting = await state.until(lambda text: "agent's page" in text, 20)
+        greeting = await state.until(is_greeting, 20)
     assert "not on the PATH: prometheus and alertmanager; showing the agent alone" in state.said[0]
     assert f"http://127.0.0.1:{options.agent_port}/" in greeting
     assert "SIMULATED" in greeting
@@ -205,28 +236,51 @@ async def test_a_missing_rules_file_is_told_before_anything_is_started(tmp_path:
         await run(options, say=lambda _: None, stop=asyncio.Event(), tools=Tools(prometheus="p", alertmanager="a"))
 
 
-async def test_an_idle_pods_alert_travels_through_prometheus_and_alertmanager_to_the_webhook() -> None:
-    async with running(stand_in(), both_tools()) as state:
-        text = await state.until(lambda text: text.startswith("SIMULATED ALERT FIRING GPUUnderutilised"))
-    assert "GPUUnderutilised (warning, since " in text
-    assert "Notebook research/notebook of team vision holds 1 GPUs, 1 of them idle, 12.00 USD an hour, " in text
-    assert "without any work for 2h 0m 0s: 0% used over the last 1h." in text
+async def test_an_idle_workload_is_announced_once_through_prometheus_and_alertmanager() -> None:
+    async with running(stand_in(), both_tools()) as state, aiohttp.ClientSession() as session:
+        greeting = await state.until(is_greeting)
+        text = await state.until(lambda text: "GPUUnderutilised" in text)
+        base = re.search(r"Alertmanager +(http\S+)/", greeting)
+        assert base, greeting
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            states = await known(session, base.group(1))
+            while "suppressed" not in states.values():
+                await asyncio.sleep(0.2)
+                states = await known(session, base.group(1))
+    assert states == {"GPUUnderutilised": "active", "GPUIdle": "suppressed"}
+    assert not [text for text in state.said if "GPUIdle" in text]
+    text = " ".join(text.split())
+    assert re.match(
+        r"SIMULATED \d\d:\d\d:\d\d UTC WARNING GPUUnderutilised Notebook research/notebook of team vision ", text
+    )
+    assert " leaves its GPU idle, 12.00 USD an hour, without any work for 2h 0m 0s: 0% used over the last 1h." in text
+
+
+async def known(session: aiohttp.ClientSession, alertmanager: str) -> dict[str, str]:
+    """State of the alerts that Alertmanager has for people."""
+    async with session.get(f"{alertmanager}/api/v2/alerts") as response:
+        alerts = await response.json()
+    return {one["labels"]["alertname"]: one["status"]["state"] for one in alerts if one["labels"]["severity"] != "none"}
 
 
 async def test_every_address_that_is_printed_has_something_to_show() -> None:
     async with running(stand_in(), both_tools()) as state, aiohttp.ClientSession() as session:
-        greeting = await state.until(lambda text: "agent's page" in text)
-        pages = re.findall(r"^  (Prometheus|alerts|Alertmanager) +(http\S+)$", greeting, re.MULTILINE)
-        assert [name for name, _ in pages] == ["Prometheus", "alerts", "Alertmanager"]
-        for _, url in pages:
+        greeting = await state.until(is_greeting)
+        pages = re.findall(r"^  (Prometheus|its alerts|Alertmanager) +(http\S+)$", greeting, re.MULTILINE)
+        assert [name for name, _ in pages] == ["Prometheus", "its alerts", "Alertmanager"]
+        for name, url in pages:
             async with session.get(url) as response:
                 assert response.status == 200, url
+                if name == "Alertmanager" or HAS_PAGES:
+                    assert response.content_type == "text/html", url
+    assert len(greeting.splitlines()) <= 24
+    assert max(map(len, greeting.splitlines())) <= 100
 
 
 async def test_a_part_that_dies_is_told_and_the_rest_goes_on() -> None:
     options = stand_in()
     async with running(options, both_tools()) as state:
-        await state.until(lambda text: "agent's page" in text)
+        await state.until(is_greeting)
         for pid in children(f"--web.listen-address=127.0.0.1:{options.prometheus_port}"):
             os.kill(pid, signal.SIGKILL)
         text = await state.until(lambda text: text.startswith("prometheus ended"))
@@ -248,18 +302,6 @@ def children(word: str) -> list[int]:
             if word.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
                 found.append(int(path.parent.name))
     return found
-
-
-async def test_the_forgotten_notebook_of_the_demo_reaches_the_webhook() -> None:
-    options = replace(StackOptions(scenario="demo", substitutions=QUICK), **ports_of(stand_in()))
-    async with running(options, both_tools()) as state:
-        await state.until(lambda text: "agent's page" in text)
-        text = await state.until(
-            lambda text: "GPUUnderutilised" in text and "data-science/" in text and "mkowalski" in text, 180
-        )
-    assert "SIMULATED ALERT FIRING GPUUnderutilised" in text
-    assert "Notebook data-science/mkowalski of team recommender holds 1 GPUs, 1 of them idle, " in text
-    assert re.search(r", \d+\.\d\d USD an hour, .* used over the last 2h\.$", text)
 
 
 def ports_of(options: StackOptions) -> dict[str, int]:

@@ -1,59 +1,217 @@
-"""The demonstration: its cost service has a fleet's past in a real Prometheus, and says that it is simulated."""
+"""The demonstration as people see it: alerts, the past of a fleet, cost, and the queries of the runbook."""
 
 import asyncio
-import json
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
-from test_stack import both_tools, running, stand_in
+from test_service_runbook import QUERIES
+from test_stack import QUICK, both_tools, is_greeting, ports_of, running, stand_in
 
 from exporter.cost.budgets import load as load_budgets
 from exporter.errors import ExporterError
-from gpu_simulator import stack
-from gpu_simulator.stack import free_port
+from gpu_simulator import past, stack
+from gpu_simulator.stack import StackOptions, free_port
 
 HISTORY_DAYS = 3
+QUICKER_STILL = (
+    *QUICK,
+    stack.Substitution(shipped="interval: 1m", demo="interval: 2s", what="how often budgets are judged"),
+    stack.Substitution(shipped="interval: 5m", demo="interval: 2s", what="how often the ledger is recorded"),
+)
+NO_DATA = {
+    "gpu_shared_idle_gpus": "the agent knows the processes of every sharer",
+    "workload:gpu_large_cost:increase1h": "nothing costs 20 an hour in the first minutes",
+    '{quantity="cost",workload_namespace="$workload_namespace"}[7d]': "the node's own first hour is not recorded yet",
+    "gpu_xid_last_seen_timestamp_seconds": "the first Xid comes after three minutes",
+    "gpu_owner_xid_last_seen_timestamp_seconds": "no program makes an invalid access",
+    "gpu_up == 0": "the first GPU is lost after three minutes",
+    "gpu_owner_broken_gpus": "the first GPU is lost after three minutes",
+    'severity="critical"': "the first GPU is lost after three minutes",
+    "kube_node_": "there is no kube-state-metrics",
+    "gpu_exporter_dcgm_info": "there is no DCGM",
+    "gpu_profiling_state": "there is no DCGM",
+    "gpu_exporter_errors_total": "nothing fails",
+    "gpu_exporter_ledger_locked": "a simulated node takes no lock of the host",
+    "gpu_cost_service_read_errors_total": "every query is answered",
+    "gpu_cost_service_days_not_closed": "the service closes days once an hour",
+    "gpu_cost_service_closed_until_timestamp_seconds": "the service closes days once an hour",
+}
+"""Part of a query of the runbook, and why the demonstration has no data for it."""
 
 
-async def test_the_demonstration_shows_the_money_of_a_fleets_past() -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What one run of the demonstration showed."""
+
+    said: tuple[str, ...]
+    notebook: str
+    pages: Mapping[str, int]
+    """Status by address that the greeting names."""
+    report: Mapping[str, Any]
+    page: str
+    spent: float
+    answers: Mapping[tuple[str, str], int]
+    """By alert and query of the runbook: how many series it returns."""
+    greeting_again: str
+    read_again: int
+    """Series of the past that a second run has when it greets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Questions to the Prometheus and the cost service of a running demonstration."""
+
+    session: aiohttp.ClientSession
+    options: StackOptions
+
+    async def query(self, expression: str, **more: str) -> list[dict[str, str]]:
+        """Return the labels of the series that an instant query finds."""
+        url = f"http://127.0.0.1:{self.options.prometheus_port}/api/v1/query"
+        async with self.session.get(url, params={"query": expression, **more}) as response:
+            answer = await response.json()
+        assert answer["status"] == "success", f"{expression}: {answer['error']}"
+        return [row["metric"] for row in answer["data"]["result"]]
+
+    async def first(self, expression: str) -> dict[str, str]:
+        """Return the labels of the first series."""
+        found = await self.query(expression)
+        assert found, f"no data: {expression}"
+        return found[0]
+
+    async def spent(self) -> float:
+        """Return the money spent of the budget for everything, as the service shows it to Prometheus."""
+        for _ in range(300):
+            async with self.session.get(f"{self.options.cost_page}/metrics") as response:
+                text = await response.text()
+            found = re.search(r'^gpu_budget_spent\{budget="all-gpus"[^}]*\} (\S+)$', text, re.MULTILINE)
+            if found and await self.query("budget:gpu_burn:ratio1h"):
+                return float(found.group(1))
+            await asyncio.sleep(0.2)
+        raise AssertionError(text)
+
+    async def labels(self, alert: str) -> dict[str, str]:
+        """Return the labels of an alert: its own if it is pending or firing, otherwise those that it would have."""
+        own = await self.query(f'ALERTS{{alertname="{alert}",workload_name=~"mkowalski|"}}')
+        if own:
+            return own[0]
+        job = "gpu-cost-service" if alert.startswith("GPUCostService") else "gpu-cost-exporter"
+        found = {"xid": "79", "source": "nvml"}
+        for expression in (
+            'gpu_budget_limit{budget="all-gpus"}',
+            "pool:gpu_capacity:sum",
+            'gpu_pod_info{pod_name="jupyter-mkowalski"}',
+            f'up{{job="{job}"}}',
+        ):
+            found |= await self.first(expression)
+        if alert == "GPUIdleCost":
+            found |= await self.first(
+                "topk(1, sum by (workload_namespace) (sum_over_time("
+                'workload:gpu_ledger:delta1h{quantity="cost",state="idle",workload_kind!~"Una.+"}[24h])))'
+            )
+        return found
+
+    async def answers(self) -> dict[tuple[str, str], int]:
+        """Ask every query of the runbook with the labels of its alert."""
+        labels = {alert: await self.labels(alert) for alert in dict(QUERIES)}
+        found = {}
+        for alert, query in QUERIES:
+            of_alert = labels[alert]
+            asked = re.sub(r"\$([a-z_]+)", lambda name, of_alert=of_alert: of_alert.get(name[1], ""), query)
+            found[alert, query] = len(await self.query(asked))
+        return found
+
+
+async def show(cache: Path) -> Demo:
+    """Run the demonstration twice: the first one makes the past, the second one has it."""
     tools = both_tools()
     if tools.promtool is None:
         pytest.skip("needs promtool on the PATH: make install")
-    options = replace(stand_in(), history_days=HISTORY_DAYS, cost_port=free_port(0))
+    options = replace(
+        StackOptions(scenario="demo", substitutions=QUICKER_STILL, hour="10s", history_days=HISTORY_DAYS, cache=cache),
+        **ports_of(stand_in()),
+        cost_port=free_port(0),
+    )
+    end_seconds = past.demo_fleet(stack.time.time(), HISTORY_DAYS).end_seconds
     async with running(options, tools) as state, aiohttp.ClientSession() as session:
-        greeting = await state.until(lambda text: "cost of a fleet" in text)
-        address = re.search(r"cost of a fleet +(\S+)/ ", greeting)
-        assert address, greeting
-        base = address.group(1)
-        async with session.get(f"{base}/api/v1/report?window=3d&by=cluster") as response:
-            report = json.loads(await response.text())
-        async with session.get(f"{base}/") as response:
+        asking = Asking(session, options)
+        greeting = await state.until(is_greeting)
+        notebook = await state.until(lambda text: "mkowalski" in text, 180)
+        await state.until(lambda text: "there, and kept" in text, 180)
+        pages = {}
+        for url in re.findall(r"http\S+", greeting):
+            async with session.get(url) as response:
+                pages[url] = response.status
+        spent = await asking.spent()
+        async with session.get(f"{options.cost_page}/api/v1/report?window=3d&by=cluster") as response:
+            report = await response.json()
+        async with session.get(f"{options.cost_page}/") as response:
             page = await response.text()
-        assert await budget_of_all(session, base) > 0
-    assert {line["cluster"] for line in report["lines"]} >= set(stack.CLUSTERS)
-    assert report["total"]["allocated_seconds"] >= 0.9 * stack.NODES * 8 * (HISTORY_DAYS - 1) * 86_400
-    assert report["simulated"] is True
-    assert "SIMULATED" in page
+        answers = await asking.answers()
+        said = tuple(state.said)
+    async with running(options, tools) as state, aiohttp.ClientSession() as session:
+        greeting_again = await state.until(is_greeting)
+        read_again = len(await Asking(session, options).query("gpu_node_info", time=str(end_seconds)))
+    return Demo(
+        said=said,
+        notebook=" ".join(notebook.split()),
+        pages=pages,
+        report=report,
+        page=page,
+        spent=spent,
+        answers=answers,
+        greeting_again=greeting_again,
+        read_again=read_again,
+    )
 
 
-async def budget_of_all(session: aiohttp.ClientSession, base: str) -> float:
-    """Money spent of the budget for everything, as the service shows it to Prometheus."""
-    for _ in range(100):
-        async with session.get(f"{base}/metrics") as response:
-            text = await response.text()
-        found = re.search(r'^gpu_budget_spent\{budget="all-gpus"[^}]*\} (\S+)$', text, re.MULTILINE)
-        if found:
-            return float(found.group(1))
-        await asyncio.sleep(0.2)
-    raise AssertionError(text)
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    return asyncio.run(show(tmp_path_factory.mktemp("cache")))
+
+
+def test_the_forgotten_notebook_of_the_demo_is_announced(demo: Demo) -> None:
+    words = r"leaves its GPU idle, \d+\.\d\d USD an hour, .* used over the last 2h\."
+    assert re.search(f"Notebook data-science/mkowalski of team recommender {words} http://127.0.0.1:", demo.notebook)
+
+
+def test_every_address_of_the_greeting_answers(demo: Demo) -> None:
+    assert len(demo.pages) == 7
+    assert set(demo.pages.values()) == {200}
+
+
+def test_the_demonstration_shows_the_money_of_a_fleets_past(demo: Demo) -> None:
+    assert {line["cluster"] for line in demo.report["lines"]} >= set(past.CLUSTERS)
+    assert demo.report["total"]["allocated_seconds"] >= 0.9 * past.NODES * 8 * (HISTORY_DAYS - 1) * 86_400
+    assert demo.report["simulated"] is True
+    assert "SIMULATED" in demo.page
+    assert demo.spent > 0
+
+
+def test_the_past_is_made_once_with_its_progress_and_kept(demo: Demo) -> None:
+    assert [text for text in demo.said if re.search(r"\d+ % made, about \d+ s left", text)]
+    assert "being made" not in demo.greeting_again
+    assert demo.read_again > 0
+
+
+@pytest.mark.parametrize("number", range(len(QUERIES)), ids=[f"{alert}-{query[:40]}" for alert, query in QUERIES])
+def test_a_query_of_the_runbook_returns_data(demo: Demo, number: int) -> None:
+    alert, query = QUERIES[number]
+    if not any(part in query for part in NO_DATA):
+        assert demo.answers[alert, query] > 0
+
+
+def test_no_exception_is_made_for_a_query_that_is_not_there() -> None:
+    assert [part for part in NO_DATA if not any(part in query for _, query in QUERIES)] == []
 
 
 def test_the_demonstrations_budgets_are_a_budget_file(tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
-    file.write_text(stack.demo_budgets(stack.demo_fleet(1_790_000_000.0, 1)), encoding="utf-8")
+    file.write_text(stack.demo_budgets(past.demo_fleet(1_790_000_000.0, 1)), encoding="utf-8")
     assert [budget.name for budget in load_budgets(file)][-1] == "all-gpus"
 
 
@@ -62,5 +220,5 @@ def test_a_promtool_that_fails_is_told_in_its_words(tmp_path: Path) -> None:
     promtool.write_text("#!/bin/sh\necho no such command >&2; exit 1\n", encoding="utf-8")
     promtool.chmod(0o755)
     with pytest.raises(ExporterError, match=r"promtool: could not make .*: no such command"):
-        stack.make_history(stack.demo_fleet(1_790_000_000.0, 1), str(promtool), tmp_path / "blocks")
+        past.make_history(past.demo_fleet(1_790_000_000.0, 1), str(promtool), tmp_path / "blocks")
     assert not list(tmp_path.glob("*.om"))

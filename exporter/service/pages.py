@@ -398,6 +398,7 @@ def add_pages(app: web.Application, book: Book, settings: ServeSettings) -> None
         app.router.add_get(path, partial(face.page, path=path, template=template, make=make))
     app.router.add_get("/by/{dimension:label:.+}", face.label)
     app.router.add_get("/runbook", face.runbook)
+    app.router.add_get("/d/{dashboard:.+}", face.dashboard)
     app.router.add_get("/static/{name}", face.static)
     app[responses.ERROR_PAGE] = face.error_page
 
@@ -442,6 +443,15 @@ class _Pages:
     async def runbook(self, request: web.Request) -> web.Response:
         """Answer with the runbook, to which alerts link; it needs no Prometheus."""
         return await self._respond(request, "runbook.html", self._view("/runbook"), {})
+
+    async def dashboard(self, request: web.Request) -> web.Response:
+        """Lead a link to one of Grafana's dashboards to the page on the same subject, for those without Grafana."""
+        target = self._view("").link("/")
+        for subject, path in (("node", "/by/node"), ("namespace", "/by/workload")):
+            value = request.query.get(f"var-{subject}")
+            if value:
+                target = self._view("").link(path, **{subject: value})
+        return web.Response(status=HTTPStatus.FOUND, headers={hdrs.LOCATION: target})
 
     async def error_page(self, request: web.Request, status: int, what: str, fix: str) -> web.Response:
         """An error of any path, for people."""

@@ -378,6 +378,7 @@ def _add(rows: Rows, more: Mapping[int, FleetFigures]) -> None:
 
 
 _BATCH_NODES = 4
+"""At most; a small fleet has twelve batches, for its progress."""
 _HEAD = "# HELP gpu_exporter_simulated 1: nothing here is real. Written by gpu-cost-exporter simulate fleet.\n"
 _FOOT = "# EOF\n"
 
@@ -411,7 +412,8 @@ def write_fleet(
         The truth, by day.
     """
     nodes = fleet_nodes(plan)
-    batches = [nodes[first : first + _BATCH_NODES] for first in range(0, len(nodes), _BATCH_NODES)]
+    size = min(_BATCH_NODES, (len(nodes) + 11) // 12)
+    batches = [nodes[first : first + size] for first in range(0, len(nodes), size)]
     sums, make = FleetSums(plan, writing.by_node), partial(_batch, plan, writing)
     output.write(_HEAD)
     done = 0

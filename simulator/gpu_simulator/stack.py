@@ -7,25 +7,23 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
-from aiohttp import web
 
-from exporter.errors import ConfigError, ExporterError
-from gpu_simulator.fleet import Writing, write_fleet
-from gpu_simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan, team_names
+from exporter.errors import ConfigError
+from gpu_simulator.announce import Screen, Webhook, find_screen
+from gpu_simulator.fleet_plan import FleetPlan, team_names
 from gpu_simulator.models import table
+from gpu_simulator.past import NODES, Past, demo_fleet
 from gpu_simulator.scenario import load
 
 END_SECONDS = 10.0
@@ -116,61 +114,6 @@ def free_port(preferred: int) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
-Alert = Mapping[str, Any]
-"""One element of ``alerts`` of Alertmanager's webhook payload, version 4."""
-
-
-def line(alert: Alert) -> str:
-    """Say one alert in one line: state, name, severity, since when, and its summary."""
-    labels, annotations = alert.get("labels", {}), alert.get("annotations", {})
-    since = str(alert.get("startsAt", ""))
-    try:
-        since = datetime.fromisoformat(since).astimezone(UTC).strftime("%H:%M:%S UTC")
-    except ValueError:
-        since = since or "unknown time"
-    words = annotations.get("summary") or ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
-    state = str(alert.get("status", "firing")).upper()
-    name, severity = labels.get("alertname", "unnamed alert"), labels.get("severity", "no severity")
-    return " ".join(f"SIMULATED ALERT {state} {name} ({severity}, since {since}): {words}".split())
-
-
-@dataclass(slots=True, kw_only=True)
-class Webhook:
-    """An HTTP server on loopback that hands each received alert to ``say`` as a line.
-
-    ``port`` is 0 until ``start``; ``received`` keeps every alert, oldest first.
-    """
-
-    say: Callable[[str], None]
-    port: int = 0
-    received: list[Alert] = field(default_factory=list)
-    _runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        """Listen on a free port of 127.0.0.1."""
-        app = web.Application()
-        app.router.add_post("/", self._receive)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = int(self._runner.addresses[0][1])
-
-    async def stop(self) -> None:
-        """Close the port."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    async def _receive(self, request: web.Request) -> web.Response:
-        try:
-            alerts = (await request.json())["alerts"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            return web.Response(status=400, text="expected Alertmanager's webhook payload, version 4\n")
-        for alert in alerts:
-            self.received.append(alert)
-            self.say(line(alert))
-        return web.Response(text="ok\n")
-
-
 _QUERY = "g0.expr=gpu_pod_idle_for_seconds&g0.tab=1"
 _SECONDS = 5.0
 
@@ -185,7 +128,7 @@ async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, 
     figures = "api/v1/query?query=gpu_pod_idle_for_seconds"
     pages = (
         ("Prometheus", prometheus, (f"graph?{_QUERY}", f"classic/graph?{_QUERY}", figures)),
-        ("alerts", prometheus, ("alerts", "classic/alerts", "api/v1/alerts")),
+        ("its alerts", prometheus, ("alerts", "classic/alerts", "api/v1/alerts")),
         ("Alertmanager", alertmanager, ("", "api/v2/alerts")),
     )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
@@ -242,48 +185,14 @@ def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = S
     return rules
 
 
-NODES = 12
-CLUSTERS = ("sim-research", "sim-serving")
-_PROMTOOL_SECONDS = 120.0
-
-
-def demo_fleet(now_seconds: float, days: int) -> FleetPlan:
-    """The fleet whose past ends with the last hour that is recorded: Prometheus appends nothing before its newest."""
-    end = int((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
-    return FleetPlan(nodes=NODES, days=days, end_seconds=end, clusters=CLUSTERS)
-
-
-def make_history(fleet: FleetPlan, promtool: str, blocks: Path) -> None:
-    """Write the fleet's past as blocks into a directory that Prometheus has not opened yet; takes seconds.
-
-    Raises:
-        ExporterError: promtool could not make them; its words are in the message.
-    """
-    blocks.mkdir(parents=True, exist_ok=True)
-    text = blocks.with_suffix(".om")
-    with text.open("w", encoding="utf-8") as output:
-        write_fleet(fleet, output, Writing(form="openmetrics"))
-    command = [promtool, "tsdb", "create-blocks-from", "--max-block-duration=768h", "--quiet", "openmetrics"]
-    try:
-        made = subprocess.run(  # noqa: S603 - promtool, found on the PATH, on a file of ours
-            [*command, str(text), str(blocks)], check=False, capture_output=True, text=True, timeout=_PROMTOOL_SECONDS
-        )
-        problem = "" if made.returncode == 0 else (made.stderr or made.stdout).strip()[-500:] or "it said nothing"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    finally:
-        text.unlink()
-    if problem:
-        raise ExporterError(f"{promtool}: could not make the simulated fleet's past: {problem}")
-
-
 def demo_budgets(fleet: FleetPlan) -> str:
     """A budget file for teams of the fleet."""
     first, second = team_names(fleet)[:2]
     return str(_CONFIGURATION["budgets"]).format(first=first, second=second)
 
 
-RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "rules" / "prometheus-rules.yaml"
 READY_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 HISTORY_DAYS = 62
@@ -291,8 +200,10 @@ HISTORY_DAYS = 62
 SCRAPE_INTERVAL = "2s"
 GET_THEM = "get them with: make install, or apt-get install prometheus prometheus-alertmanager"
 
-HOUR = "1m"
-"""How long an hour of activity windows takes, so that an alert comes in two minutes."""
+HOUR = "40s"
+"""How long an hour of activity windows takes, so that the first alert comes within two minutes."""
+SHIPPED_COST = "http://localhost:9401"
+"""The cost service's address in the links of the shipped rules."""
 
 ALERTMANAGER_CONFIG: str = _CONFIGURATION["alertmanager"]
 
@@ -304,6 +215,7 @@ class StackOptions:
     scenario: str
     rules: Path = RULES
     substitutions: tuple[Substitution, ...] = SUBSTITUTIONS
+    hour: str = HOUR
     agent_port: int = 9400
     prometheus_port: int = 9090
     alertmanager_port: int = 9093
@@ -311,6 +223,8 @@ class StackOptions:
     agent_command: Sequence[str] = (sys.executable, "-m", "exporter", "agent")
     history_days: int = 0
     """Days of a simulated fleet's past for the cost service to show; 0: no past, and no cost service."""
+    cache: Path = ROOT / ".cache"
+    """Directory that keeps the past."""
 
     def with_free_ports(self) -> "StackOptions":
         """Return the same with ports that are free now."""
@@ -321,6 +235,11 @@ class StackOptions:
             alertmanager_port=free_port(self.alertmanager_port),
             cost_port=free_port(self.cost_port),
         )
+
+    @property
+    def cost_page(self) -> str:
+        """Address of the cost service."""
+        return f"http://127.0.0.1:{self.cost_port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +252,7 @@ class Tools:
 
 
 def find_tools() -> Tools:
-    """Look on the PATH; Debian names Alertmanager ``prometheus-alertmanager``."""
+    """Search the PATH; Debian names Alertmanager ``prometheus-alertmanager``."""
     return Tools(
         prometheus=shutil.which("prometheus"),
         alertmanager=shutil.which("prometheus-alertmanager") or shutil.which("alertmanager"),
@@ -341,14 +260,26 @@ def find_tools() -> Tools:
     )
 
 
-def _configure(options: StackOptions, webhook_port: int, directory: Path) -> tuple[Path, Path]:
+def _past_of(options: StackOptions, tools: Tools) -> Past | None:
+    """Return the past for the cost service; ``None`` if it is not wanted, or a program for it is missing."""
+    if not options.history_days or None in {tools.promtool, tools.prometheus, tools.alertmanager}:
+        return None
+    fleet = demo_fleet(time.time(), options.history_days)
+    return Past(fleet=fleet, promtool=str(tools.promtool), cache=options.cache)
+
+
+def _configure(options: StackOptions, webhook_port: int, directory: Path, *, with_cost: bool) -> tuple[Path, Path]:
     """Write the configurations of Alertmanager and Prometheus, and the rules that the second one reads."""
     try:
         shipped = options.rules.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{options.rules}: {error.strerror}; run it from a checkout of the repository") from error
+    text = shorten(shipped, str(options.rules), options.substitutions)
+    if with_cost:  # there is no Grafana: the cost service leads to its own pages
+        text = text.replace(SHIPPED_COST, options.cost_page)
+        text = text.replace("dashboard: /d/", f"dashboard: {options.cost_page}/d/")
     rules = directory / "rules.yaml"
-    rules.write_text(shorten(shipped, str(options.rules), options.substitutions), encoding="utf-8")
+    rules.write_text(text, encoding="utf-8")
     alertmanager_file = directory / "alertmanager.yml"
     alertmanager_file.write_text(ALERTMANAGER_CONFIG.format(webhook=webhook_port), encoding="utf-8")
     prometheus_file = directory / "prometheus.yml"
@@ -357,12 +288,15 @@ def _configure(options: StackOptions, webhook_port: int, directory: Path) -> tup
         rules=json.dumps(str(rules)),
         alertmanager=options.alertmanager_port,
         agent=options.agent_port,
+        services=json.dumps([options.cost_page.removeprefix("http://")] if with_cost else []),
     )
     prometheus_file.write_text(text, encoding="utf-8")
     return alertmanager_file, prometheus_file
 
 
-def programs(options: StackOptions, tools: Tools, webhook_port: int, directory: Path) -> list[Program]:
+def programs(
+    options: StackOptions, tools: Tools, past: Past | None, webhook_port: int, directory: Path
+) -> list[Program]:
     """Write the configurations into ``directory`` and name the programs to start, the agent first.
 
     Raises:
@@ -377,80 +311,84 @@ def programs(options: StackOptions, tools: Tools, webhook_port: int, directory: 
         f"127.0.0.1:{port}"
         for port in (options.agent_port, options.prometheus_port, options.alertmanager_port, options.cost_port)
     )
-    more = ["--simulate", options.scenario, "--simulate-hour", HOUR, "--cost-labels", "project,environment"]
-    if tools.alertmanager and _has_past(options, tools):
+    more = ["--simulate", options.scenario, "--simulate-hour", options.hour, "--cost-labels", "project,environment"]
+    if past is not None:
         more += ["--cost-service-url", f"http://{cost}"]
     started = [program("agent", f"{agent}/readyz", *options.agent_command, *more, "--listen", agent)]
     if tools.prometheus is None or tools.alertmanager is None:
         return started
-    alertmanager_file, prometheus_file = _configure(options, webhook_port, directory)
+    alertmanager_file, prometheus_file = _configure(options, webhook_port, directory, with_cost=past is not None)
     command = [tools.alertmanager, f"--config.file={alertmanager_file}", "--cluster.listen-address="]
     command += [f"--storage.path={directory / 'alertmanager'}", f"--web.listen-address={alertmanager}"]
+    command.append(f"--web.external-url=http://{alertmanager}/")  # without it links have the name of this machine
+    if Path(tools.alertmanager).name == "prometheus-alertmanager":  # Debian's, which comes without its pages
+        command.append(f"--web.ui-path={Path(__file__).with_name('alertmanager')}")
     started.append(program("alertmanager", f"{alertmanager}/-/ready", *command))
     command = [tools.prometheus, f"--config.file={prometheus_file}", "--storage.tsdb.retention.time=1y"]
     command += [f"--storage.tsdb.path={directory / 'prometheus'}", f"--web.listen-address={prometheus}"]
+    command.append(f"--web.external-url=http://{prometheus}/")
     started.append(program("prometheus", f"{prometheus}/-/ready", *command))
-    if _has_past(options, tools):
-        command = [sys.executable, "-m", "exporter", "serve", "--listen", cost, "--refresh-interval", "30s"]
-        command += ["--budgets", str(directory / "budgets.yaml"), "--store", str(directory / "cost.db")]
+    if past is not None:
+        budgets = directory / "budgets.yaml"
+        budgets.write_text(demo_budgets(past.fleet), encoding="utf-8")
+        command = [sys.executable, "-m", "exporter", "serve", "--listen", cost, "--refresh-interval", "15s"]
+        command += ["--budgets", str(budgets), "--store", str(directory / "cost.db")]
         command += ["--prometheus", f"http://{prometheus}"]
-        command += ["--title", "GPU cost (simulated)", "--external-url", f"http://{cost}"]
+        command += ["--title", "GPU cost (simulated)", "--external-url", options.cost_page]
         started.append(program("cost service", f"{cost}/readyz", *command))
     return started
 
 
-def _has_past(options: StackOptions, tools: Tools) -> bool:
-    return options.history_days > 0 and tools.promtool is not None and tools.prometheus is not None
+def greeting(options: StackOptions, pages: Sequence[tuple[str, str]], past: str = "") -> str:
+    """Say where everything is, on one screen.
 
-
-def _make_past(options: StackOptions, tools: Tools, directory: Path) -> None:
-    fleet = demo_fleet(time.time(), options.history_days)
-    (directory / "budgets.yaml").write_text(demo_budgets(fleet), encoding="utf-8")
-    make_history(fleet, str(tools.promtool), directory / "prometheus")
-
-
-def greeting(options: StackOptions, pages: Sequence[tuple[str, str]], *, with_cost: bool = False) -> str:
-    """Say where to look, and what is not as on a real cluster."""
-    lines = [
+    Args:
+        options: What is shown.
+        pages: Name and address of those of Prometheus and Alertmanager.
+        past: What the cost service shows; empty if there is none.
+    """
+    agent = f"http://127.0.0.1:{options.agent_port}"
+    rows = [("agent's page", f"{agent}/"), ("metrics", f"{agent}/metrics")]
+    if past:
+        rows += [("cost service", f"{options.cost_page}/   ({past})"), ("runbook", f"{options.cost_page}/runbook")]
+    rows += pages
+    text = [
         "",
         f"SIMULATED NODE: scenario {options.scenario!r}; no GPU, cluster or bill is real.",
-        f"  agent's page       http://127.0.0.1:{options.agent_port}/",
-        f"  metrics            http://127.0.0.1:{options.agent_port}/metrics",
+        *(f"  {name:<14}  {address}" for name, address in rows),
+        "",
     ]
-    if with_cost:
-        days = f"{NODES} nodes that do not exist, {options.history_days} days"
-        lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{options.cost_port}/   ({days})")
-    lines += [f"  {name:<18} {url}" for name, url in pages]
     if pages:
-        width = max(len(item.shipped) for item in options.substitutions)
-        lines += [
-            "",
-            f"An hour of activity takes {HOUR}. Rules: rules/prometheus-rules.yaml with shorter times:",
-            *(f"  {item.shipped:<{width}}  ->  {item.demo:<31}  {item.what}" for item in options.substitutions),
-            "",
-            "Alerts that Alertmanager delivers are printed below. Ctrl-C ends everything.",
+        text += [
+            f"An hour of GPU activity takes {options.hour}: the first alert comes within two minutes.",
+            "Alerts that Alertmanager delivers are printed below.",
         ]
-    else:
-        lines += ["", "Ctrl-C ends it."]
-    return "\n".join(lines)
+    return "\n".join([*text, "Ctrl-C ends everything."])
 
 
-async def _bring_up(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
+async def _bring_up(
+    options: StackOptions, started: list[Program], say: Callable[[str], None], stop: asyncio.Event
+) -> int | None:
     """Start all and wait until all answer; an exit code when there is nothing to show or it was asked to stop."""
-    for part in started:
-        await part.start()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
-        ready = await asyncio.gather(*(part.wait_ready(session, READY_SECONDS, stop) for part in started))
+        agent, *others = started
+        await agent.start()
+        answers = await agent.wait_ready(session, READY_SECONDS, stop)
+        if answers:
+            say(f"SIMULATED: the agent's page is up: http://127.0.0.1:{options.agent_port}/")
+        for part in others if answers else ():
+            await part.start()
+        ready = await asyncio.gather(*(part.wait_ready(session, READY_SECONDS, stop) for part in others))
     if stop.is_set():
         return 0
-    for part, answers in zip(started, ready, strict=True):
-        if not answers:
+    for part, is_ready in zip(started, [answers, *ready], strict=True):
+        if not is_ready and (answers or part is agent):
             say(f"{part.name} does not answer at {part.ready_url}: {part.tail()}")
-    return started[0].exit_code
+    return agent.exit_code
 
 
 async def _stand_by(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int:
-    """Wait until asked to stop or the agent ends; another dead part is told, and the rest goes on."""
+    """Wait until asked to stop or the agent ends; another dead part is reported, and the rest continues."""
     running = list(started)
     while not stop.is_set():
         for part in [part for part in running if part.exit_code is not None]:
@@ -463,14 +401,76 @@ async def _stand_by(started: list[Program], say: Callable[[str], None], stop: as
     return 0
 
 
-async def run(options: StackOptions, *, say: Callable[[str], None], stop: asyncio.Event, tools: Tools) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Making:
+    """The past, while it is made beside the running programs."""
+
+    options: StackOptions
+    past: Past
+    directory: Path
+    say: Callable[[str], None]
+
+    async def run(self) -> None:
+        """Make the past, hand it to Prometheus and wait until that has it; say how far it is."""
+        days = f"{self.options.history_days} days of a fleet's past"
+        maker = Program(name="past", command=self.past.command, ready_url="", log=self.directory / "past.log")
+        await maker.start()
+        try:
+            await self._watch(maker, days)
+        finally:
+            await maker.end()
+        if not await asyncio.to_thread(self.past.load, self.directory / "prometheus"):
+            self.say(f"{days}: not made: {maker.tail()}; the cost service has no figures")
+            return
+        self.say(f"{days}: made; Prometheus reads it within a minute")
+        if await self._is_read():
+            self.say(f"{days}: there, and kept in {self.past.kept.parent.name}/: {self.options.cost_page}/")
+
+    async def _watch(self, maker: Program, days: str) -> None:
+        begun, said = asyncio.get_running_loop().time(), 0
+        while maker.exit_code is None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            last = maker.tail().rpartition(" ")[2]
+            percent = int(last) if last.isdigit() else 0
+            if percent >= said + _STEP_PERCENT:
+                said = percent
+                left = (asyncio.get_running_loop().time() - begun) * (100 - percent) / percent
+                self.say(f"{days}: {percent} % made, about {left:.0f} s left")
+
+    async def _is_read(self) -> bool:
+        """Wait until Prometheus answers from it."""
+        url = f"http://127.0.0.1:{self.options.prometheus_port}/api/v1/query"
+        query = {"query": "count(gpu_node_info)", "time": str(self.past.fleet.end_seconds)}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
+            for _ in range(_READ_SECONDS):
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    async with session.get(url, params=query) as response:
+                        if (await response.json())["data"]["result"]:
+                            return True
+                await asyncio.sleep(1.0)
+        return False
+
+
+_STEP_PERCENT = 20
+_READ_SECONDS = 120
+
+
+async def run(
+    options: StackOptions,
+    *,
+    say: Callable[[str], None],
+    stop: asyncio.Event,
+    tools: Tools,
+    screen: Screen | None = None,
+) -> int:
     """Show the scenario until ``stop`` is set.
 
     Args:
         options: What to show.
-        say: Takes every line meant for the user.
+        say: Takes every text meant for the user.
         stop: Set it to end everything.
         tools: Programs to use; without one of them the agent is shown alone.
+        screen: How alerts are shown.
 
     Returns:
         Exit code: 0 after a stop, else that of the agent that did not come up or ended by itself.
@@ -478,31 +478,33 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
     Raises:
         ConfigError: The rules file is missing or not of this version; nothing was started then.
     """
-    webhook, options = Webhook(say=say), options.with_free_ports()
+    webhook, options = Webhook(say=say, screen=screen or Screen()), options.with_free_ports()
     await webhook.start()
     missing = [name for name in ("prometheus", "alertmanager") if getattr(tools, name) is None]
     if missing:
         say(f"not on the PATH: {' and '.join(missing)}; showing the agent alone ({GET_THEM})")
-    with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as directory:
+    with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as name:
+        directory, making = Path(name), None
         started: list[Program] = []
         try:
-            started = programs(options, tools, webhook.port, Path(directory))
+            past = _past_of(options, tools)
+            started = programs(options, tools, past, webhook.port, directory)
+            is_made = past is not None and await asyncio.to_thread(past.load, directory / "prometheus")
             say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
-            with_cost = _has_past(options, tools) and len(started) > 1
-            if with_cost:
-                say(f"SIMULATED: making {options.history_days} days of a fleet's past, for the cost service ...")
-                try:
-                    await asyncio.to_thread(_make_past, options, tools, Path(directory))
-                except ExporterError as error:
-                    say(f"{error}; showing the rest without the cost service")
-                    with_cost = started.pop() is None
-            code = await _bring_up(started, say, stop)
+            code = await _bring_up(options, started, say, stop)
             if code is not None:
                 return code
             pages = await page_addresses(options.prometheus_port, options.alertmanager_port) if len(started) > 1 else ()
-            say(greeting(options, pages, with_cost=with_cost))
+            shown = f"{NODES} simulated nodes, {options.history_days} days{'' if is_made else ', being made'}"
+            say(greeting(options, pages, shown if past else ""))
+            if past is not None and not is_made:
+                job = _Making(options=options, past=past, directory=directory, say=say)
+                making = asyncio.create_task(job.run())
             return await _stand_by(started, say, stop)
         finally:
+            if making is not None:
+                making.cancel()
+                await asyncio.gather(making, return_exceptions=True)
             await asyncio.gather(*(part.end() for part in started))
             await webhook.stop()
 
@@ -511,7 +513,7 @@ async def _until_signalled(options: StackOptions) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    code = await run(options, say=_say, stop=stop, tools=find_tools())
+    code = await run(options, say=_say, stop=stop, tools=find_tools(), screen=find_screen())
     _say("ended: nothing of the demonstration is left running")
     return code
 
@@ -530,5 +532,5 @@ def main(scenario: str) -> int:
     Raises:
         ConfigError: There is no such scenario, or the rules file is missing or not of this version.
     """
-    load(scenario)  # its mistakes are told here, before anything is started
+    load(scenario)  # its mistakes are reported here, before anything is started
     return asyncio.run(_until_signalled(StackOptions(scenario=scenario, history_days=HISTORY_DAYS)))

@@ -1,0 +1,146 @@
+"""The past of the demonstration's fleet: blocks for Prometheus, made once a day by a child process and kept."""
+
+import argparse
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exporter.errors import ExporterError
+from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan
+
+NODES = 12
+CLUSTERS = ("sim-research", "sim-serving")
+_PROMTOOL_SECONDS = 300.0
+
+
+def demo_fleet(now_seconds: float, days: int) -> FleetPlan:
+    """Return the fleet whose past ends with the last hour that is recorded."""
+    end = int((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
+    return FleetPlan(nodes=NODES, days=days, end_seconds=end, clusters=CLUSTERS)
+
+
+def make_history(
+    fleet: FleetPlan,
+    promtool: str,
+    blocks: Path,
+    *,
+    processes: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write the fleet's past as blocks for Prometheus; takes a minute.
+
+    Args:
+        fleet: The fleet.
+        promtool: Path of the program that makes the blocks.
+        blocks: Directory for them.
+        processes: How many write the series.
+        progress: Takes how many nodes are written.
+
+    Raises:
+        ExporterError: promtool could not make them; its words are in the message.
+    """
+    blocks.mkdir(parents=True, exist_ok=True)
+    text = blocks.with_suffix(".om")
+    # One block of half a year: promtool reads the whole text again for each block.
+    command = [promtool, "tsdb", "create-blocks-from", "--max-block-duration=4374h", "--quiet", "openmetrics"]
+    try:
+        with text.open("w", encoding="utf-8") as output:
+            write_fleet(fleet, output, Writing(form="openmetrics", processes=processes), progress)
+        made = subprocess.run(  # noqa: S603 - promtool, found on the PATH, on a file of ours
+            [*command, str(text), str(blocks)], check=False, capture_output=True, text=True, timeout=_PROMTOOL_SECONDS
+        )
+        problem = "" if made.returncode == 0 else (made.stderr or made.stdout).strip()[-500:] or "it said nothing"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    finally:
+        text.unlink(missing_ok=True)
+    if problem:
+        raise ExporterError(f"{promtool}: could not make the simulated fleet's past: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """The blocks of one fleet in a directory that outlives the demonstration."""
+
+    fleet: FleetPlan
+    promtool: str
+    cache: Path
+
+    @property
+    def kept(self) -> Path:
+        """Where the blocks are once they are made; another day or another version of the fleet has another place."""
+        code = hashlib.sha256()
+        here = Path(__file__).parent
+        for path in sorted([*here.glob("fleet*"), *here.glob("models*")]):
+            code.update(path.read_bytes())
+        day = datetime.fromtimestamp(self.fleet.end_seconds, UTC).strftime("%Y-%m-%d")
+        return self.cache / f"past-{day}-{self.fleet.days}d-{code.hexdigest()[:8]}"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that makes them; each line of its output is the percentage that is done."""
+        words = (str(self.fleet.days), str(self.fleet.end_seconds), self.promtool, str(self.kept))
+        return (sys.executable, "-m", "gpu_simulator.past", *words)
+
+    def load(self, data: Path) -> bool:
+        """Copy the blocks into Prometheus' data, each at once; False if they are not made yet."""
+        if not self.kept.is_dir():
+            return False
+        data.mkdir(parents=True, exist_ok=True)
+        blocks = [(block, data / f"{block.name}.tmp") for block in sorted(self.kept.iterdir())]
+        for block, copy in blocks:
+            shutil.copytree(block, copy)
+        for block, copy in blocks:
+            copy.rename(data / block.name)
+        return True
+
+
+def main() -> int:
+    """Make the past, keep it, and remove those of other days."""
+    parser = argparse.ArgumentParser(prog="gpu_simulator.past")
+    parser.add_argument("days", type=int)
+    parser.add_argument("end_seconds", type=int)
+    parser.add_argument("promtool")
+    parser.add_argument("kept", type=Path)
+    wanted = parser.parse_args()
+    os.nice(10)  # pages and alerts of the demonstration come first
+    plan = FleetPlan(nodes=NODES, days=wanted.days, end_seconds=wanted.end_seconds, clusters=CLUSTERS)
+    making = wanted.kept.with_name(f"{wanted.kept.name}.{os.getpid()}.part")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing half made is left
+
+    def show(nodes: int) -> None:
+        sys.stdout.write(f"{_WRITING_PERCENT * nodes // NODES}\n")
+        sys.stdout.flush()
+
+    try:
+        make_history(plan, wanted.promtool, making, processes=min(2, os.cpu_count() or 1), progress=show)
+        with suppress(OSError):  # another demonstration was quicker
+            making.rename(wanted.kept)
+    except (ExporterError, OSError) as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    for other in wanted.kept.parent.glob("past-*"):
+        if other != wanted.kept and time.time() - other.stat().st_mtime > _OLD_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
+    return 0
+
+
+_WRITING_PERCENT = 50
+"""Of the time, until promtool begins."""
+_OLD_SECONDS = 7200.0
+"""What is younger may be that of another demonstration, which still makes it."""
+
+if __name__ == "__main__":
+    sys.exit(main())
