@@ -66,14 +66,6 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"gpu-cost-exporter {__version__}\n"
 
 
-def test_the_service_without_what_it_needs_says_where_that_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    assert main(["serve", "--prometheus", "http://127.0.0.1:9"]) == 1
-    assert "serve needs plotly, which this installation lacks: take the image of" in capsys.readouterr().err
-
-
 def test_without_a_command_the_help_is_shown_and_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "simulate" in capsys.readouterr().out
