@@ -477,7 +477,7 @@ def _ledger(data: bytes) -> None:
     _check(found.total)
     for form in FLEET_FORMATS:
         text = io.StringIO()
-        write_fleet(found, form, text)
+        write_fleet(found, form, text, with_notes=True)
         text.getvalue().encode()
         if form == "json":
             require_json(text.getvalue())
@@ -509,7 +509,7 @@ def _ledger_of_agent(data: bytes) -> None:
     for form in FORMATS:
         for by in node_report.BY:
             text = io.StringIO()
-            write(report, form, text, by)
+            write(report, form, text, by, with_notes=True)
             text.getvalue().encode()
             if form == "json":
                 require_json(text.getvalue())

@@ -16,7 +16,7 @@ from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import Filters, parse_window
-from exporter.cost.live import PodDocument, at_work_ratio
+from exporter.cost.live import PodDocument, at_work_ratio, price_rows
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
@@ -83,6 +83,7 @@ async def served(
         ledger = PrometheusLedger(client)
         sources = BookSources(
             ledger=ledger,
+            prices=partial(price_rows, client),
             pods=live_pods(pods, prometheus_url),
             at_work_ratio=partial(at_work_ratio, client),
             newest_hour=partial(newest_hour, client),
@@ -140,6 +141,7 @@ def recommendation(namespace: str, workload: str, **changes: object) -> Recommen
         "evidence": ("3 of its 8 GPUs were idle in all of 612 measured hours.", "Coverage was 98 % of 624 hours."),
         "risk": "A load that comes once a month would not fit; take one GPU away at a time.",
         "risk_level": "low",
+        "command": f"kubectl -n {namespace} edit deployment/{workload}",
     }
     return Recommendation(**with_owner({**values, **changes}))  # type: ignore[arg-type]
 

@@ -274,7 +274,11 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
     async def labels(_now: float) -> dict[str, tuple[str, ...]]:
         return {}
 
+    async def unpriced(_at: float, _filters: Filters) -> dict[tuple[str, str], tuple[()]]:
+        return {}
+
     sources = BookSources(
+        prices=unpriced,
         ledger=source,
         pods=PodsOf(None, ""),
         at_work_ratio=unasked,

@@ -152,16 +152,6 @@ def test_other_shells_read_their_script(shell: str) -> None:
         subprocess.run([shell, "-n"], input=script, text=True, timeout=60, check=True)
 
 
-def test_the_service_without_what_it_needs_says_where_that_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    assert main(["serve", "--prometheus", "http://127.0.0.1:9"]) == 1
-    told = capsys.readouterr().err
-    assert "serve needs plotly, which this installation lacks: take the image of" in told
-    assert "or install it: pip install plotly\n" in told
-
-
 def test_without_a_command_the_help_is_shown_and_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "simulate" in capsys.readouterr().out

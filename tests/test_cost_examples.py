@@ -71,21 +71,24 @@ def table(accounts: Mapping[Account, Totals]) -> list[str]:
     for account, totals in accounts.items():
         by_owner.setdefault(_name(account.owner), []).append(totals)
     named = sorted(by_owner.items(), key=lambda entry: (entry[0] == "Unallocated", entry[0]))
-    return [_row(name, found) for name, found in (*named, ("sum", list(accounts.values())))]
+    owned = [totals for account, totals in accounts.items() if account.owner.namespace]
+    rows = [_row(name, found, [] if name == "Unallocated" else found) for name, found in named]
+    return [*rows, _row("sum", list(accounts.values()), owned)]
 
 
 def _name(owner: Owner) -> str:
     return owner.namespace or owner.kind
 
 
-def _row(name: str, found: Sequence[Totals]) -> str:
-    hours = [
-        sum(getattr(totals, key) for totals in found) / 3600
-        for key in ("allocated_seconds", "active_seconds", "idle_seconds")
-    ]
+def _row(name: str, found: Sequence[Totals], owned: Sequence[Totals]) -> str:
+    """A row as a report has it: only time of owners is active or idle."""
+    allocated = sum(totals.allocated_seconds for totals in found) / 3600
+    active, idle = (sum(getattr(one, key) for one in owned) / 3600 for key in ("active_seconds", "idle_seconds"))
     total = sum(totals.money["USD"].total for totals in found)
-    idle = sum(totals.money["USD"].idle for totals in found)
-    return f"| {name} | " + " | ".join([*(f"{value:.4f}" for value in hours), f"{total:.2f}", f"{idle:.2f}"]) + " |"
+    idle_cost = sum(totals.money["USD"].idle for totals in owned)
+    states = [f"{active:.4f}", f"{idle:.4f}"] if owned else ["", ""]
+    cells = [f"{allocated:.4f}", *states, f"{total:.2f}", f"{idle_cost:.2f}" if owned else ""]
+    return " | ".join([f"| {name}", *cells]) + " |"
 
 
 def documented(heading: str) -> list[list[str]]:

@@ -8,6 +8,7 @@ from fleet_report_support import A100, H100, START, day, hours, ledger, ledgers,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.cost.document import charged
 from exporter.cost.ledger import (
     DAY_SECONDS,
     UNALLOCATED,
@@ -19,7 +20,6 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.cost.render import charged
 from exporter.cost.report import FleetReport, ShareIdle, close, divide, make_report
 
 LATER = START + 40 * DAY_SECONDS

@@ -329,26 +329,6 @@ def test_the_cost_service_runs_as_nobody_and_keeps_its_store_on_a_volume(images:
         images.storage.run("podman", "volume", "rm", "--force", volume)
 
 
-def test_the_agents_image_has_nothing_of_the_cost_services_and_says_so(images: Images) -> None:
-    words = ("serve", "--prometheus", "http://127.0.0.1:9")
-    done = subprocess.run(
-        container_command(images.storage, images.agent, words, ()),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "serve needs plotly, which this installation lacks: take the image of the cost service" in line
-
-
-def test_the_script_of_the_charts_is_in_the_services_image(images: Images) -> None:
-    code = "from exporter.service.responses import assets; print(len(assets()['plotly.js'].body))"
-    said = output(images, images.service, "-c", code, options=("--entrypoint", "/opt/gpu-cost-exporter/bin/python"))
-    assert int(said) > 1_000_000
-
-
 LOOK = """
 import importlib.util, os, shutil
 programs = ("pip", "pip3", "cc", "gcc", "c++", "ld", "make", "curl", "git")

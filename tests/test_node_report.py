@@ -58,7 +58,7 @@ def ledger_of(**changes: object) -> Snapshot:
 
 def written(view: Snapshot, form: str = "table") -> str:
     stream = io.StringIO()
-    write(report_of(view), form, stream)
+    write(report_of(view), form, stream, with_notes=True)
     return stream.getvalue()
 
 
@@ -86,8 +86,8 @@ def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_a
     assert order == sorted(order)
     assert order[1] - order[0] > 1, "a rule between"
     assert row(text, "Unattributed")[-2:] == ["no", "price"]
-    assert row(text, "Total")[-6:-2] == ["2.0000", "0.7500", "1.1467", "0.1033"]
-    assert row(text, "Total")[-2:] == ["4.95*", "2.87"]
+    assert row(text, "Total")[-6:-2] == ["2.0000", "0.7500", "0.1667", "0.0833"], "of owners"
+    assert row(text, "Total")[-2:] == ["4.95*", "0.42"]
 
 
 def test_an_owner_is_one_line_whatever_cost_labels_its_pods_have() -> None:
@@ -171,12 +171,18 @@ def test_csv_has_a_row_per_line_and_empty_cells_for_what_is_not_known() -> None:
     assert free["owner_kind"] == "Unallocated"
     total = sum(float(one["gpu_hours"]) for one in (work, nobody_known, free))
     assert total == pytest.approx(2.0, rel=1e-12)
+    assert {one[name] for one in (nobody_known, free) for name in ("active_hours", "idle_hours")} == {""}
+    stream = io.StringIO()
+    write(report_of(snapshot()), "csv", stream)
+    assert [one["owner_name"] for one in csv.DictReader(io.StringIO(stream.getvalue()))] == ["resnet"]
 
 
 def test_json_has_every_line_the_sum_and_the_trust() -> None:
     document = json.loads(written(snapshot(), "json"))
     assert [line["owner_kind"] for line in document["lines"]] == ["Job", "Unattributed", "Unallocated"]
     assert document["lines"][1]["money"] == []
+    assert document["lines"][2]["idle_seconds"] is None
+    assert document["total"]["idle_seconds"] == document["lines"][0]["idle_seconds"]
     assert document["total"]["allocated_seconds"] == document["capacity_seconds"] == 7200.0
     assert document["missing_seconds"] == 0.0
     assert document["coverage_ratio"] == pytest.approx(1 - 372 / 7200)

@@ -98,7 +98,49 @@ def test_a_gpu_that_is_used_a_little_becomes_the_smallest_instance_that_fits_mem
     assert (one.advice, one.title) == ("smaller-mig", "Move the H100 to a MIG instance 2g.20gb")
     assert one.gpus == pytest.approx(5 / 7)
     assert one.per_month == pytest.approx(4 * 730 * 5 / 7)
-    assert one.risk_level == "medium"
+    assert one.risk_level == "low"
+
+
+THIN = {"held_hours": 30.0, "measured_hours": 30.0}
+RISKS: dict[str, tuple[HeldDevice, str, str]] = {
+    "nothing loaded": (use(0, 0.0, peak_memory_bytes=0.0), "low", "No GPU work would be interrupted"),
+    "something loaded": (use(0, 0.0), "medium", "Something is loaded"),
+    "seen for a day, nothing loaded": (use(0, 0.0, peak_memory_bytes=0.0, **THIN), "medium", "only 30 hours"),
+    "seen for a day, something loaded": (use(0, 0.0, **THIN), "high", "only 30 hours"),
+    "a busiest hour that fits": (use(0, 0.2, **SMALL), "low", "Try one replica first"),
+    "a busiest hour that does not fit": (use(0, 0.2, **SMALL, peak_ratio=0.9), "medium", "90 % active, would not fit"),
+    "a burst and hours unknown": (
+        use(0, 0.2, **SMALL, peak_ratio=0.9, measured_hours=HOURS * 0.95),
+        "high",
+        "Activity is unknown for 5 % of its hours",
+    ),
+}
+
+
+@pytest.mark.parametrize(("held", "level", "reason"), RISKS.values(), ids=RISKS)
+def test_risk_follows_from_the_evidence_and_says_why(held: HeldDevice, level: str, reason: str) -> None:
+    (one,) = advice_on(held)
+    assert one.risk_level == level
+    assert reason in one.risk
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("Deployment", "kubectl -n ml scale deployment/w --replicas=0"),
+        ("Job", """kubectl -n ml patch job/w --type=merge -p '{"spec":{"suspend":true}}'"""),
+        ("RayCluster", "kubectl -n ml edit raycluster/w"),
+        ("", ""),
+    ],
+)
+def test_a_command_to_copy_gives_a_workloads_gpus_back(kind: str, command: str) -> None:
+    (one,) = advice_on(use(0, 0.0, kind=kind))
+    assert one.command == command
+
+
+def test_a_command_quotes_what_a_shell_would_run() -> None:
+    (one,) = advice_on(use(0, 0.2, workload="$(reboot); x", **SMALL))
+    assert one.command == "kubectl -n ml edit 'deployment/$(reboot); x'"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 from exporter.cost.document import document
 from exporter.cost.ledger import UNALLOCATED, Dimension, Filters, FleetLedger
 from exporter.cost.render import FLEET_FORMATS, Form, write_fleet
-from exporter.cost.report import FleetReport, ShareIdle, make_report
+from exporter.cost.report import FleetReport, ShareIdle, compared, make_report
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,9 +38,9 @@ def report_of(
     return make_report(known, by or ("namespace",), filters, share_idle=share_idle)
 
 
-def written(report: FleetReport, form: Form, top: int | None = None) -> str:
+def written(report: FleetReport, form: Form, top: int | None = None, *, with_notes: bool = True) -> str:
     stream = io.StringIO(newline="")
-    write_fleet(report, form, stream, top=top)
+    write_fleet(report, form, stream, top=top, with_notes=with_notes)
     text = stream.getvalue()
     assert text.endswith("\n")
     return text
@@ -191,10 +192,16 @@ def test_json_is_the_document_whose_money_is_its_parts() -> None:
     report = make_report(small_ledger(), ["namespace", "model"], share_idle="even", with_series=True)
     read = json.loads(written(report, "json"))
     assert read == document(report)
-    for figures in (*read["lines"], read["total"], *(one for line in read["lines"] for one in line["series"])):
+    held, apart = ([line for line in read["lines"] if line["held"] is is_held] for is_held in (True, False))
+    for figures in (*held, *(one for line in held for one in line["series"])):
         for money in figures["money"]:
             parts = money["active_cost"] + money["idle_cost"] + money["unknown_cost"]
             assert parts == pytest.approx(money["cost"])
+    for line in apart:
+        assert {line[name] for name in ("active_seconds", "idle_seconds", "unknown_seconds", "active_ratio")} == {None}
+        assert {money["idle_cost"] for one in (line, *line["series"]) for money in one["money"]} == {None}
+    for name in ("active_seconds", "idle_seconds", "unknown_seconds"):
+        assert read["total"][name] == pytest.approx(sum(line[name] for line in held))
     assert read["total"]["energy_joules"] == pytest.approx(165.75 * 3.6e6)
 
 
@@ -221,6 +228,36 @@ def test_the_documented_example_of_sharing_is_right(share_idle: ShareIdle) -> No
     assert [row["charged_USD"] for row in records(report)[:3]] == [repr(float(amount)) for amount in told]
 
 
+def test_csv_is_of_owners_alone_and_rounded_unless_notes_are_asked_for() -> None:
+    report = report_of(small_ledger(), "team", share_idle="weighted")
+    plain = list(csv.DictReader(io.StringIO(written(report, "csv", with_notes=False), newline="")))
+    noted = [row for row in records(report) if row["record"] == "Owner"]
+    assert plain == [{name: row[name] for name in plain[0]} for row in noted]
+    assert set(noted[0]) - set(plain[0]) == {"record", "ratio", "remark"}
+    for row in plain:
+        digits = {name: len(value.partition(".")[2]) for name, value in row.items() if re.fullmatch(r"[\d.]+", value)}
+        assert all(count <= (3 if name.endswith(("_hours", "_kwh")) else 4) for name, count in digits.items())
+        assert all(count <= 2 for name, count in digits.items() if name.endswith(("_USD", "_EUR")))
+
+
+def test_a_whole_month_is_compared_with_the_one_before_if_that_is_known() -> None:
+    october, september = small_ledger(), ledger({owner("vision", "resnet", "core"): hours(active=100, usd=700.0)})
+    report = compared(report_of(october, "team"), report_of(september, "team"))
+    document_of = json.loads(written(report, "json"))
+    core, markup = document_of["lines"][:2]
+    assert (core["before"][0]["cost"], markup["before"]) == (700.0, [])
+    rows = {row["team"]: row for row in records(report) if row["record"] == "Owner"}
+    assert (rows["core"]["before_USD"], rows["core"]["change_USD"]) == ("700.0", "1400.0")
+    assert (rows["core"]["before_EUR"], rows["core"]["change_EUR"]) == ("", "")
+    assert "+1,400.00" in written(report, "table")
+    assert "+1,400.00" in written(report, "html")
+    unknown = replace(september, chunks=(replace(september.chunks[0], recorded_hours={"": 12}),))
+    report = compared(report_of(october, "team"), report_of(unknown, "team"))
+    for form in FLEET_FORMATS:
+        assert "not compared with 2026-10: 50.00 % of it was recorded" in written(report, form)
+        assert "Change" not in written(report, form)
+
+
 def test_an_empty_report_is_a_report() -> None:
     report = report_of(ledger({}))
     assert json.loads(written(report, "json"))["lines"] == []
@@ -236,7 +273,11 @@ def test_csv_sums_to_its_own_total(known: FleetLedger, share_idle: ShareIdle) ->
     lines = [row for row in rows if row["record"] in {"Owner", "Unattributed", "Unallocated"}]
     (total,) = [row for row in rows if row["record"] == "Total"]
     (capacity,) = [row for row in rows if row["record"] == "Capacity"]
-    assert sum(float(row["gpu_hours"]) for row in lines) == pytest.approx(float(capacity["gpu_hours"]))
+    rounding = 0.5 * (len(lines) + 1) + 1e-6
+    assert sum(float(row["gpu_hours"]) for row in lines) == pytest.approx(
+        float(capacity["gpu_hours"]), abs=rounding * 1e-3
+    )
     for title in total:
-        if title.startswith(("cost_", "charged_")):
-            assert sum(float(row[title] or 0) for row in lines) == pytest.approx(float(total[title]))
+        if title.startswith(("cost_", "idle_cost_", "charged_")):
+            summed = sum(float(row[title] or 0) for row in lines)
+            assert summed == pytest.approx(float(total[title] or 0), abs=rounding * 1e-2)

@@ -94,7 +94,7 @@ def test_a_label_is_told_in_every_form() -> None:
     table, text, document = (written("label:project", form, accounts) for form in ("table", "csv", "json"))
     shown = table.split("Total")[0].splitlines()[3:]
     assert [line.split()[0] for line in shown if line.strip(" ─")] == ["llm", "(no", "Unallocated"]
-    assert [row["label:project"] for row in csv.DictReader(io.StringIO(text))] == ["llm", "", ""]
+    assert [row["label:project"] for row in csv.DictReader(io.StringIO(text))] == ["llm", ""]
     lines_of = json.loads(document)["lines"]
     assert [(line["labels"], line["allocated_seconds"]) for line in lines_of[:2]] == [
         ({"project": "llm"}, 3 * 3600),

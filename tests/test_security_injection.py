@@ -189,6 +189,7 @@ async def test_csv_at_a_terminal_has_no_control_character() -> None:
     ours, theirs = pty.openpty()
     async with serving(stub) as one:
         command = ("report", "--prometheus", one.url, "--window", "2026-10-01", "--by", "team", "--format", "csv")
+        command += ("--with-notes",)
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "exporter", *command, stdout=theirs)
         os.close(theirs)
         shown = await asyncio.to_thread(until_closed, ours)

@@ -1,6 +1,8 @@
 """The cost service's pages as HTML: their figures are the truth, names are harmless, and what is missing is told."""
 
+import csv
 import gzip
+import io
 import json
 import re
 import urllib.error
@@ -10,12 +12,14 @@ from dataclasses import replace
 from email.message import Message
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from book_support import Served, beside, budget_state, recommendation, served
 from fleet_support import FleetServer, backfill, prometheus, truth_between
 
+from exporter.cli import main
 from exporter.config.options import ServiceServingSettings
 from exporter.cost.ledger import Dimension, pairs, parse_window
 from exporter.cost.live import PodDocument
@@ -28,6 +32,7 @@ from gpu_simulator.fleet_plan import FleetPlan
 
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3600
 MONTH = "2026-09"
+WEEK = "2026-09-14..2026-09-20"
 HOSTILE = "<script>alert(1)</script>"
 FORMULA = '=HYPERLINK("http://evil.example","x")'
 RIGHT_TO_LEFT = "\u202egnp.exe"
@@ -232,14 +237,134 @@ def test_the_funnel_counts_gpus(service: Served, small_fleet: FleetPlan) -> None
 
 def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served, small_fleet: FleetPlan) -> None:
     text = fetch(service.url, f"/?window={MONTH}&currency=USD")[2].decode()
-    found = re.search(r'<script type="application/json" id="d-uses">(.*?)</script>', text, re.DOTALL)
-    assert found
-    data = json.loads(found[1])
-    drawn = sum(sum(stack["values"]) for stack in data["stacks"])
-    assert drawn == pytest.approx(month_truth(small_fleet).sum().money["USD"].total, rel=1e-9)
-    days = [row for row in Page(text).rows if row and row[0] in data["periods"]]
-    assert [row[0] for row in days] == data["periods"]
-    assert days[3][1] == decimal(data["stacks"][0]["values"][3])
+    days = [row for row in Page(text).rows if row and re.fullmatch(r"2026-09-\d\d", row[0])]
+    assert [row[0] for row in days] == [f"2026-09-{number:02}" for number in range(1, 22)]
+    sums = [float(row[-1].replace(",", "")) for row in days]
+    assert sum(sums) == pytest.approx(month_truth(small_fleet).sum().money["USD"].total, abs=0.005 * len(days))
+    heights: dict[str, float] = {}
+    for place, height in re.findall(r'<rect x="([\d.]+)%" y="[\d.]+" width="[\d.]+%" height="([\d.]+)"/>', text):
+        heights[place] = heights.get(place, 0.0) + float(height)
+    assert list(heights.values()) == pytest.approx(
+        [total / sums[0] * next(iter(heights.values())) for total in sums], rel=0.01
+    )
+    assert "Total USD" in Page(text).text
+
+
+def test_every_form_of_one_report_has_the_same_figures(
+    service: Served, fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["report", "--prometheus", fleet_prometheus.url, "--window", WEEK, "--by", "team"]
+    forms = {}
+    for form, options in (("json", ()), ("table", ()), ("csv", ("--with-notes",)), ("html", ())):
+        assert main([*command, "--format", form, *options]) == 0
+        forms[form] = capsys.readouterr().out
+    document = json.loads(forms["json"])
+    text = forms["table"].splitlines()
+    start = next(number for number, line in enumerate(text) if line.startswith("Team "))
+    head, titles = text[start], re.split(r"\s{2,}", text[start])
+    body = [cells_below(head, line) for line in text[start + 2 : start + 20]]
+    table = {cells[0]: cells for cells in body}
+    rows = {(row["team"] or row["record"]).strip(): row for row in csv.DictReader(io.StringIO(forms["csv"]))}
+    html = Page(forms["html"])
+    web = Page(fetch(service.url, f"/by/team?window={WEEK}&currency=USD")[2].decode())
+    columns = next(row for row in web.rows if row and row[0] == "Team")
+    columns = [column.rstrip("▼▲") for column in columns]
+    lines = [(line["team"] or line["owner_kind"] or "(no team)", line) for line in document["lines"]]
+    assert len(lines) > 4
+    for name, line in [*lines, ("Total", document["total"])]:
+        paid = {one["currency"]: one for one in line["money"]}
+        seconds = [line[f"{state}_seconds"] for state in ("allocated", "active", "idle", "unknown")]
+        assert table[name][1:5] == ["" if one is None else decimal(one / 3600, 1) for one in seconds], name
+        assert html.row(name)[1:5] == table[name][1:5], name
+        csv_row = rows[name if name != "(no team)" else "Owner"]
+        csv_hours = [csv_row[f"{state}_hours"] for state in ("gpu", "active", "idle", "unknown")]
+        assert csv_hours == ["" if one is None else str(round(one / 3600, 3)) for one in seconds], name
+        shown = dict(zip(columns, web.row(name), strict=True))
+        states = [shown[title] for title in ("GPU-hours", "Active", "Idle", "Unknown")]
+        assert states == ["" if one is None else hours(one) for one in seconds], name
+        if "USD" not in paid:
+            continue
+        star = "*" if line["unpriced_seconds"] else ""
+        cost, idle = paid["USD"]["cost"], paid["USD"]["idle_cost"]
+        money_of = dict(zip(titles, table[name], strict=True))
+        idle_words = "" if idle is None else decimal(idle)
+        assert [money_of["Cost USD"], money_of["Idle USD"]] == [decimal(cost) + star, idle_words], name
+        assert [shown["Cost USD"], shown["Idle USD"]] == [decimal(cost) + star, idle_words], name
+        assert csv_row["cost_USD"] == str(round(cost, 2)), name
+        assert csv_row["idle_cost_USD"] == ("" if idle is None else str(round(idle, 2))), name
+        assert shown["Change USD"] == money_of["Change USD"], name
+        before = line.get("before", document["before"]["money"])
+        change = cost - sum(one["cost"] for one in before if one["currency"] == "USD")
+        assert shown["Change USD"] == f"{change:+,.2f}", name
+        assert csv_row["change_USD"] == str(round(change, 2)), name
+    owned = sum(line["idle_seconds"] for line in document["lines"] if line["held"])
+    assert document["total"]["idle_seconds"] == pytest.approx(owned, rel=1e-12)
+    assert (
+        f"Idle {decimal(sum(one['idle_cost'] for one in document['total']['money'] if one['currency'] == 'USD'))} ("
+        in html.text
+    )
+
+
+def cells_below(head: str, line: str) -> list[str]:
+    """The cells of a line of the table: the name to the left, each figure to the end of its heading."""
+    ends = [found.end() for found in re.finditer(r"\S+(?: \S+)*", head)]
+    figures = head.index("GPU-hours")
+    starts = [figures - 2, *ends[1:-1]]
+    return [line[:figures].strip(), *(line[start:end].strip() for start, end in zip(starts, ends[1:], strict=True))]
+
+
+def test_gpus_without_an_owner_are_columns_of_their_node(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/by/node?window={MONTH}&currency=USD")
+    columns = [column.rstrip("▼▲") for column in next(row for row in shown.rows if row and row[0] == "Node")]
+    place = columns.index("Unallocated USD")
+    names = [row[0] for row in shown.rows if row and row[0].startswith("Unallocated")]
+    assert len(names) == 1, "a row for all nodes, not one for each"
+    nodes = [row for row in shown.rows if len(row) == len(columns) and row[0].startswith("sim-node")]
+    assert len(nodes) == len({row[0] for row in nodes}), "with the cluster where names would be the same"
+    free = sum(float(row[place].replace(",", "")) for row in nodes if row[place])
+    truth = month_truth(small_fleet).sum(kind="Unallocated").money["USD"].total
+    assert free == pytest.approx(truth, abs=0.005 * len(nodes))
+    assert shown.row("Total")[place] == decimal(truth)
+
+
+def test_an_amount_is_explained_by_hours_rate_and_price_row(service: Served) -> None:
+    shown = page(service, f"/owner?window={MONTH}&namespace=vision&currency=USD")
+    columns = next(row for row in shown.rows if row and row[0] == "Model")
+    (row,) = [row for row in shown.rows if row and row[0].startswith("H100") and "on-demand" in row[0]][:1]
+    cells = dict(zip(columns, row, strict=True))
+    cost, rate = (float(cells[name].rstrip("*").replace(",", "")) for name in ("Cost USD", "USD/h"))
+    assert cells["Price row"].startswith("simulated:fleet at ")
+    assert f"GPU-hours with a price \N{MULTIPLICATION SIGN} {cells['USD/h']} = {decimal(cost)} USD" in shown.text
+    assert rate * float(cells["GPU-hours"].replace(",", "")) == pytest.approx(cost, rel=0.01)
+
+
+def test_models_without_a_price_are_named_with_a_row_to_paste(service: Served, tmp_path: Path) -> None:
+    text = fetch(service.url, "/by/team?window=2026-08-20..2026-09-10")[2].decode()
+    pasted = [
+        unescape(one) for one in re.findall(r'<pre [^>]*aria-label="Row of a price book">(.*?)</pre>', text, re.DOTALL)
+    ]
+    assert pasted
+    book = tmp_path / "book.yaml"
+    book.write_text("currency: USD\nrows:\n" + "\n".join(pasted).replace("PRICE", "2.5") + "\n", encoding="utf-8")
+    assert main(["prices", "check", str(book)]) == 0
+    assert "not included in the cost" in Page(text).text
+
+
+def test_two_dates_are_a_period_with_both_days(service: Served) -> None:
+    shown = page(service, "/by/team?from=2026-09-10&to=2026-09-12&window=30d")
+    assert "2026-09-10 to 2026-09-12 UTC" in shown.text
+    assert any("window=2026-09-10..2026-09-12" in link for link in shown.links)
+    assert "one of the two dates is missing" in page(service, "/by/team?from=2026-09-10", 400).text
+
+
+def test_the_api_has_a_page_for_people(service: Served) -> None:
+    shown = page(service, "/api")
+    assert "GET /api/v1/report" in shown.text
+    assert "Allowed: none, even, weighted. Default: none." in shown.text
+    assert any(link.endswith("/api") for link in page(service, "/").links)
+    for link in shown.links:
+        if link.startswith(("/api/", "/allocation")):
+            assert fetch(service.url, link)[0] == 200, link
 
 
 def test_most_waste_is_the_owner_with_most_idle_money(service: Served, small_fleet: FleetPlan) -> None:
@@ -412,7 +537,7 @@ def test_a_window_before_all_data_shows_an_empty_page(service: Served) -> None:
 
 
 def test_simulated_data_says_so_on_every_page(service: Served) -> None:
-    for path in ("/", "/by/node", "/owner?namespace=vision", "/recommendations", "/budgets", "/about"):
+    for path in ("/", "/by/node", "/owner?namespace=vision", "/recommendations", "/budgets", "/about", "/api"):
         assert "SIMULATED" in (page(service, path)).text, path
 
 
@@ -427,7 +552,7 @@ def test_coverage_and_prices_stand_on_every_page(service: Served) -> None:
 def test_unpriced_hours_are_told_and_are_no_money(service: Served) -> None:
     shown = page(service, f"/by/model?window={MONTH}")
     unpriced = report(service, "model").total.unpriced_seconds
-    assert (f"{hours(unpriced)} GPU-hours are in no money here" in shown.text) == (unpriced > 0)
+    assert (f"{hours(unpriced)} GPU-hours have no price and are not included" in shown.text) == (unpriced > 0)
 
 
 def test_a_page_that_cannot_be_read_says_why_and_when_to_come_again(now: float) -> None:
@@ -501,6 +626,8 @@ def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
     assert "no price" in shown.text
     assert "3 of its 8 GPUs were idle in all of 612 measured hours." in shown.text
     assert "A load that comes once a month would not fit" in shown.text
+    assert "ask team search" in shown.text
+    assert "kubectl -n vision edit deployment/serving-1" in shown.text
     assert "vision/serving-1" not in ads.text
     assert "ads/trainer" in ads.text
     assert "vision/serving-1" in node.text
@@ -543,7 +670,7 @@ def test_files_are_packed_kept_and_the_only_ones_that_may_run(service: Served) -
     _, headers, body = fetch(service.url, "/", **gzipped)
     policy, text = headers["Content-Security-Policy"], gzip.decompress(body).decode()
     sources = re.findall(r'(?:src|href)="(/static/[^"]+)"', text)
-    assert len(sources) == 3
+    assert len(sources) == 2
     for source in sources:
         _, headers, body = fetch(service.url, source, **gzipped)
         assert headers["Cache-Control"] == "public, max-age=31536000, immutable"

@@ -38,6 +38,7 @@ def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> Fle
         held=tuple(ReportLine(key=LineKey(team=str(number)), figures=Figures()) for number in range(lines)),
         apart=(),
         total=Figures(),
+        owned=Figures(),
         trust=Trust(
             capacity_seconds=0,
             missing_seconds=0,

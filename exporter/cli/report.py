@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 
 from exporter.cli.common import (
@@ -38,6 +39,7 @@ from exporter.cost import agent_client, node_report
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import DEFAULT_VERSION, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
+from exporter.cost.foot import failure_words
 from exporter.cost.ledger import (
     HOUR_SECONDS,
     LABEL,
@@ -49,11 +51,12 @@ from exporter.cost.ledger import (
     dimension_problem,
     label_problem,
     parse_window,
+    period_before,
     too_many_labels,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.render import failure_words, write_fleet
-from exporter.cost.report import Trust, dimensions_of, filter_words, make_report, unknown_labels
+from exporter.cost.render import write_fleet
+from exporter.cost.report import Trust, compared, dimensions_of, filter_words, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
@@ -155,6 +158,11 @@ def _add_form(parser: Parser) -> None:
         "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
     )
     form.add_argument(
+        "--with-notes",
+        action="store_true",
+        help="csv: also rows of totals, coverage, notes and of what has no owner [default: owners alone]",
+    )
+    form.add_argument(
         "--min-coverage",
         type=_part,
         metavar="PART",
@@ -214,7 +222,7 @@ def _of_a_node(namespace: argparse.Namespace) -> int:
         there = ", ".join(sorted(known)) or "none; name them by --cost-labels of the agent"
         raise ConfigError(f"--by: no owner has the {by.replace(':', ' ')}; labels of this node: {there}")
     with output(namespace.output) as stream:
-        node_report.write(read, namespace.format, stream, by)
+        node_report.write(read, namespace.format, stream, by, with_notes=namespace.with_notes)
     return 0
 
 
@@ -305,6 +313,8 @@ def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:
 def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator[str]:
     if namespace.share_unallocated and namespace.share_idle in {None, "none"}:
         yield "--share-unallocated: says what is spread, not how; give --share-idle even or weighted, too"
+    if namespace.with_notes and namespace.format != "csv":
+        yield f"--with-notes: {namespace.format} has them already; leave it out, or take csv"
     if namespace.top is not None and namespace.format in _SHOWN_WHOLE:
         yield f"--top: {namespace.format} has every line, so that it adds up; leave it out, or take table or html"
     if namespace.format != "focus":
@@ -341,7 +351,7 @@ async def _read(
     Without ``by_day`` Prometheus is asked for many days at once, which takes a third of the time.
 
     Raises:
-        ExporterError: Nothing can be read, or nothing was recorded in the window.
+        ExporterError: Nothing can be read.
     """
     async with AsyncExitStack() as stack:
         asked = stored = None
@@ -353,9 +363,7 @@ async def _read(
         source = CombinedLedger(stored, asked) if stored and asked else stored or asked
         assert source is not None  # noqa: S101 - the options say that one of the two is there
         bar = stack.enter_context(ProgressBar("Reading"))
-        ledger = await source.ledger(window, dimensions, filters, bar.show)
-    _refuse_nothing(ledger)
-    return ledger
+        return await source.ledger(window, dimensions, filters, bar.show)
 
 
 def _say_failures(ledger: FleetLedger, whole: str) -> None:
@@ -396,7 +404,9 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
             say(f"warning: {warning}")
     # Prices of a book are of a date, and the rows of FOCUS of a day; all else is of the whole window.
     by_day = book is not None or namespace.format == "focus"
-    ledger = asyncio.run(_read(task.prometheus, task.store, task.window, task.dimensions, task.filters, by_day=by_day))
+    read = partial(_read, task.prometheus, task.store, dimensions=task.dimensions, filters=task.filters, by_day=by_day)
+    ledger = asyncio.run(read(task.window))
+    _refuse_nothing(ledger)
     labels_alone = task.filters.wanted == task.filters.by_label.wanted
     if labels_alone and not ledger.failures and (unknown := unknown_labels(ledger, (*task.by, *task.filters.wanted))):
         raise ConfigError(f"--by, --filter: {unknown}")
@@ -407,7 +417,11 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
         if namespace.min_coverage:
             whole &= _is_covered(make_report(ledger, (), task.filters).trust, namespace.min_coverage)
     else:
-        trust = _write(ledger, task, namespace, book.description or "none" if book else "")
+        before = period_before(task.window, namespace.timezone or UTC)
+        earlier = asyncio.run(read(before)) if before else None
+        if earlier and book:
+            earlier = reprice(earlier, book)
+        trust = _write(ledger, earlier, task, namespace, book.description or "none" if book else "")
         whole = _is_covered(trust, namespace.min_coverage or 0.0) and trust.whole
     _say_failures(ledger, "the report")
     return 0 if whole else EXIT_PARTIAL
@@ -426,7 +440,9 @@ def _is_covered(trust: Trust, least: float) -> bool:
     return False
 
 
-def _write(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace, prices: str) -> Trust:
+def _write(
+    ledger: FleetLedger, earlier: FleetLedger | None, task: _Task, namespace: argparse.Namespace, prices: str
+) -> Trust:
     report = make_report(
         ledger,
         task.by,
@@ -435,9 +451,11 @@ def _write(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace, pric
         share_unallocated=bool(namespace.share_unallocated),
         prices=prices,
     )
+    if earlier:
+        report = compared(report, make_report(earlier, task.by, task.filters))
     _warn_of_nothing(task.filters, is_empty=not report.held and not report.apart)
     with output(namespace.output) as stream:
-        write_fleet(report, namespace.format, stream, top=namespace.top)
+        write_fleet(report, namespace.format, stream, top=namespace.top, with_notes=namespace.with_notes)
     return report.trust
 
 

@@ -5,11 +5,9 @@ import asyncio
 import logging
 import os
 import time
-from importlib.util import find_spec
 
 from exporter.cli.common import Parser, add_options
 from exporter.config import resolve
-from exporter.errors import ExporterError
 from exporter.service.run import serve
 from exporter.service.settings import OPTIONS, load_settings
 
@@ -36,9 +34,4 @@ def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     resolve.configure(settings.logging.log_format, settings.logging.log_level)
     for warning in settings.warnings:
         LOG.warning(warning)
-    if find_spec("plotly") is None:  # the agent's image goes without
-        raise ExporterError(
-            "serve needs plotly, which this installation lacks: take the image of the cost service,"
-            " or install it: pip install plotly"
-        )
     return asyncio.run(serve(settings, time.time))

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, ProgressBar, command, put, refuse, say, stdout
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
-from exporter.cost import render
 from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.foot import HOUR, clean
 from exporter.cost.ledger import DAY_SECONDS, Window, last_recorded
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
@@ -192,7 +192,7 @@ def _show_days(namespace: argparse.Namespace) -> int:
             notes = [f"version {day.version}"]
             notes += [f"{day.recorded_hours} of 24 hours"] if day.recorded_hours < HOURS_OF_A_DAY else []
             notes += ["simulated"] if day.simulated else []
-            notes += [f"reopened: {render.clean(day.reopened)}"] if day.reopened else []
+            notes += [f"reopened: {clean(day.reopened)}"] if day.reopened else []
             stream.write(f"{day.window.label}  {', '.join(notes)}\n")
         stream.write(f"{len(days)} closed {'day' if len(days) == 1 else 'days'}\n")
     return 0
@@ -212,20 +212,20 @@ def _history(namespace: argparse.Namespace) -> int:
 
 def _lines(version: DayVersion) -> Iterator[str]:
     at = moment(version.closed_at_seconds)
-    by = f" by {render.clean(version.closed_by)}" if version.closed_by else ""
-    yield f"version {version.number}: closed {at}{by}, read from {render.clean(version.engine)}"
+    by = f" by {clean(version.closed_by)}" if version.closed_by else ""
+    yield f"version {version.number}: closed {at}{by}, read from {clean(version.engine)}"
     if version.reason:
-        yield f"  why: {render.clean(version.reason)}"
+        yield f"  why: {clean(version.reason)}"
     figures = version.figures
     money = "".join(
         f", {money_with_code(money.total, code)} ({decimal(money.idle)} idle)"
         for code, money in sorted(figures.money.items())
     )
-    hours = decimal(figures.allocated_seconds / render.HOUR, 1)
+    hours = decimal(figures.allocated_seconds / HOUR, 1)
     yield f"  {version.lines} lines, {hours} GPU-hours{money}"
     few = {name: count for name, count in version.recorded_hours.items() if count < HOURS_OF_A_DAY}
     for name, count in sorted(few.items()):
-        yield f"  {count} of 24 hours were recorded{f' of cluster {render.clean(name)}' if name else ''}"
+        yield f"  {count} of 24 hours were recorded{f' of cluster {clean(name)}' if name else ''}"
 
 
 def _check(namespace: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from exporter.cost.ledger import Figures, Window, pairs
-from exporter.cost.report import FleetReport, ReportLine, close, is_apart, is_part
+from exporter.cost.report import FleetReport, ReportLine, close, figures_before, is_part
 
 
 class PeriodDocument(TypedDict):
@@ -21,24 +21,24 @@ class WindowDocument(PeriodDocument):
 
 
 class MoneyDocument(TypedDict):
-    """Cost in one currency: the parts sum to the cost."""
+    """Cost in one currency: the parts sum to the cost of owners."""
 
     currency: Annotated[str, "ISO 4217."]
     cost: Annotated[float, "Of all priced seconds."]
-    active_cost: Annotated[float, "Of active seconds."]
-    idle_cost: Annotated[float, "Of idle seconds."]
-    unknown_cost: Annotated[float, "Of unknown seconds."]
+    active_cost: Annotated[float | None, "Of owners' active seconds; null of a line without an owner, as below."]
+    idle_cost: Annotated[float | None, "Of owners' idle seconds."]
+    unknown_cost: Annotated[float | None, "Of owners' unknown seconds."]
 
 
 class FiguresDocument(TypedDict):
     """Seconds, energy and money."""
 
-    allocated_seconds: Annotated[float, "GPU-seconds weighted by share: active, idle and unknown, always."]
-    active_seconds: Annotated[float, "Of these at work."]
-    idle_seconds: Annotated[float, "Of these idle."]
-    unknown_seconds: Annotated[float, "Of these not measured."]
+    allocated_seconds: Annotated[float, "GPU-seconds weighted by share; of an owner active, idle and unknown together."]
+    active_seconds: Annotated[float | None, "Of owners: at work. Null of a line without an owner; here and below."]
+    idle_seconds: Annotated[float | None, "Of owners: idle."]
+    unknown_seconds: Annotated[float | None, "Of owners: not measured."]
     unpriced_seconds: Annotated[float, "Allocated seconds that had no price and are in no money."]
-    active_ratio: Annotated[float | None, "Active of what was measured; null where nothing was."]
+    active_ratio: Annotated[float | None, "Of owners: active of what was measured; null where nothing was."]
     energy_joules: Annotated[float | None, "Measured energy; null where none was."]
     money: Annotated[list[MoneyDocument], "By currency; empty where nothing was priced."]
 
@@ -66,6 +66,7 @@ class LineDocument(OwnerDocument, FiguresDocument):
     held: Annotated[bool, "False: Unallocated or Unattributed, which have no owner."]
     charges: NotRequired[Annotated[list[Mapping[str, Any]], "Where idle money is shared: currency, shared, charged."]]
     series: NotRequired[Annotated[list[FiguresDocument], "By period, where it was asked for."]]
+    before: NotRequired[Annotated[list[MoneyDocument], "Its money of the period before, where that is compared with."]]
 
 
 class TrustDocument(TypedDict):
@@ -83,6 +84,12 @@ class TrustDocument(TypedDict):
     notes: Annotated[list[str], "What a reader must know."]
 
 
+class BeforeDocument(WindowDocument):
+    """The period before one of the calendar."""
+
+    money: Annotated[list[MoneyDocument], "Of all lines that it had."]
+
+
 class FleetDocument(TypedDict):
     """A fleet's report; units are in the keys, times Unix seconds, null is not known or summed over."""
 
@@ -94,6 +101,7 @@ class FleetDocument(TypedDict):
     share_unallocated: Annotated[bool, "Whether Unattributed money is, too."]
     lines: Annotated[list[LineDocument], "Owners' lines, dearest first, then those without an owner."]
     total: FiguresDocument
+    before: Annotated[BeforeDocument | None, "Null where there is nothing to compare with."]
     periods: Annotated[list[PeriodDocument], "Of the lines' series."]
     trust: TrustDocument
     engine: Annotated[str | None, "Where it was read."]
@@ -104,6 +112,12 @@ class FleetDocument(TypedDict):
 def is_shared(report: FleetReport) -> bool:
     """Return whether money without an owner was to be spread."""
     return report.share_idle != "none"
+
+
+def money_kinds(report: FleetReport) -> tuple[str, ...]:
+    """Return the columns of each currency."""
+    shared = ("shared", "charged") if is_shared(report) else ()
+    return ("cost", "idle_cost", *shared, *(("before", "change") if report.before else ()))
 
 
 def charged(report: FleetReport) -> list[dict[str, float]]:
@@ -138,13 +152,18 @@ def document_without_lines(report: FleetReport) -> FleetDocument:
         "share_idle": report.share_idle,
         "share_unallocated": report.share_unallocated,
         "lines": [],
-        "total": _figures(report.total),
+        "total": _figures(report.total, report.owned),
+        "before": _before(report.before) if report.before else None,
         "periods": [_period(period) for period in report.periods],
         "trust": trust_document(report),
         "engine": report.engine or None,
         "simulated": report.simulated,
         "prices": report.prices or None,
     }
+
+
+def _before(earlier: FleetReport) -> BeforeDocument:
+    return {**window_document(earlier.window), "money": _money(earlier.total, earlier.owned)}
 
 
 def window_document(window: Window) -> WindowDocument:
@@ -177,12 +196,16 @@ def _period(window: Window) -> PeriodDocument:
 
 def line_documents(report: FleetReport) -> Iterator[LineDocument]:
     """Yield the lines of owners, then those without an owner."""
+    before = figures_before(report)
     for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
-        yield _line(line, charges, with_shares=is_shared(report))
+        earlier = before(line.key) if report.before else None
+        yield _line(line, charges, earlier, with_shares=is_shared(report))
 
 
-def _line(line: ReportLine, amounts: Mapping[str, float], *, with_shares: bool) -> LineDocument:
-    key = line.key
+def _line(
+    line: ReportLine, amounts: Mapping[str, float], earlier: Figures | None, *, with_shares: bool
+) -> LineDocument:
+    key, states = line.key, line.states
     found: LineDocument = {
         "cluster": key.cluster or None,
         "node": key.node or None,
@@ -194,39 +217,46 @@ def _line(line: ReportLine, amounts: Mapping[str, float], *, with_shares: bool) 
         "labels": pairs(key.labels) or None,
         "model": key.model or None,
         "mode": key.mode or None,
-        "held": not is_apart(key),
-        **_figures(line.figures),
+        "held": states is not None,
+        **_figures(line.figures, states),
         "charges": [
             {"currency": currency, "shared": line.shared.get(currency, 0.0), "charged": amount}
             for currency, amount in sorted(amounts.items())
         ],
-        "series": [_figures(figures) for figures in line.series],
+        "before": _money(earlier, earlier if states else None) if earlier else [],
+        "series": [_figures(figures, figures if states else None) for figures in line.series],
     }
     if not with_shares:
         del found["charges"]
+    if earlier is None:
+        del found["before"]
     if not line.series:
         del found["series"]
     return found
 
 
-def _figures(figures: Figures) -> FiguresDocument:
+def _figures(figures: Figures, states: Figures | None) -> FiguresDocument:
     """Return figures as plain values, named as the agent's ledger names its totals."""
     return {
         "allocated_seconds": figures.allocated_seconds,
-        "active_seconds": figures.active_seconds,
-        "idle_seconds": figures.idle_seconds,
-        "unknown_seconds": figures.unknown_seconds,
+        "active_seconds": states.active_seconds if states else None,
+        "idle_seconds": states.idle_seconds if states else None,
+        "unknown_seconds": states.unknown_seconds if states else None,
         "unpriced_seconds": figures.unpriced_seconds,
-        "active_ratio": figures.active_ratio,
+        "active_ratio": states.active_ratio if states else None,
         "energy_joules": figures.energy_joules,
-        "money": [
-            {
-                "currency": currency,
-                "cost": money.total,
-                "active_cost": money.active,
-                "idle_cost": money.idle,
-                "unknown_cost": money.unknown,
-            }
-            for currency, money in sorted(figures.money.items())
-        ],
+        "money": _money(figures, states),
     }
+
+
+def _money(figures: Figures, states: Figures | None) -> list[MoneyDocument]:
+    return [
+        {
+            "currency": currency,
+            "cost": money.total,
+            "active_cost": states.money_in(currency).active if states else None,
+            "idle_cost": states.money_in(currency).idle if states else None,
+            "unknown_cost": states.money_in(currency).unknown if states else None,
+        }
+        for currency, money in sorted(figures.money.items())
+    ]

@@ -24,7 +24,7 @@ from exporter.cost.focus_rows import (
     written,
 )
 from exporter.cost.ledger import FleetLedger
-from exporter.cost.render import csv_stream, encodable, guarded
+from exporter.cost.report_csv import csv_stream, encodable, guarded
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
 

@@ -72,6 +72,9 @@ class Recommendation:
     risk: str
     """What could go wrong if it were followed, and how to try it."""
     risk_level: RiskLevel
+    """By how much of the evidence speaks against it."""
+    command: str = ""
+    """That does it, or opens the manifest to change; empty where the workload has no name."""
     devices: tuple[str, ...] = ()
     """UUIDs that it is about."""
     nodes: tuple[str, ...] = ()

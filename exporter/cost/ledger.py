@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from exporter.errors import ConfigError
 from exporter.model import Money, NodeFacts
@@ -479,6 +479,15 @@ def period_at(period: Period, now: float, zone: tzinfo = UTC) -> Window:
         label = {1: f"{first:%Y-%m}", 3: f"{first:%Y}-Q{first.month // 3 + 1}", 12: f"{first:%Y}"}[months]
     start, end = _days(first, after, zone)
     return Window(start_seconds=start, end_seconds=end, label=label)
+
+
+def period_before(window: Window, zone: tzinfo = UTC) -> Window | None:
+    """Return the period before a whole week, month, quarter or year; ``None`` for every other window."""
+    for period in get_args(Period):
+        here = period_at(period, window.start_seconds, zone)
+        if (here.start_seconds, here.end_seconds) == (window.start_seconds, window.end_seconds):
+            return period_at(period, window.start_seconds - 1, zone)
+    return None
 
 
 _NAMED: dict[str, Callable[[date], tuple[date, date]]] = {

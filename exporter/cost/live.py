@@ -1,4 +1,4 @@
-"""Reads pods and their devices as they are now: from the live series of a fleet, or from the API of agents."""
+"""Reads pods, their devices and prices as they are now: from the live series of a fleet, or from the API of agents."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
@@ -164,6 +164,57 @@ def _use(
         cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
         live=live,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceNow:
+    """A row of a price book that GPUs of a model and pool have."""
+
+    source: str
+    """``book:row``."""
+    currency: str
+    least: float
+    most: float
+    """Of an hour of a whole GPU; the two differ for a spot price, for example."""
+
+
+PriceRows = Mapping[tuple[str, str], Sequence[PriceNow]]
+"""By model and pool."""
+_FACTS = ("instance_type", "capacity_type")
+
+
+async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filters) -> PriceRows:
+    """Return the price rows of GPUs at a time, by model and pool; empty where no price was recorded within a day.
+
+    Args:
+        client: Where.
+        at_seconds: Unix time.
+        filters: Cluster, node and model are looked at.
+
+    Raises:
+        PrometheusError: It cannot be asked.
+    """
+    cluster = client.settings.cluster_label
+    of_gpus, of_nodes = (
+        queries.matchers(Filters(wanted={name: of for name, of in filters.wanted.items() if name in names}), cluster)
+        for names in ({"cluster", "node", "model"}, {"cluster", "node"})
+    )
+    row = ("model", "currency", "price_source")
+    gpus = f"({_newest(_PRICE, (cluster, 'node', *row), of_gpus, _DAY)} > 0)"
+    facts = f"topk by ({cluster}, node) (1, {_newest('gpu_node_info', (cluster, 'node', *_FACTS), of_nodes, _DAY)})"
+    joined = f"{gpus} * on ({cluster}, node) group_left ({', '.join(_FACTS)}) {facts} or on ({cluster}, node) {gpus}"
+    by = ", ".join((*row, *_FACTS))
+    least, most = await asyncio.gather(
+        *(client.instant(f"{name} by ({by}) ({joined})", at_seconds) for name in ("min", "max"))
+    )
+    lowest = {_place(sample, (*row, *_FACTS)): sample.value for sample in least}
+    found: dict[tuple[str, str], list[PriceNow]] = {}
+    for sample in most:
+        place = _place(sample, (*row, *_FACTS))
+        model, currency, source, *pool = place
+        price = PriceNow(source=source, currency=currency, least=lowest.get(place, sample.value), most=sample.value)
+        found.setdefault((model, " ".join(filter(None, pool))), []).append(price)
+    return {place: sorted(rows, key=lambda one: one.source) for place, rows in found.items()}
 
 
 _HELD, _AT_WORK = "cluster:gpu_allocated:sum", "cluster:gpu_active:sum"

@@ -12,27 +12,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from exporter.cost.foot import HOUR, Remark, clean, unpriced, write_foot
 from exporter.cost.ledger import LABEL, LineKey, pairs
-from exporter.cost.render import (
-    CSV_HOURS,
-    HOUR,
-    Remark,
-    clean,
-    console_for,
-    csv_figures,
-    csv_stream,
-    encodable,
-    guarded,
-    hours_of,
-    money_of,
-    unpriced,
-    write_foot,
-)
+from exporter.cost.render import console_for, hours_of, money_of
+from exporter.cost.report_csv import CSV_HOURS, csv_figures, csv_stream, encodable, guarded
 from exporter.errors import ExporterError
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, Owner, Price, ShareMode, Totals
 from exporter.model.formatting import decimal, hour_digits, iso, moment
-from exporter.web.node_api import account_keys, price_keys, totals_keys
+from exporter.web.node_api import account_keys, owned_keys, price_keys
 
 APART = (UNATTRIBUTED, UNALLOCATED)
 """Owners of what no known owner held, in the order in which they are shown."""
@@ -54,6 +42,11 @@ class Line:
     model: str = ""
     mode: str = ""
     totals: Totals
+
+    @property
+    def states(self) -> Totals | None:
+        """What the columns of active, idle and unknown time show; ``None``: without an owner there is no idle time."""
+        return None if self.owner in APART else self.totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +76,11 @@ class NodeReport:
     def total(self) -> Totals:
         """The sum over all lines."""
         return add(line.totals for line in self.lines)
+
+    @property
+    def owned(self) -> Totals:
+        """The sum over owners: every total of active, idle and unknown time is of owners."""
+        return add(line.totals for line in self.lines if line.states)
 
     @property
     def currencies(self) -> tuple[str, ...]:
@@ -256,9 +254,13 @@ _Column = tuple[str, Callable[[Line], str]]
 _MODEL: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
 
 
-def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> None:
+def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner", *, with_notes: bool = False) -> None:
     """Write the report in one of ``FORMATS``, its lines summed by ``by``."""
-    {"table": write_table, "csv": write_csv, "json": write_json}[form](summed(report, by), stream)
+    lines = summed(report, by)
+    if form == "csv":
+        write_csv(lines, stream, with_notes=with_notes)
+    else:
+        (write_table if form == "table" else write_json)(lines, stream)
 
 
 def write_table(report: NodeReport, stream: TextIO) -> None:
@@ -287,8 +289,9 @@ def _table(report: NodeReport) -> Table:
         ends = number in {held, len(report.lines)}
         style = "" if number <= held else "dim"
         names = (Text(clean(name_of(line))) for _, name_of in columns)
-        table.add_row(*names, *_figures(line.totals, currencies, digits), end_section=ends, style=style)
-    table.add_row("Total", *("" for _ in columns[1:]), *_figures(report.total, currencies, digits), style="bold")
+        table.add_row(*names, *_figures(line.totals, line.states, currencies, digits), end_section=ends, style=style)
+    total = _figures(report.total, report.owned, currencies, digits)
+    table.add_row("Total", *("" for _ in columns[1:]), *total, style="bold")
     return table
 
 
@@ -310,8 +313,9 @@ def _kind(line: Line) -> str:
     return line.owner.kind if line.owner in APART else ""
 
 
-def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
-    return [*hours_of(totals, digits), *(text for currency in currencies for text in money_of(totals, currency))]
+def _figures(totals: Totals, states: Totals | None, currencies: tuple[str, ...], digits: int) -> list[str]:
+    money = (text for currency in currencies for text in money_of(totals, states, currency))
+    return [*hours_of(totals, states, digits), *money]
 
 
 def _foot(report: NodeReport) -> Iterator[Remark]:
@@ -349,8 +353,11 @@ def _price(model: str, price: Price, gpus: int) -> str:
     return f"{gpus} x {model}: {cost}, {price.source} as of {price.as_of}{listed}"
 
 
-def write_csv(report: NodeReport, stream: TextIO) -> None:
-    """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
+def write_csv(report: NodeReport, stream: TextIO, *, with_notes: bool = False) -> None:
+    """Write a row per owner, model and mode, rounded; with notes, rows of what has no owner, too.
+
+    Money is in two columns per currency, empty where there was no price.
+    """
     currencies = report.currencies  # a sum over all lines: once, not per line
     money = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
     labels = [report.by] if report.by.startswith(LABEL) else []
@@ -359,10 +366,10 @@ def write_csv(report: NodeReport, stream: TextIO) -> None:
     writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
     writer.writeheader()
     first = {"node": report.node, "from": iso(report.from_seconds), "to": iso(report.to_seconds)}
-    for line in report.lines:
+    for line in report.lines if with_notes else (line for line in report.lines if line.states):
         texts = {**first, **account_keys(line.owner, line.model, line.mode)}
         texts |= {label: pairs(line.owner.cost_labels).get(label.removeprefix(LABEL), "") for label in labels}
-        figures = csv_figures(line.totals, energy_joules(line.totals))
+        figures = csv_figures(line.totals, line.states, energy_joules(line.totals))
         writer.writerow({**{name: guarded(clean(text or "")) for name, text in texts.items()}, **figures})
 
 
@@ -380,11 +387,11 @@ def write_json(report: NodeReport, stream: TextIO) -> None:
             {
                 **account_keys(line.owner, line.model, line.mode),
                 "labels": pairs(line.owner.cost_labels) or None,
-                **totals_keys(line.totals),
+                **owned_keys(line.totals, line.states),
             }
             for line in report.lines
         ],
-        "total": totals_keys(report.total),
+        "total": owned_keys(report.total, report.owned),
         "capacity_seconds": report.capacity_seconds,
         "withheld_seconds": report.withheld_seconds,
         "missing_seconds": report.missing_seconds,

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cost.document import OwnerDocument, window_document
+from exporter.cost.foot import Remark, clean, write_foot
 from exporter.cost.holdings import (
     HEADROOM_RATIO,
     LEAST_HELD_HOURS,
@@ -46,7 +48,8 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.render import Remark, clean, console_for, csv_stream, encodable, guarded, write_foot
+from exporter.cost.render import console_for
+from exporter.cost.report_csv import csv_stream, encodable, guarded
 from exporter.model import PLATFORM_NAMESPACES
 from exporter.model.formatting import decimal, iso, minute, money_with_code, percent_down
 
@@ -120,10 +123,10 @@ def money(price: MeanPrice) -> str:
 _ROUNDING = 1e-9
 _BURSTS = "Hours hide bursts of minutes, which take longer on less."
 _SEVERAL = (
-    " It holds several: a program that joins them cannot join instances or shares, and NCCL does not work between"
+    "It holds several: a program that joins them cannot join instances or shares, and NCCL does not work between"
     " instances. Only for one process a device."
 )
-_SERVER = " It looks like a server that takes memory in advance: measure what it needs before."
+_SERVER = "It looks like a server that takes memory in advance: measure what it needs before."
 
 
 class Change(NamedTuple):
@@ -135,7 +138,11 @@ class Change(NamedTuple):
     per_month: float | None
     fact: str
     risk: str
-    level: RiskLevel
+    """What could go wrong in any case, and how to try it."""
+    reasons: tuple[str, ...] = ()
+    """What of the evidence makes it riskier: one makes the risk medium, two make it high."""
+    least: RiskLevel = "low"
+    """The level of risk without a reason."""
 
 
 class Market:
@@ -187,20 +194,22 @@ def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: 
         if target is not None:
             title = f"Move {each(lot)} to a MIG instance {target.name}"
             fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room it fits {target.name}."
-            yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price)
+            burst = lot.peak_ratio * _compute(lot, profiles) > target.compute_ratio
+            bursts = (f"Its busiest hour, {percent_down(lot.peak_ratio, 0)} active, would not fit.",) if burst else ()
+            yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price, bursts)
     elif lot.whole and lot.memory_total_bytes is not None:
         need = max(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, 1 / MOST_SHARERS)
         sharers = int(1 / need + _ROUNDING)
         if sharers > 1:
             fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room {sharers} of its like fit one GPU."
             title = f"Share {each(lot)} among {sharers} of its like"
-            yield _kept(lot, "share", title, 1 / sharers, fact, price)
+            walls = ("Sharers wait for each other and share memory without isolation.",)
+            yield _kept(lot, "share", title, 1 / sharers, fact, price, walls)
 
 
 def _smallest(profiles: tuple[Profile, ...], lot: HeldDevices, need_bytes: float, busy_ratio: float) -> Profile | None:
-    now: Mapping[str, Profile] = {profile.name: profile for profile in profiles}
-    compute = now[lot.profile].compute_ratio if lot.profile else 1.0
-    share = now[lot.profile].share_ratio if lot.profile else 1.0
+    compute = _compute(lot, profiles)
+    share = next((one.share_ratio for one in profiles if one.name == lot.profile), 1.0)
     fitting = [
         profile
         for profile in profiles
@@ -210,17 +219,26 @@ def _smallest(profiles: tuple[Profile, ...], lot: HeldDevices, need_bytes: float
     return min(fitting, key=lambda profile: profile.share_ratio) if fitting else None
 
 
+def _compute(lot: HeldDevices, profiles: Iterable[Profile]) -> float:
+    """Return the part of a GPU's compute slices that its devices have now."""
+    return next((one.compute_ratio for one in profiles if one.name == lot.profile), 1.0)
+
+
 def _kept(
-    lot: HeldDevices, advice: Advice, title: str, share_ratio: float, fact: str, price: MeanPrice | None
+    lot: HeldDevices,
+    advice: Advice,
+    title: str,
+    share_ratio: float,
+    fact: str,
+    price: MeanPrice | None,
+    reasons: tuple[str, ...],
 ) -> Change:
     gpus = sum(max(0.0, use.share_ratio - share_ratio) for use in lot.uses)
     several = len(lot.uses) > 1
-    isolation = (
-        "Sharers wait for each other and share memory without a wall between them. " if advice == "share" else ""
-    )
-    risk = f"{isolation}{_BURSTS} Try one replica first.{_SEVERAL if several else ''}{_SERVER if lot.is_server else ''}"
-    level: RiskLevel = "high" if several or lot.is_server else "medium"
-    return Change(advice, title, gpus, _per_month(price, gpus), fact, risk, level)
+    reasons = (*reasons, *((_SEVERAL,) if several else ()), *((_SERVER,) if lot.is_server else ()))
+    least: RiskLevel = "high" if several or lot.is_server else "low"
+    risk = f"{_BURSTS} Try one replica first."
+    return Change(advice, title, gpus, _per_month(price, gpus), fact, risk, reasons, least)
 
 
 def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
@@ -241,10 +259,12 @@ def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, marke
         fact = f"{fact[:-1]}: a GPU-hour of {name} costs {money(theirs)} here."
     risk = (
         "Slower where it does work, and some programs need what only the bigger model has (FP8, NVLink). Time one run"
-        f" on the smaller one first.{_SERVER if lot.is_server else ''}"
+        " on the smaller one first."
     )
     title = f"Use {name} instead of {devices(lot)}"
-    yield Change("smaller-model", title, lot.gpus, per_month, fact, risk, "high" if lot.is_server else "medium")
+    reasons = (_SERVER,) if lot.is_server else ()
+    least: RiskLevel = "high" if lot.is_server else "medium"
+    yield Change("smaller-model", title, lot.gpus, per_month, fact, risk, reasons, least)
 
 
 def _per_month(price: MeanPrice | None, gpus: float) -> float | None:
@@ -306,13 +326,11 @@ def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> 
 
 def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
     loaded = lot.is_server or (lot.peak_memory_bytes is not None and lot.peak_memory_bytes >= _LOADED_BYTES)
-    if loaded:
-        risk = "Something is loaded and may wait for requests or for its owner: ask, scale it to 0, and back if missed."
-    else:
-        risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
+    risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
+    reasons = ("Something is loaded and may wait for requests or for its owner: ask first.",) if loaded else ()
     title = f"Give back all {devices(lot)}" if len(lot.uses) > 1 else f"Give back {each(lot)}"
     fact = "Nothing that it holds did any work."
-    return Change("give-back", title, lot.gpus, _per_month(price, lot.gpus), fact, risk, "medium" if loaded else "low")
+    return Change("give-back", title, lot.gpus, _per_month(price, lot.gpus), fact, risk, reasons)
 
 
 def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], price: MeanPrice | None) -> Change:
@@ -326,10 +344,51 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], pr
     )
     several = len(unused.uses) < len(lot.uses)
     title = f"Give back {len(unused.uses)} of {devices(lot)}" if several else f"Give back {each(lot)}"
-    return Change("fewer-gpus", title, unused.gpus, _per_month(price, unused.gpus), fact, risk, "medium")
+    loaded = unused.peak_memory_bytes is None or unused.peak_memory_bytes >= _LOADED_BYTES
+    reasons = ("The unused devices may have something in their memory.",) if loaded else ()
+    return Change("fewer-gpus", title, unused.gpus, _per_month(price, unused.gpus), fact, risk, reasons)
+
+
+_LEVELS_OF_RISK: tuple[RiskLevel, ...] = ("low", "medium", "high")
+_SOLID_HOURS, _SOLID_RATIO = 120.0, 0.97
+"""Hours for which each device was seen, and part of them with measured activity: with less the evidence is thin."""
+
+
+def _doubts(lot: HeldDevices) -> Iterator[str]:
+    """Yield what makes the evidence thin."""
+    seen = min(use.held_hours for use in lot.uses)
+    if seen < _SOLID_HOURS:
+        yield f"It was seen for only {decimal(seen, 0)} hours."
+    if lot.coverage_ratio < _SOLID_RATIO:
+        yield f"Activity is unknown for {percent_down(1 - lot.coverage_ratio, 0)} of its hours."
+
+
+_SCALED = frozenset({"Deployment", "ReplicaSet", "StatefulSet"})
+_SUSPENDED = frozenset({"CronJob", "Job"})
+
+
+def _command(owner: LineKey, advice: Advice) -> str:
+    """Return a command that does it, or opens the manifest to change; empty of a workload without a name."""
+    if not (owner.namespace and owner.kind and owner.workload):
+        return ""
+    what = f"{owner.kind.lower()}/{owner.workload}"
+    words = ["kubectl", "-n", owner.namespace]
+    if advice != "give-back":
+        words += ["edit", what]
+    elif owner.kind in _SCALED:
+        words += ["scale", what, "--replicas=0"]
+    elif owner.kind in _SUSPENDED:
+        words += ["patch", what, "--type=merge", "-p", '{"spec":{"suspend":true}}']
+    elif owner.kind == "Notebook":
+        words += ["annotate", what, "kubeflow-resource-stopped=true"]
+    else:
+        words += ["delete" if owner.kind == "Pod" else "edit", what]
+    return shlex.join(words)
 
 
 def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None) -> Recommendation:
+    reasons = (*found.reasons, *_doubts(lot))
+    level = max(min(len(reasons), 2), _LEVELS_OF_RISK.index(found.least))
     return Recommendation(
         advice=found.advice,
         owner=lot.payer,
@@ -344,8 +403,9 @@ def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice |
             coverage(lot, window),
             paid(price),
         ),
-        risk=found.risk,
-        risk_level=found.level,
+        risk=" ".join((*reasons, found.risk)),
+        risk_level=_LEVELS_OF_RISK[level],
+        command=_command(lot.payer, found.advice),
         devices=tuple(use.uuid for use in lot.uses),
         nodes=tuple(sorted({use.owner.node for use in lot.uses})),
     )
@@ -405,7 +465,7 @@ FORMATS: tuple[Form, ...] = ("table", "csv", "json")
 _LEVELS = {"low": "green", "medium": "yellow", "high": "red"}
 _COLUMNS = (
     *("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus"),
-    *("per_month", "currency", "risk_level", "risk", "evidence", "devices"),
+    *("per_month", "currency", "risk_level", "risk", "command", "evidence", "devices"),
 )
 
 
@@ -432,7 +492,7 @@ def _write_table(reading: AdviceReading, stream: TextIO) -> None:
     table.add_column("Risk")
     for one in reading.recommendations:
         why = Text(clean(one.title), style="bold")
-        for sentence in (*one.evidence, f"Risk: {one.risk}"):
+        for sentence in (*one.evidence, f"Risk: {one.risk}", *((one.command,) if one.command else ())):
             why.append(f"\n{clean(sentence)}", style="not bold")
         month = "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency))
         level = Text(one.risk_level, style=_LEVELS[one.risk_level])
@@ -499,6 +559,7 @@ class RecommendationDocument(OwnerDocument):
     evidence: Annotated[list[str], "Measured facts, with window and coverage."]
     risk: Annotated[str, "What could go wrong, and how to try it."]
     risk_level: Annotated[RiskLevel, "How bad that is."]
+    command: Annotated[str | None, "To copy: does it, or opens the manifest; null where the workload has no name."]
     devices: Annotated[list[str], "UUIDs that it is about."]
 
 
@@ -532,5 +593,6 @@ def recommendation_document(one: Recommendation) -> RecommendationDocument:
         "evidence": list(one.evidence),
         "risk": one.risk,
         "risk_level": one.risk_level,
+        "command": one.command or None,
         "devices": list(one.devices),
     }

@@ -23,6 +23,7 @@ from exporter.cost.ledger import (
     pairs,
 )
 from exporter.model import Money
+from exporter.model.formatting import percent_down
 
 ShareIdle = Literal["none", "even", "weighted"]
 """What becomes of money that no owner's GPUs cost: shown apart, spread evenly over owners, or by their own money."""
@@ -38,6 +39,11 @@ class ReportLine:
     """By currency: money of others (idle, Unallocated) that was spread onto this line; not in ``figures``."""
     series: tuple[Figures, ...] = ()
     """The same, chunk by chunk of the report's ``periods``; empty where it was not asked for."""
+
+    @property
+    def states(self) -> Figures | None:
+        """What the columns of active, idle and unknown time show; ``None``: without an owner there is no idle time."""
+        return None if is_apart(self.key) else self.figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,8 @@ class FleetReport:
     """``Unattributed`` and ``Unallocated``, in this order, split by those of ``by`` that they have."""
     total: Figures
     """Of held and apart."""
+    owned: Figures
+    """Of held alone: every total of active, idle and unknown time is of owners."""
     share_idle: ShareIdle = "none"
     share_unallocated: bool = False
     """Unallocated and Unattributed money is spread, too, in the manner of ``share_idle``."""
@@ -92,6 +100,8 @@ class FleetReport:
     simulated: bool
     prices: str = ""
     """Which prices the money is at: empty for those of the time of use, else the price book of a re-pricing."""
+    before: "FleetReport | None" = None
+    """Of the period before, for a calendar period; ``None`` where there is nothing to compare with."""
 
     @property
     def currencies(self) -> tuple[str, ...]:
@@ -295,6 +305,7 @@ def make_report(
         held=tuple(held),
         apart=tuple(apart),
         total=total,
+        owned=of_held,
         share_idle=share_idle,
         share_unallocated=share_unallocated,
         periods=tuple(chunk.window for chunk in ledger.chunks) if with_series else (),
@@ -330,8 +341,45 @@ def _in_period(report: FleetReport, period: Window) -> FleetReport:
         ]
 
     held, apart = part(report.held), part(report.apart)
-    total = total_of(line.figures for line in (*held, *apart))
-    return spread(replace(report, window=period, held=tuple(held), apart=tuple(apart), total=total, periods=()))
+    owned, total = (total_of(line.figures for line in lines) for lines in (held, (*held, *apart)))
+    return spread(
+        replace(report, window=period, held=tuple(held), apart=tuple(apart), total=total, owned=owned, periods=())
+    )
+
+
+KNOWN_RATIO = 0.99
+"""So much of an earlier period must have been recorded, or its money is not compared with."""
+
+
+def compared(report: FleetReport, earlier: FleetReport) -> FleetReport:
+    """Return the report with the one of the period before; with a note where that is not known well enough."""
+    covered, name = earlier.trust.period_coverage_ratio or 0.0, earlier.window.label
+    if covered >= KNOWN_RATIO and earlier.trust.whole:
+        return replace(report, before=earlier)
+    why = earlier.trust.failures[0].reason if earlier.trust.failures else f"{percent_down(covered)} of it was recorded"
+    note = f"not compared with {name}: {why}"
+    return replace(report, trust=replace(report.trust, notes=(*report.trust.notes, note)))
+
+
+def _cost(figures: Figures, currency: str) -> float | None:
+    """Return the cost in a currency; 0 where nothing was paid in it, ``None`` where there was no price."""
+    money = figures.money.get(currency)
+    return money.total if money else None if figures.unpriced_seconds and not figures.money else 0.0
+
+
+def change(figures: Figures, before: Figures, currency: str) -> tuple[float | None, float | None]:
+    """Return the cost of the period before, and the difference; ``None`` without a price, or where nothing was paid."""
+    if currency not in figures.money and currency not in before.money:
+        return None, None
+    then, now = _cost(before, currency), _cost(figures, currency)
+    return then, None if then is None or now is None else now - then
+
+
+def figures_before(report: FleetReport) -> Callable[[LineKey], Figures]:
+    """Return what gives a line's figures of the period before: nothing where it had no line then."""
+    earlier = report.before
+    known = {line.key: line.figures for line in (*earlier.held, *earlier.apart)} if earlier else {}
+    return lambda key: known.get(key, _NOTHING)
 
 
 def total_of(many: Iterable[Figures]) -> Figures:
@@ -425,7 +473,7 @@ PARTS = ("Active", "Idle", "Unknown", UNATTRIBUTED, UNALLOCATED)
 
 def parts(report: FleetReport, currency: str = "") -> dict[str, float]:
     """Return GPU-seconds, or money in a currency, by ``PARTS``: of owners by state, and of what is nobody's."""
-    held = total_of(line.figures for line in report.held)
+    held = report.owned
     nobodys = (
         total_of(line.figures for line in report.apart if (line.key.kind == UNATTRIBUTED) == is_unattributed)
         for is_unattributed in (True, False)

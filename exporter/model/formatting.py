@@ -30,6 +30,15 @@ def money(value: float, currency: str) -> str:
     return f"{symbol}{value:,.0f}" if value >= _WHOLE_FROM else f"{symbol}{value:,.2f}"
 
 
+def short_money(value: float, currency: str) -> str:
+    """Return ``$200``, ``$2.5k``, ``€3M``, for axes."""
+    symbol = _SYMBOLS.get(currency) or f"{currency} "
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{symbol}{value / size:,.4g}{unit}"
+    return f"{symbol}{value:,.4g}"
+
+
 def amounts(values: Mapping[str, float]) -> str:
     """Return ``€3.00 + $4.00`` of money by currency: amounts in different currencies are never summed."""
     return " + ".join(money(value, currency) for currency, value in sorted(values.items()))

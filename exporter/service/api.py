@@ -25,11 +25,10 @@ from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
 from exporter.cost.ledger import Window
 from exporter.cost.live import PodDocument
 from exporter.cost.recommend import RecommendationDocument, recommendation_document
-from exporter.cost.report import FleetReport, parts
+from exporter.cost.report import FleetReport, compared, parts
 from exporter.errors import ConfigError
 from exporter.service import responses
-from exporter.service.data import Book, Freshness, Funnel, Month
-from exporter.service.pages import funnel
+from exporter.service.data import Book, Freshness, Funnel, Month, funnel
 from exporter.service.parameters import (
     BY,
     FILTERS,
@@ -43,6 +42,7 @@ from exporter.service.parameters import (
     Parameter,
     choice,
     filters_of,
+    switch,
 )
 from exporter.service.settings import ServeSettings
 from exporter.web.responses import Bodies, Body
@@ -205,20 +205,26 @@ async def _report(ask: Ask) -> object:
     values, form = ask.values, ask.values["format"]
     if form == "focus":
         return await _focus(ask)
-    report = await ask.book.report(
-        values["window"],
-        values["by"],
-        filters_of(values),
+    read = partial(
+        ask.book.report,
+        by=values["by"],
+        filters=filters_of(values),
         share_idle=values["shareIdle"],
         share_unallocated=values["shareUnallocated"],
-        with_series=values["series"],
     )
+    kept = report = await read(values["window"], with_series=values["series"])
+    before = ask.book.before(report.window)
+    earlier = await read(before) if before else None
+    if earlier:
+        report = compared(report, earlier)
     if form == "json":
         offset, limit = values["offset"], values["limit"]
         make = partial(_json_page, report, offset, limit)
-        return await ask.bodies.of_thread(report, (form, offset, limit), make)
-    body = await ask.bodies.of_thread(report, form, partial(_rendered, report, form))
-    return body if form == "table" else (body, _filename("gpu-cost", report.window, "-".join(report.by), form))
+        return await ask.bodies.of_thread(kept, (form, offset, limit, id(earlier)), make)
+    make = partial(_rendered, report, form, with_notes=values["withNotes"])
+    body = await ask.bodies.of_thread(kept, (form, values["withNotes"], id(earlier)), make)
+    head = "gpu-cost-simulated" if report.simulated else "gpu-cost"
+    return body if form == "table" else (body, _filename(head, report.window, "-".join(report.by), form))
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -233,9 +239,9 @@ def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
     return responses.json_body(found)
 
 
-def _rendered(report: FleetReport, form: render.Form) -> Body:
+def _rendered(report: FleetReport, form: render.Form, *, with_notes: bool) -> Body:
     stream = io.StringIO()
-    render.write_fleet(report, form, stream)
+    render.write_fleet(report, form, stream, with_notes=with_notes)
     content_type = {"csv": CSV, "html": responses.HTML, "table": responses.TEXT}[form]
     return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
@@ -338,6 +344,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             OFFSET,
             LIMIT,
             _FORMAT,
+            switch("withNotes", "CSV also has rows of totals, coverage, notes and of what has no owner."),
             _FOCUS_VERSION,
         ),
         answer=ReportDocument,

@@ -21,12 +21,13 @@ from exporter.cost.ledger import (
     pairs,
     parse_window,
     period_at,
+    period_before,
 )
-from exporter.cost.live import PodDocument
+from exporter.cost.live import PodDocument, PriceRows
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report, total_of
+from exporter.cost.report import KNOWN_RATIO, FleetReport, ShareIdle, dimensions_of, make_report, total_of
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.service.report_cache import Question, Readings
 
@@ -52,6 +53,27 @@ class Funnel:
     unknown: Annotated[float, "Held and not measured."]
 
 
+def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None) -> Funnel | None:
+    """Mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
+    trust, window = report.trust, report.window
+    over = min(window.end_seconds, now_seconds) - window.start_seconds
+    if not trust.recorded_hours or not trust.expected_hours or over <= 0:
+        return None
+    # Hours of several clusters run side by side: what counts is the part of all expected hours.
+    seconds = over // HOUR_SECONDS * HOUR_SECONDS * (trust.recorded_hours / trust.expected_hours)
+    if seconds <= 0:
+        return None
+    held = [line.figures for line in report.held]
+    allocated = sum(figures.allocated_seconds for figures in held) / seconds
+    return Funnel(
+        total=trust.capacity_seconds / seconds,
+        allocated=allocated,
+        active=None if at_work_ratio is None else allocated * at_work_ratio,
+        effective=sum(figures.active_seconds for figures in held) / seconds,
+        unknown=sum(figures.unknown_seconds for figures in held) / seconds,
+    )
+
+
 _TIME = "Unix time; null while it is not known."
 
 
@@ -65,10 +87,6 @@ class Freshness:
     read_until_seconds: Annotated[float | None, f"End of the newest recorded hour. {_TIME}"] = None
     problem: Annotated[str | None, "Why newer hours are not there, with the fix."] = None
     simulated: Annotated[bool, "Some of it is of simulated nodes."] = False
-
-
-KNOWN_RATIO = 0.99
-"""So much of the last month must have been recorded, or its money is not called that of the month."""
 
 
 def this_month(ledger: FleetLedger, now_seconds: float) -> "ThisMonth":
@@ -181,6 +199,8 @@ class BookSources:
     """What is asked; each raises PrometheusError where Prometheus does not answer."""
 
     ledger: LedgerSource
+    prices: Callable[[float, Filters], Awaitable[PriceRows]]
+    """Rows of the price book that GPUs have at a Unix time."""
     pods: Callable[[Filters], Awaitable[Sequence[PodDocument]]]
     """Pods that match and hold devices now, or did within a day, from the live series."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
@@ -268,6 +288,10 @@ class Book:
         )
         self.readings.look(question)
         return await self._report(question, window)
+
+    def before(self, window: Window) -> Window | None:
+        """Return the period before a calendar period that is over; ``None`` for every other window."""
+        return period_before(window, self._zone)
 
     async def again(self, question: Question, now: float) -> None:
         """Read a report again, for the window that its name means now; one that has none is left.

@@ -1,10 +1,12 @@
 """What every page shows: the menu, the filters, whether what it shows is real, new, whole and priced."""
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
-from typing import get_args
+from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
 from exporter.cost.ledger import (
@@ -30,6 +32,8 @@ from exporter.web import templating
 NONE = "(none)"
 """In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
 _OF_A_TABLE = ("sort", "page", "q")
+_DATES = ("from", "to")
+_TWO_DATES = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.\.(\d{4}-\d{2}-\d{2}))?")
 DEFAULT_WINDOW = "30d"
 _LONGEST = 500
 
@@ -127,7 +131,7 @@ def read_view(
     Raises:
         ConfigError: With every parameter that cannot be understood.
     """
-    known = {"window", "currency", "share", "shareUnallocated", *_OF_A_TABLE, *DIMENSIONS}
+    known = {"window", *_DATES, "currency", "share", "shareUnallocated", *_OF_A_TABLE, *DIMENSIONS}
     asked: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
         if (name in known or (name.startswith(LABEL) and not label_problem(name))) and value.strip():
@@ -135,6 +139,7 @@ def read_view(
             text = value.strip()[:_LONGEST].encode("utf-8", "replace").decode()
             asked[name] = (*asked.get(name, ()), text)
     problems = too_many_labels("the page's address", asked)
+    _take_dates(asked, problems)
     window = _window(asked, Now(now_seconds, zone), problems)
     share, page = _share(asked, problems), _page(asked, problems)
     if problems:
@@ -153,6 +158,15 @@ def read_view(
         page=page,
         search=asked.get("q", ("",))[0],
     )
+
+
+def _take_dates(asked: dict[str, tuple[str, ...]], problems: list[str]) -> None:
+    """Make one window of the two dates of the form; both days are in it."""
+    first, last = (asked.pop(name, ("",))[0] for name in _DATES)
+    if first and last:
+        asked["window"] = (f"{first}..{last}",)
+    elif first or last:
+        problems.append("from, to: one of the two dates is missing; give both, or neither and a period")
 
 
 def _window(asked: Asked, now: Now, problems: list[str]) -> Window:
@@ -277,7 +291,7 @@ def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
     )
 
 
-_WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
+_WITHOUT_MONEY = ("/recommendations", "/budgets", "/about", "/api")
 """Pages whose money, if any, is in a currency of its own."""
 
 
@@ -292,16 +306,28 @@ def make_frame(
     freshness: Freshness,
     report: FleetReport | None,
     offered: Mapping[Dimension, tuple[str, ...]],
+    whole: FleetReport | None,
 ) -> dict[str, object]:
-    """What ``base.html`` shows around a page; ``report`` is of what it shows, ``None`` where nothing could be read."""
+    """What ``base.html`` shows around a page.
+
+    Args:
+        view: The page.
+        freshness: How new the data is.
+        report: Of what the page shows; ``None`` where nothing could be read.
+        offered: What the filters can be set to.
+        whole: All of the period by ``GROUPS`` and day; ``None`` where it is not known.
+    """
     subject = view.path == "/owner"
     labels = [name for name in dict.fromkeys((*offered, *view.asked)) if name.startswith(LABEL)]
     form = (*GROUPS, *labels)
     filtered = dimensions_in(view.asked)
+    windows, dates = _windows(view.now_seconds), _TWO_DATES.fullmatch(view.window_text)
     carried = [name for name in filtered if subject or name not in form]
     return {
         "labels": labels,
-        "windows": _windows(view.now_seconds),
+        "windows": windows,
+        "dates": dates.groups(default=dates[1]) if dates else ("", ""),
+        "custom": not dates and view.window_text not in dict(windows).values(),
         "window_words": window_words(view.window),
         "fields": () if subject else form,
         # Parameters that the form carries along unseen.
@@ -311,9 +337,36 @@ def make_frame(
         "currencies": report.currencies if report and view.path not in _WITHOUT_MONEY else (),
         "currency": chosen_currency(report, view),
         "unread": _unread(report) if report else (),
+        "unpriced": tuple(_unpriced(whole)) if whole and report and report.total.unpriced_seconds else (),
         "unknown": tuple(_unknown(view, offered)),
         "simulated": freshness.simulated or bool(report and report.simulated),
     }
+
+
+class MissingPrice(NamedTuple):
+    """Time of a model without a price."""
+
+    model: str
+    seconds: float
+    first: str
+    last: str
+    """Days."""
+    row: str
+    """To be pasted into a price book."""
+
+
+def _unpriced(whole: FleetReport) -> Iterator[MissingPrice]:
+    """Yield models without a price, and when, the most hours first."""
+    found: dict[str, list[float]] = {}
+    for line in (*whole.held, *whole.apart):
+        sums = found.setdefault(line.key.model, [0.0] * len(whole.periods))
+        for number, figures in enumerate(line.series):
+            sums[number] += figures.unpriced_seconds
+    for model, sums in sorted(found.items(), key=lambda one: -sum(one[1])):
+        days = [day(period.start_seconds) for period, seconds in zip(whole.periods, sums, strict=True) if seconds > 0]
+        if days:
+            row = f"- model: {json.dumps(model)}\n  per_gpu_hour: PRICE\n  source: ORIGIN\n  as_of: {days[-1]}"
+            yield MissingPrice(model, sum(sums), days[0], days[-1], row)
 
 
 def window_words(window: Window) -> str:

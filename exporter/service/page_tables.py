@@ -1,23 +1,26 @@
 """The tables of owners, models and places: their lines in the order that was asked for, a hundred at a time."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
 from exporter.cost.holdings import PAYER, Recommendation
-from exporter.cost.ledger import Dimension, Figures, LineKey
+from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey
+from exporter.cost.live import PriceNow, PriceRows
 from exporter.cost.recommend import totals
 from exporter.cost.render import noun, title
-from exporter.cost.report import FleetReport, ReportLine, is_apart, total_of
-from exporter.model.formatting import model
+from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart, total_of
+from exporter.model.formatting import decimal, hours, model, percent
+from exporter.service.charts import whole
 from exporter.service.data import Book
 from exporter.service.page_frame import View, sum_line
 
 LINES = 100
 """Of one page."""
-_MOST_APART = 16
 _DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
 
 
@@ -30,14 +33,20 @@ class Subject:
     """Dimensions of its lines, and other facts about them."""
     name: Dimension
     """What a line is called by."""
+    is_place: bool = False
+    """GPUs without an owner belong to its lines, as those of a node do."""
 
 
 WORKLOADS = Subject(title="Workloads", by=("cluster", "namespace", "kind", "workload", "team"), name="workload")
-_ALONE: tuple[Dimension, ...] = ("team", "namespace", "model", "pool", "cluster")
+PLACES = Subject(title="On which GPUs", by=("model", "pool", "mode"), name="model")
 SUBJECTS: Mapping[str, Subject] = {
-    **{name: Subject(title=f"{title(name)}s", by=(name,), name=name) for name in _ALONE},
+    **{name: Subject(title=f"{title(name)}s", by=(name,), name=name) for name in ("team", "namespace")},
+    **{
+        name: Subject(title=f"{title(name)}s", by=(name,), name=name, is_place=True)
+        for name in ("model", "pool", "cluster")
+    },
     "workload": WORKLOADS,
-    "node": Subject(title="Nodes", by=("cluster", "node", "pool"), name="node"),
+    "node": Subject(title="Nodes", by=("cluster", "node", "pool"), name="node", is_place=True),
 }
 
 
@@ -46,67 +55,156 @@ def subject_of(name: str) -> Subject:
     return SUBJECTS.get(name) or Subject(title=f"Label {title(name)}", by=(name,), name=name)
 
 
-class TableRow(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
     """One line of a table; its money is in the currency of the page."""
 
     name: str
     figures: Figures
+    states: Figures | None
+    """What the columns of active, idle and unknown time show; ``None`` of a line without an owner."""
     beside: str = ""
     """What else is known of it, in small letters."""
     href: str = ""
-    apart: bool = False
-    """Some of it has no owner, so that its use is not shown."""
-    shared: float = 0.0
-    """Money of GPUs without an owner that was spread onto it."""
+    shared: float | None = None
+    """Money of GPUs without an owner that was spread onto it; ``None`` where it is a sum."""
     of_total: float | None = None
     """Its part of the money, or of the hours where nothing has a price."""
+    length: float = 0.0
+    """Of its bar, 0 to 1: its part of the money of the largest row."""
+    nobodys: Mapping[str, Figures] = field(default_factory=dict)
+    """By kind what had no owner there, where the row is a place."""
+    before: Figures = field(default_factory=Figures)
+    """Of the period before."""
+    prices: Sequence[PriceNow] = ()
+    """Rows of the price book that hold there."""
 
 
-_Sort = Callable[[TableRow, str], float | str]
-_SORTS: Mapping[str, tuple[str, _Sort, bool]] = {
-    "name": ("", lambda row, _: row.name.casefold() + "\0" + row.beside.casefold(), False),
-    "hours": ("GPU-hours", lambda row, _: row.figures.allocated_seconds, True),
-    "active": ("Active", lambda row, _: row.figures.active_seconds, True),
-    "idle": ("Idle", lambda row, _: row.figures.idle_seconds, True),
-    "unknown": ("Unknown", lambda row, _: row.figures.unknown_seconds, True),
-    "cost": ("Cost", lambda row, currency: _amount(row, currency, "total") + row.shared, True),
-    "idle-cost": ("Idle", lambda row, currency: _amount(row, currency, "idle"), True),
-}
+class Column(NamedTuple):
+    """One column of figures."""
+
+    name: str
+    words: str
+    """Its heading."""
+    value: Callable[[TableRow], float | None]
+    """What a row has there; ``None`` where it has nothing, or that is not known."""
+    form: Callable[[float], str] = decimal
+    special: Callable[[TableRow], str] | None = None
+    """What is shown in the place of the value."""
+    is_minor: bool = False
+    """Not shown on a phone."""
+
+    def text(self, row: TableRow) -> str:
+        """Return what is shown of a row."""
+        if self.special:
+            return self.special(row)
+        value = self.value(row)
+        return "" if value is None else self.form(value)
 
 
-def _amount(row: TableRow, currency: str, part: str) -> float:
-    """Return a row's money to sort by; what has none comes after what costs nothing."""
-    money = row.figures.money.get(currency)
-    return float(getattr(money, part)) if money else -1.0
+def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator[Column]:
+    """Yield the columns after the name."""
+    signed = "{:+,.2f}".format
+    yield Column("hours", "GPU-hours", lambda row: row.figures.allocated_seconds, hours)
+    for name in ("active", "idle", "unknown"):
+        minor = name != "idle" or bool(currency)
+        yield Column(name, name.capitalize(), partial(_state, name), hours, is_minor=minor)
+    if currency:
+        cost = partial(_cost_words, currency=currency)
+        yield Column("cost", f"Cost {currency}", lambda row: _money(row.figures, currency, "total"), special=cost)
+        yield Column("idle-cost", f"Idle {currency}", lambda row: _money(row.states, currency, "idle"))
+    if currency and report.share_idle != "none":
+        yield Column("shared", f"Shared {currency}", lambda row: row.shared or None, signed)
+        yield Column("charged", f"Charged {currency}", partial(_charged, currency=currency))
+    if currency and report.before:
+        yield Column("change", f"Change {currency}", lambda row: change(row.figures, row.before, currency)[1], signed)
+    for kind in APART if subject.is_place else ():
+        form = decimal if currency else hours
+        yield Column(kind.lower(), f"{kind} {currency}".strip(), partial(_nobodys, kind, currency), form)
+    if subject is PLACES:
+        yield Column("rate", f"{currency}/h", partial(_rate, currency=currency), partial(decimal, digits=4))
+        yield Column("price", "Price row", lambda _: None, special=_price_words)
+    elif not subject.is_place:
+        yield Column("part", "Part", lambda row: row.of_total, percent, is_minor=True)
+
+
+def _state(name: str, row: TableRow) -> float | None:
+    return float(getattr(row.states, f"{name}_seconds")) if row.states else None
+
+
+def _money(figures: Figures | None, currency: str, part: str) -> float | None:
+    money = figures.money.get(currency) if figures else None
+    return float(getattr(money, part)) if money else None
+
+
+def _nobodys(kind: str, currency: str, row: TableRow) -> float | None:
+    figures = row.nobodys.get(kind)
+    seconds = figures.allocated_seconds if figures else None
+    return _money(figures, currency, "total") if currency else seconds
+
+
+def _cost_words(row: TableRow, currency: str) -> str:
+    """Money, or that it has no price; a star where a part of it has none, a dash where it is in other currencies."""
+    money, unpriced = row.figures.money.get(currency), row.figures.unpriced_seconds > 0
+    if money:
+        return decimal(money.total) + ("*" if unpriced else "")
+    return "no price" if unpriced and not row.figures.money else "—" if row.figures.allocated_seconds else ""
+
+
+def _charged(row: TableRow, currency: str) -> float | None:
+    if row.shared is None or not (row.shared or currency in row.figures.money):
+        return None
+    return row.figures.money_in(currency).total + row.shared
+
+
+def _rate(row: TableRow, currency: str) -> float | None:
+    """Return the mean price of a GPU-hour; ``None`` where a part was paid in another currency, or nothing was."""
+    seconds = row.figures.allocated_seconds - row.figures.unpriced_seconds
+    paid = row.figures.money
+    return paid[currency].total / seconds * HOUR_SECONDS if list(paid) == [currency] and seconds > 0 else None
+
+
+def _price_words(row: TableRow) -> str:
+    return "; ".join(f"{one.source} at {_range(one)} {one.currency}" for one in row.prices)
+
+
+def _range(price: PriceNow) -> str:
+    most = f" to {decimal(price.most)}" if price.most > price.least else ""
+    return f"{decimal(price.least)}{most}"
 
 
 def make_table(
-    report: FleetReport, view: View, currency: str, subject: Subject, *, lines: int = LINES
+    report: FleetReport,
+    view: View,
+    currency: str,
+    subject: Subject,
+    *,
+    lines: int = LINES,
+    prices: PriceRows | None = None,
 ) -> dict[str, object]:
     """The page of the table that was asked for."""
-    with_clusters = len({line.key.cluster for line in report.held}) > 1
-    rows, apart = (
-        [make_row(line, report, view, currency, subject, with_clusters=with_clusters) for line in some]
-        for some in (report.held, _apart(report))
-    )
+    rows = _rows(report, view, currency, subject, prices or {})
+    foot = _foot(report, view, currency, subject)
     found = _searched(rows, view.search)
-    sort = view.sort if view.sort.removeprefix("-") in _SORTS else "-cost" if currency else "-hours"
-    key, backwards = _SORTS[sort.removeprefix("-")][1], sort.startswith("-")
+    columns = list(columns_of(report, currency, subject))
+    sorts = {column.name: column.value for column in columns}
+    sort = view.sort if view.sort.removeprefix("-") in {*sorts, "name"} else "-cost" if currency else "-hours"
     # Names first, so that equal figures stay in one order whichever way they are sorted.
-    found.sort(key=lambda row: (row.name, row.beside))
-    found.sort(key=lambda row: key(row, currency), reverse=backwards)
+    found.sort(key=lambda row: (row.name.casefold(), row.beside.casefold()), reverse=sort == "-name")
+    if value := sorts.get(sort.removeprefix("-")):
+        found.sort(key=lambda row: (value(row) is not None, value(row) or 0.0), reverse=sort.startswith("-"))
     pages = max(1, -(-len(found) // lines))
     page = min(view.page, pages)
     start = (page - 1) * lines
-    held, total = total_of(line.figures for line in report.held), report.total
     return {
         "caption": subject.title,
-        "columns": _columns(view, sort, currency, subject),
+        "columns": columns,
+        "headings": _headings(columns, view, sort, subject),
         "rows": found[start : start + lines],
-        "apart": apart,
-        "held": TableRow("All owners", held) if held.allocated_seconds else None,
-        "total": TableRow("Total", total, apart=bool(apart)) if total.allocated_seconds else None,
-        "with_shared": report.share_idle != "none",
+        "foot": foot,
+        "total": report.total.allocated_seconds > 0,
+        "starred": bool(currency) and any(row.figures.unpriced_seconds and row.figures.money for row in (*rows, *foot)),
+        "before": report.before.window.label if report.before else "",
         "found": len(found),
         "of": len(rows),
         "first": start + 1,
@@ -114,6 +212,65 @@ def make_table(
         "pages": pages,
         "downloads": _downloads(view, subject),
     }
+
+
+def _foot(report: FleetReport, view: View, currency: str, subject: Subject) -> list[TableRow]:
+    """Return the rows below those of owners: their sum, what has no owner, and the total."""
+    before, nobodys = report.before, _apart(report, subject)
+    earlier = {line.key: line.figures for line in _apart(before, subject)} if before else {}
+    apart = [
+        replace(make_row(line, report, view, currency, subject), before=earlier.get(line.key, Figures()))
+        for line in nobodys
+    ]
+    owners = TableRow(
+        name="All owners", figures=report.owned, states=report.owned, before=before.owned if before else Figures()
+    )
+    total = TableRow(
+        name="Total",
+        figures=report.total,
+        states=report.owned,
+        nobodys={line.key.kind: line.figures for line in nobodys},
+        before=before.total if before else Figures(),
+    )
+    owned = [owners] if apart and report.owned.allocated_seconds else []
+    return [*owned, *apart, *([total] if report.total.allocated_seconds else [])]
+
+
+def _rows(report: FleetReport, view: View, currency: str, subject: Subject, prices: PriceRows) -> list[TableRow]:
+    """Return the rows of owners; of a place with what had no owner there."""
+    nobodys: dict[LineKey, dict[str, Figures]] = {}
+    for line in report.apart if subject.is_place else ():
+        kinds = nobodys.setdefault(line.key._replace(kind=""), {})
+        kinds[line.key.kind] = total_of(filter(None, (kinds.get(line.key.kind), line.figures)))
+    held = {line.key for line in report.held}
+    lines = [*report.held, *(ReportLine(key=key, figures=Figures()) for key in nobodys if key not in held)]
+    value, earlier = whole(currency), figures_before(report)
+    most = max((value(line.figures) for line in lines), default=0.0)
+    with_clusters = len({line.key.cluster for line in lines}) > 1
+    return [
+        replace(
+            make_row(line, report, view, currency, subject),
+            name=name,
+            beside=_beside(
+                line.key, subject, view, with_cluster=with_clusters and name == name_of(line.key, subject.name)
+            ),
+            length=value(line.figures) / most if most else 0.0,
+            nobodys=nobodys.get(line.key, {}),
+            before=earlier(line.key),
+            prices=prices.get((line.key.model, line.key.pool), ()),
+        )
+        for name, line in zip(names_of(lines, subject), lines, strict=True)
+    ]
+
+
+def names_of(lines: Sequence[ReportLine], subject: Subject) -> list[str]:
+    """Return what lines are called, with their cluster where two would be the same."""
+    names = [name_of(line.key, subject.name) for line in lines]
+    counts = Counter(names)
+    return [
+        f"{name} ({line.key.cluster})" if counts[name] > 1 and line.key.cluster else name
+        for name, line in zip(names, lines, strict=True)
+    ]
 
 
 def _downloads(view: View, subject: Subject) -> list[tuple[str, str, str]]:
@@ -130,9 +287,9 @@ def _downloads(view: View, subject: Subject) -> list[tuple[str, str, str]]:
     ]
 
 
-def _apart(report: FleetReport) -> Sequence[ReportLine]:
-    """Return the lines without an owner; of a thousand nodes only their sums, which the table's foot can hold."""
-    if len(report.apart) <= _MOST_APART:
+def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
+    """Return the lines without an owner; of places only their sums, as the places have them in columns."""
+    if not subject.is_place:
         return report.apart
     kinds: dict[str, list[ReportLine]] = {}
     for line in report.apart:
@@ -140,23 +297,20 @@ def _apart(report: FleetReport) -> Sequence[ReportLine]:
     return [sum_line(LineKey(kind=kind), lines) for kind, lines in kinds.items()]
 
 
-def make_row(
-    line: ReportLine, report: FleetReport, view: View, currency: str, subject: Subject, *, with_clusters: bool = False
-) -> TableRow:
+def make_row(line: ReportLine, report: FleetReport, view: View, currency: str, subject: Subject) -> TableRow:
     """A line as a row."""
     money, total = line.figures.money.get(currency), report.total.money.get(currency)
     if total and total.total:
         of_total = None if money is None else money.total / total.total
     else:
-        whole = 0.0 if currency else report.total.allocated_seconds
-        of_total = line.figures.allocated_seconds / whole if whole else None
-    apart = is_apart(line.key)
+        hours_of_all = 0.0 if currency else report.total.allocated_seconds
+        of_total = line.figures.allocated_seconds / hours_of_all if hours_of_all else None
     return TableRow(
-        name=line.key.kind if apart else name_of(line.key, subject.name),
+        name=name_of(line.key, subject.name),
         figures=line.figures,
-        beside=_beside(line.key, subject, view, with_clusters=with_clusters),
-        href="" if apart else _href(line.key, subject, view),
-        apart=apart,
+        states=line.states,
+        beside=_beside(line.key, subject, view),
+        href="" if is_apart(line.key) else _href(line.key, subject, view),
         shared=line.shared.get(currency, 0.0),
         of_total=of_total,
     )
@@ -164,30 +318,32 @@ def make_row(
 
 def name_of(key: LineKey, dimension: Dimension) -> str:
     """What a line is called: the value, or in words that there is none."""
+    if is_apart(key):
+        return key.kind
     if dimension == "workload":
-        return key.workload or key.namespace or "(no workload)"
+        return "/".join(filter(None, (key.namespace, key.workload))) or "(no workload)"
     value = key.value(dimension)
     if dimension == "model":
         value = model(value)
     return value or f"(no {noun(dimension)})"
 
 
-def _beside(key: LineKey, subject: Subject, view: View, *, with_clusters: bool) -> str:
-    """Of a workload kind, namespace and team; of a node its pool; of what has no owner here where it was.
+def _beside(key: LineKey, subject: Subject, view: View, *, with_cluster: bool = False) -> str:
+    """Of a workload kind, team and cluster; of a node its pool; of what has no owner here where it was.
 
     What the page is filtered by is not said again on each line.
     """
-    if is_apart(key):
+    if is_apart(key) or subject is PLACES:
         where = [key.value(name) for name in subject.by if name not in {"kind", "workload", "team"}]
-        return " · ".join(model(part) for part in where if part)
+        where = where if is_apart(key) else [key.pool, key.mode]
+        return "" if subject.is_place else " · ".join(model(part) for part in where if part)
     if subject.name not in {"workload", "node"}:
         return ""
     parts = {
         "kind": key.kind if subject.name == "workload" else "",
-        "namespace": key.namespace,
         "team": f"team {key.team}" if key.team else "",
         "pool": key.pool,
-        "cluster": key.cluster if with_clusters else "",
+        "cluster": key.cluster if with_cluster else "",
     }
     return " · ".join(part for name, part in parts.items() if part and len(view.asked.get(name, ())) != 1)
 
@@ -207,18 +363,15 @@ def _searched(rows: Sequence[TableRow], search: str) -> list[TableRow]:
     return [row for row, text in texts if all(word in text for word in wanted)]
 
 
-def _columns(view: View, sort: str, currency: str, subject: Subject) -> list[tuple[str, str, str]]:
+def _headings(columns: Sequence[Column], view: View, sort: str, subject: Subject) -> list[tuple[str, str, str]]:
     """Return headings, the addresses that sort by them, and ``aria-sort`` of the one that is sorted by."""
-    columns = []
-    for name, (words, _, largest_first) in _SORTS.items():
-        if name in {"cost", "idle-cost"} and not currency:
-            continue
-        heading = title(subject.name) if name == "name" else f"{words} {currency}" if "cost" in name else words
+    headings = []
+    for name, words in (("name", title(subject.name)), *((column.name, column.words) for column in columns)):
         current, descending = sort.removeprefix("-") == name, sort.startswith("-")
-        wanted = (not descending) if current else largest_first
+        wanted = (not descending) if current else name != "name"
         direction = "" if not current else "descending" if descending else "ascending"
-        columns.append((heading, view.link(None, sort=("-" if wanted else "") + name), direction))
-    return columns
+        headings.append((words, view.link(None, sort=("-" if wanted else "") + name), direction))
+    return headings
 
 
 def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recommendation]:
@@ -246,6 +399,6 @@ async def budgets(book: Book, view: View) -> tuple[FleetReport, dict[str, object
     return report, {"budgets": book.budgets.value}
 
 
-async def about(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """The page that says how the others come about."""
+async def plain(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+    """A page that is the same for every question."""
     return await book.report(view.window, ()), {}

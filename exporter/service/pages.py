@@ -5,28 +5,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    LABEL,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Dimension,
-    Figures,
-    label_problem,
-)
-from exporter.cost.live import PodDocument
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem
+from exporter.cost.live import PodDocument, PriceRows
 from exporter.cost.render import noun, title
-from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
+from exporter.cost.report import FleetReport, ReportLine, compared, is_part, total_of
 from exporter.errors import ConfigError, PrometheusError, StoreError
-from exporter.model.formatting import day
-from exporter.service import page_tables, responses
-from exporter.service.data import Book, Funnel
+from exporter.service import charts, page_tables, responses
+from exporter.service.data import Book, funnel
+from exporter.service.openapi import ENDPOINTS, PLAIN
 from exporter.service.page_frame import (
     DEFAULT_WINDOW,
     GROUPS,
@@ -47,14 +37,14 @@ from exporter.service.page_frame import (
     with_days,
 )
 from exporter.service.page_tables import (
+    PLACES,
     SUBJECTS,
     WORKLOADS,
-    Subject,
     TableRow,
     advised,
     make_row,
     make_table,
-    name_of,
+    names_of,
     subject_of,
 )
 from exporter.service.report_cache import Question
@@ -86,16 +76,19 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     at_work = await book.at_work_ratio(total.window, total.filters)
     starts = [period.start_seconds for period in total.periods]
     months = [] if view.filters.wanted else await book.months()
+    before = book.before(view.window)
+    earlier = compared(total, await read(book, replace(view, window=before), ())).before if before else None
     advice = advised(book.recommendations.value, view)
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
         "budgets": [] if view.filters.wanted else sorted(book.budgets.value, key=_used, reverse=True)[:_LARGEST],
         "cost": total.total.money.get(currency),
         "figures": total.total,
-        "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
+        "idle_cost": total.owned.money_in(currency).idle,
+        "before": earlier,
         "funnel": funnel(total, view.now_seconds, at_work),
         "is_part": is_part(view.filters),
-        "chart": _uses(total, currency),
+        "chart": charts.uses(total, currency),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
         "advice": advice[:_ADVICE],
         "advice_more": max(0, len(advice) - _ADVICE),
@@ -105,27 +98,6 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
 
 def _used(state: BudgetState) -> float:
     return max(state.spent, state.projected or 0.0) / state.budget.amount
-
-
-def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None) -> Funnel | None:
-    """Mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
-    trust, window = report.trust, report.window
-    over = min(window.end_seconds, now_seconds) - window.start_seconds
-    if not trust.recorded_hours or not trust.expected_hours or over <= 0:
-        return None
-    # Hours of several clusters run side by side: what counts is the part of all expected hours.
-    seconds = over // HOUR_SECONDS * HOUR_SECONDS * (trust.recorded_hours / trust.expected_hours)
-    if seconds <= 0:
-        return None
-    held = [line.figures for line in report.held]
-    allocated = sum(figures.allocated_seconds for figures in held) / seconds
-    return Funnel(
-        total=trust.capacity_seconds / seconds,
-        allocated=allocated,
-        active=None if at_work_ratio is None else allocated * at_work_ratio,
-        effective=sum(figures.active_seconds for figures in held) / seconds,
-        unknown=sum(figures.unknown_seconds for figures in held) / seconds,
-    )
 
 
 def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
@@ -162,12 +134,16 @@ def _ranking(report: FleetReport, view: View, currency: str, name: str) -> tuple
     lines = [line for line in report.held if not currency or currency in line.figures.money]
     if currency:
         lines.sort(key=lambda line: -line.figures.money_in(currency).total)
-    rows = [make_row(line, report, view, currency, subject) for line in lines[:_LARGEST]]
+    value = charts.whole(currency)
+    most = max((value(line.figures) for line in lines), default=0.0)
+    rows = [
+        replace(make_row(line, report, view, currency, subject), length=value(line.figures) / most if most else 0.0)
+        for line in lines[:_LARGEST]
+    ]
     return subject.title, view.link(f"/by/{name}"), rows, max(0, len(report.held) - len(rows))
 
 
 _DRAWN, _FEW, _PODS = 8, 25, 200
-_PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), name="model")
 _SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
 """What a page can be on, the narrowest first, labels between pool and team."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
@@ -178,44 +154,37 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
     """A page of ``SUBJECTS``."""
     subject = subject_of(name)
     if subject is WORKLOADS:
-        report, whole = await asyncio.gather(read(book, view, subject.by), summed(book, view, ()))
+        report, everyone = await asyncio.gather(read(book, view, subject.by), summed(book, view, ()))
     else:
-        report = whole = await summed(book, view, subject.by)
+        report = everyone = await summed(book, view, subject.by)
+    if before := book.before(view.window):
+        earlier = replace(view, window=before)
+        of_before = read(book, earlier, subject.by) if subject is WORKLOADS else summed(book, earlier, subject.by)
+        report = compared(report, await of_before)
     currency = chosen_currency(report, view)
     drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
     if subject is WORKLOADS and drawn:
         drawn = await with_days(book, view, report, drawn)
-    names = _drawn_names(drawn, subject)
+    named = list(zip(names_of(drawn, subject), drawn, strict=True))
     return report, {
         "subject": subject,
         # Thousands of lines are not to keep other visitors waiting.
         "table": await asyncio.to_thread(make_table, report, view, currency, subject),
-        "chart": _largest(whole, currency, names, more=len(report.held) > len(names)),
+        "chart": charts.largest(everyone, currency, named, more=len(report.held) > len(named)),
     }
-
-
-def _drawn_names(lines: Sequence[ReportLine], subject: Subject) -> list[tuple[str, ReportLine]]:
-    """Names in a legend, where nothing stands next to them; with the cluster where two would be the same."""
-    names = []
-    for line in lines:
-        place = f"{line.key.namespace}/" if line.key.workload and line.key.namespace else ""
-        names.append(f"{place}{name_of(line.key, subject.name)}")
-    return [
-        (f"{name} ({line.key.cluster})" if names.count(name) > 1 and line.key.cluster else name, line)
-        for name, line in zip(names, lines, strict=True)
-    ]
 
 
 async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The page on what the filters say."""
-    report, places, days, (pods, problem) = await asyncio.gather(
+    report, places, days, (pods, problem), prices = await asyncio.gather(
         read(book, view, WORKLOADS.by),
-        read(book, view, _PLACES.by),
+        read(book, view, PLACES.by),
         read(book, view, (), with_series=True),
         _pods(book, view),
+        _prices(book, view),
     )
     currency = chosen_currency(report, view)
-    held = total_of(line.figures for line in report.held)
+    held = report.owned
     return report, {
         "kind_and_name": _title(view),
         "crumbs": _crumbs(view),
@@ -224,22 +193,28 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "recorded": report.total.allocated_seconds > 0,
         "cost": held.money.get(currency),
         "apart": total_of(line.figures for line in report.apart),
-        "idle_cost": sum(line.figures.money_in(currency).idle for line in report.held),
+        "idle_cost": held.money_in(currency).idle,
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
-        "chart": _uses(days, currency),
+        "chart": charts.uses(days, currency),
         "table": None
         if "workload" in view.asked
         else await asyncio.to_thread(make_table, report, view, currency, WORKLOADS, lines=_FEW),
         "all_href": view.link("/by/workload"),
-        "places": [
-            (line.key, make_row(line, places, view, currency, _PLACES)) for line in (*places.held, *places.apart)
-        ],
+        "places": await asyncio.to_thread(make_table, places, view, currency, PLACES, prices=prices),
         "pods": pods[:_PODS],
         "pods_more": max(0, len(pods) - _PODS),
         "pods_asked": _asks_pods(view),
         "pods_problem": problem,
         "advice": advised(book.recommendations.value, view),
     }
+
+
+async def _prices(book: Book, view: View) -> PriceRows:
+    """Return the price rows at the end of the period; none where they cannot be read."""
+    try:
+        return await book.sources.prices(view.window.end_seconds, view.filters)
+    except PrometheusError:
+        return {}
 
 
 async def _pods(book: Book, view: View) -> tuple[Sequence[PodDocument], str]:
@@ -289,92 +264,8 @@ def _team(report: FleetReport) -> str:
     return teams.pop() if len(teams) == 1 else ""
 
 
-Value = Callable[[Figures], float]
-Chart = dict[str, Any]
-"""Stacked bars, one per period: what the script draws from, and ``name``, that of its element in the page.
-
-A stack has a name, values, and a look: ``active``, ``idle``, ``unknown``, ``unattributed``, ``unallocated``,
-``others`` or a number; the style has colours for these. The unit is a currency, or GPU-hours.
-"""
-
-
-def _uses(report: FleetReport, currency: str) -> Chart | None:
-    """Return the cost of active, idle, unknown and ownerless GPUs day by day; hours where nothing has a price.
-
-    ``None`` where the report has no days.
-    """
-    if not report.periods:
-        return None
-    parts = [
-        (name, name.lower(), _summed(report.held, report, _value(currency, f"{name.lower()}_seconds", name.lower())))
-        for name in ("Active", "Idle", "Unknown")
-    ]
-    for kind in (UNATTRIBUTED, UNALLOCATED):
-        apart = [line for line in report.apart if line.key.kind == kind]
-        parts.append((kind, kind.lower(), _summed(apart, report, _whole(currency))))
-    # A colour that is nowhere would only lengthen the legend.
-    return _chart("uses", currency, report, [part for part in parts if any(part[2])])
-
-
-def _largest(whole: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool) -> Chart | None:
-    """What each of the named lines costs day by day, and where there are ``more`` all others together.
-
-    Args:
-        whole: What all lines together are, with its days.
-        currency: Of the money; empty for hours.
-        named: Names and lines with their days.
-        more: Whether there are others.
-    """
-    drawn = [(name, line) for name, line in named if len(line.series) == len(whole.periods)]
-    if not whole.periods or not drawn:
-        return None
-    value = _whole(currency)
-    stacks = [(name, str(number), _summed([line], whole, value)) for number, (name, line) in enumerate(drawn, start=1)]
-    if more:
-        of_named = [sum(values) for values in zip(*(values for _, _, values in stacks), strict=True)]
-        of_all = zip(_summed(whole.held, whole, value), of_named, strict=True)
-        stacks.append(("All others", "others", tuple(max(0.0, every - these) for every, these in of_all)))
-    return _chart("largest", currency, whole, stacks)
-
-
-def _chart(
-    name: str, currency: str, report: FleetReport, stacks: Sequence[tuple[str, str, tuple[float, ...]]]
-) -> Chart | None:
-    if not stacks:
-        return None
-    return {
-        "name": name,
-        "unit": currency or "GPU-hours",
-        "money": bool(currency),
-        "periods": [day(period.start_seconds) for period in report.periods],
-        "stacks": [{"name": name, "look": look, "values": values} for name, look, values in stacks],
-    }
-
-
-def _summed(lines: Sequence[ReportLine], report: FleetReport, value: Value) -> tuple[float, ...]:
-    """Return the sum of some lines by period."""
-    with_days = [line.series for line in lines if line.series]
-    return tuple(sum(value(series[index]) for series in with_days) for index in range(len(report.periods)))
-
-
-def _value(currency: str, hours: str, money: str) -> Value:
-    """Return what takes a part of figures: hours where there is no currency, else its money."""
-    if not currency:
-        return lambda figures: float(getattr(figures, hours)) / HOUR_SECONDS
-    return lambda figures: float(getattr(figures.money_in(currency), money))
-
-
-def _whole(currency: str) -> Value:
-    return _value(currency, "allocated_seconds", "total")
-
-
-# Plotly makes two style elements: one without content, to which it adds its rules, and one for maps, which nothing here
-# shows. These are their hashes; were the second one another version's, it would be refused, at no loss.
-_OF_PLOTLY = (
-    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
-)
 _POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' {_OF_PLOTLY}; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
 )
 """Only what this service serves may run or be loaded: a pod's name that smuggles in markup would still do nothing."""
@@ -391,7 +282,8 @@ def add_pages(app: web.Application, book: Book, settings: ServeSettings) -> None
         ("/owner", "owner.html", owner),
         ("/recommendations", "recommendations.html", page_tables.recommendations),
         ("/budgets", "budgets.html", page_tables.budgets),
-        ("/about", "about.html", page_tables.about),
+        ("/about", "about.html", page_tables.plain),
+        ("/api", "api.html", page_tables.plain),
         *((f"/by/{name}", "table.html", partial(table, name=name)) for name in SUBJECTS),
     )
     for path, template, make in pages:
@@ -430,7 +322,7 @@ class _Pages:
             **choices(whole),
             **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels.value.items()},
         }
-        return await self._respond(request, template, view, values, report=report, offered=offered)
+        return await self._respond(request, template, view, values, report=report, offered=offered, whole=whole)
 
     async def label(self, request: web.Request) -> web.Response:
         """Answer with the table of a label's values."""
@@ -486,18 +378,21 @@ class _Pages:
         *,
         report: FleetReport | None = None,
         offered: Mapping[Dimension, tuple[str, ...]] | None = None,
+        whole: FleetReport | None = None,
         status: int = 200,
     ) -> web.Response:
         freshness = self.book.freshness()
         shown = {
             "view": view,
-            "frame": make_frame(view, freshness, report, offered or {}),
+            "frame": make_frame(view, freshness, report, offered or {}, whole),
             "freshness": freshness,
             "offered": offered or {},
             "noun": noun,
             "title": title,
             "site": self.settings.serving.title or "GPU cost",
             "report": report,
+            "endpoints": ENDPOINTS,
+            "plain": PLAIN,
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
             **values,
         }

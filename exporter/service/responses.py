@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypedDict
 
@@ -132,13 +130,12 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """Every file, by its plain name: ``page.css``, ``page.js``, ``plotly.js``."""
+    """Every file, by its plain name: ``page.css``, ``page.js``."""
     own = files("exporter.service") / "static"
     return MappingProxyType(
         {
             "page.css": _asset("page", "css", "text/css", (own / "page.css").read_bytes()),
             "page.js": _asset("page", "js", "text/javascript", (own / "page.js").read_bytes()),
-            "plotly.js": _asset("plotly", "js", "text/javascript", _plotly().read_bytes()),
         }
     )
 
@@ -152,11 +149,3 @@ def packed(name: str) -> bytes:
 def _asset(stem: str, suffix: str, content_type: str, body: bytes) -> Asset:
     digest = sha256(body).hexdigest()[:_HASH_DIGITS]
     return Asset(name=f"{stem}.{digest}.{suffix}", content_type=f"{content_type}; charset=utf-8", body=body)
-
-
-def _plotly() -> Path:
-    # The package is only a place where the script lies: importing it would take half a second and be of no use.
-    spec = find_spec("plotly")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("plotly is not installed; the cost service needs the extra [report]", name="plotly")
-    return Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"

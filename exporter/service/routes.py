@@ -179,7 +179,8 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
     except web.HTTPNotFound:
         prefix = request.app[SETTINGS].path_prefix
         what = (
-            f"{request.path}: nothing is here; pages begin at {prefix}/, the API is described at {prefix}/openapi.json;"
+            f"{request.path}: nothing is here; pages begin at {prefix}/, the API is described at {prefix}/api and"
+            f" {prefix}/openapi.json;"
             " of OpenCost's and Kubecost's there are allocation, assets and getConfigs, for GPUs only"
         )
         return await _problem(request, 404, (what,))

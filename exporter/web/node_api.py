@@ -306,6 +306,16 @@ def totals_keys(totals: Totals) -> dict[str, Any]:
     }
 
 
+def owned_keys(totals: Totals, states: Totals | None) -> dict[str, Any]:
+    """Return totals with the active, idle and unknown part of owners alone; ``None`` of a line without an owner."""
+    names = ("active_seconds", "idle_seconds", "unknown_seconds")
+    parts = {name: getattr(states, name) if states else None for name in names}
+    owned = {one["currency"]: one for one in _money(states.money)} if states else {}
+    nothing = dict.fromkeys(("idle_cost", "unknown_cost"), 0.0 if states else None)
+    money = [{**one, **nothing, **owned.get(one["currency"], {}), "cost": one["cost"]} for one in _money(totals.money)]
+    return {**totals_keys(totals), **parts, "money": money}
+
+
 def _money(money: Mapping[str, Money]) -> list[dict[str, Any]]:
     return [
         {"currency": currency, "cost": one.total, "idle_cost": one.idle, "unknown_cost": one.unknown}

@@ -1,68 +1,70 @@
-// Draws the charts of a page from the data that stands in it. Everything else works without a script.
+// Adds to pages what a script alone can do: figures under the pointer, copy buttons, short addresses.
 "use strict";
 
-const PATTERNS = { idle: "/", unknown: ".", unattributed: "x", unallocated: "" };
-
-function style(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+function element(name, text, parent) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  parent?.append(made);
+  return made;
 }
 
-// Plotly reads names as markup: links, bold text, line breaks. A name here is text that a tenant chose.
-function asText(name) {
-  return name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+// A chart is drawn by the server; what the pointer is on comes from the table below it. Names are only ever text.
+for (const plot of document.querySelectorAll("[data-chart]")) {
+  const table = document.getElementById(plot.dataset.chart);
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const days = [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+  const bars = plot.querySelector(".bars");
+  const band = plot.querySelector(".band");
+  const tip = element("div", "", plot);
+  tip.className = "tip";
+  tip.hidden = true;
+  bars.addEventListener("pointermove", (event) => {
+    const place = bars.getBoundingClientRect();
+    const part = (event.clientX - place.left) / place.width;
+    const day = Math.min(days.length - 1, Math.max(0, Math.floor(part * days.length)));
+    const list = document.createElement("dl");
+    names.slice(1).forEach((name, number) => {
+      element("dt", name, list);
+      element("dd", days[day][number + 1], list);
+    });
+    tip.replaceChildren(element("b", days[day][0]), list);
+    tip.hidden = false;
+    band.setAttribute("x", `${(100 * day) / days.length}%`);
+    const left = place.left - plot.getBoundingClientRect().left + part * place.width;
+    tip.style.left = `${part > 0.5 ? left - tip.offsetWidth - 12 : left + 12}px`;
+  });
+  bars.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+    band.setAttribute("x", "-100%");
+  });
 }
 
-function traces(data) {
-  return data.stacks.map((stack) => ({
-    type: "bar",
-    name: asText(stack.name),
-    x: data.periods,
-    y: stack.values,
-    marker: {
-      color: style(`--c-${stack.look}`),
-      pattern: { shape: PATTERNS[stack.look] || "", fgcolor: style("--panel"), size: 5, solidity: 0.25, fillmode: "overlay" },
-      line: { width: 0 },
-    },
-    hovertemplate: data.money ? "%{y:,.2f}" : "%{y:,.1f} h",
-  }));
+for (const copied of navigator.clipboard ? document.querySelectorAll(".copied") : []) {
+  const button = element("button", "Copy", copied);
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(copied.querySelector("pre").textContent);
+    button.textContent = "Copied";
+  });
 }
 
-function layout(data) {
-  const ink = style("--dim");
-  const line = style("--line");
-  return {
-    barmode: "stack",
-    bargap: 0.18,
-    margin: { l: 56, r: 6, t: 30, b: 30 },
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    showlegend: true,
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", itemclick: false, itemdoubleclick: false },
-    hovermode: "x unified",
-    hoverlabel: { bgcolor: style("--panel"), bordercolor: line, font: { color: style("--ink") } },
-    xaxis: { type: "date", tickformat: "%d %b", hoverformat: "%a, %d %b %Y", showgrid: false, linecolor: line, fixedrange: true },
-    yaxis: { tickformat: ",.2~s", gridcolor: line, zeroline: false, fixedrange: true, rangemode: "tozero" },
-  };
-}
+document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-function draw() {
-  for (const place of document.querySelectorAll("[data-chart]")) {
-    const source = document.getElementById(place.dataset.chart);
-    if (window.Plotly && source) {
-      const data = JSON.parse(source.textContent);
-      window.Plotly.react(place, traces(data), layout(data), { displayModeBar: false, responsive: true, staticPlot: false });
-      place.dataset.drawn = "1";
-    }
-  }
-}
-
-draw();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+// A period and two dates exclude each other.
+const period = document.getElementById("f-window");
+const dates = document.querySelectorAll("#f-from, #f-to");
+period?.addEventListener("change", () => dates.forEach((date) => (date.value = "")));
+dates.forEach((date) => date.addEventListener("input", () => (period.value = "")));
 
 // An address says what was asked for and nothing else: empty fields stay out of it.
 for (const form of document.querySelectorAll("form")) {
   form.addEventListener("formdata", (event) => {
+    const [first, last] = ["from", "to"].map((name) => event.formData.get(name));
+    if (first && last) {
+      event.formData.set("window", `${first}..${last}`);
+      event.formData.delete("from");
+      event.formData.delete("to");
+    }
     for (const [name, value] of [...event.formData.entries()]) {
       if (value === "" || (name === "share" && value === "none")) {
         event.formData.delete(name);

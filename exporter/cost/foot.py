@@ -1,0 +1,154 @@
+"""Writes the foot of a report: its sum against the capacity, coverage, prices, failures and notes."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from exporter.cost.ledger import Failure, Figures
+from exporter.cost.report import FleetReport, filter_words, is_part, total_of
+from exporter.model import Totals
+from exporter.model.formatting import decimal, hour_digits, minute, moment, money_with_code, percent_down
+
+HOUR = 3600.0
+_LABEL_WIDTH = 10
+
+
+def clean(name: str) -> str:
+    """A text that cannot steer the terminal or turn the line around that it is written to."""
+    return name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+Tone = Literal["", "note", "warning", "error"]
+_STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error": "bold red"}
+
+
+class Remark(NamedTuple):
+    """One line of the foot; ``label`` is empty where the line goes on with the subject of the one before."""
+
+    label: str
+    words: str
+    tone: Tone = ""
+
+
+def remarks(report: FleetReport) -> Iterator[Remark]:
+    """All that a reader must know of a report beside its rows."""
+    yield from _sum(report)
+    yield _funnel(report)
+    yield from _sharing(report)
+    yield from _before(report)
+    yield from _coverage(report)
+    window = report.window
+    label = f" ({clean(window.label)})" if window.label else ""
+    yield Remark("Period", f"{moment(window.start_seconds)} to {moment(window.end_seconds)}{label}")
+    if report.engine:
+        yield Remark("Source", clean(report.engine))
+    yield Remark("Prices", clean(report.prices) or "of the time of use")
+    yield from unpriced(report.total, hour_digits(report.trust.capacity_seconds))
+    for label, failure in zip(("Not read", *("",) * len(report.trust.failures)), report.trust.failures, strict=False):
+        yield Remark(label, failure_words(failure), "error")
+    for label, note in zip(("Note", *("",) * len(report.trust.notes)), report.trust.notes, strict=False):
+        yield Remark(label, clean(note), "warning")
+
+
+def unpriced(total: Figures | Totals, digits: int) -> Iterator[Remark]:
+    """Say how much had no price, if anything."""
+    if total.unpriced_seconds > 0:
+        mark = " (marked * where that is a part)" if total.money else ""
+        hours = decimal(total.unpriced_seconds / HOUR, digits)
+        yield Remark("Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "warning")
+
+
+def failure_words(failure: Failure) -> str:
+    """What was not read, and why."""
+    window = failure.window
+    when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
+    return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing")
+
+
+def _sum(report: FleetReport) -> Iterator[Remark]:
+    trust = report.trust
+    digits = hour_digits(trust.capacity_seconds)
+    capacity = f"{decimal(trust.capacity_seconds / HOUR, digits)} GPU-hours metered"
+    if is_part(report.filters):
+        hours = decimal(report.total.allocated_seconds / HOUR, digits)
+        only = f"only {clean(filter_words(report.filters))}"
+        yield Remark("Sum", f"{hours} of {capacity}: {only}; that nothing is missing can be seen without the filter")
+        return
+    lines = decimal((trust.capacity_seconds - trust.missing_seconds) / HOUR, digits)
+    if trust.missing_seconds:
+        state = f"conservation error {abs(trust.missing_seconds):.1e} s"
+    elif trust.failures or trust.recorded_hours < trust.expected_hours:
+        state = "all that was recorded and read is on a line; what was not is in no sum"
+    else:
+        state = "nothing is missing"
+    yield Remark("Sum", f"{lines} of {capacity}, {state}")
+    if trust.missing_seconds:
+        what = "have no line" if trust.missing_seconds > 0 else "are on lines and were not metered"
+        hours = f"{abs(trust.missing_seconds) / HOUR:,.3f} GPU-hours"
+        yield Remark(
+            "",
+            f"{hours} {what}: owner:gpu_ledger:delta1h and workload:gpu_ledger:delta1h do not"
+            " agree; is one set of rules loaded, of this release, and does it see every agent?",
+            "error",
+        )
+
+
+def _funnel(report: FleetReport) -> Remark:
+    held = report.owned
+    whole = report.total.allocated_seconds
+    digits = hour_digits(report.trust.capacity_seconds)
+    steps = [f"{decimal(whole / HOUR, digits)} GPU-hours"]
+    for seconds, word in ((held.allocated_seconds, "held"), (held.active_seconds, "active")):
+        part = f" ({percent_down(seconds / whole, 1)})" if whole else ""
+        steps.append(f"{decimal(seconds / HOUR, digits)} {word}{part}")
+    unknown = held.unknown_seconds / HOUR
+    rest = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
+    return Remark("Funnel", " > ".join(steps) + rest)
+
+
+def _sharing(report: FleetReport) -> Iterator[Remark]:
+    if report.share_idle == "none":
+        return
+    how = "evenly over owners' lines" if report.share_idle == "even" else "over owners by their own cost"
+    what = "Unallocated and Unattributed" if report.share_unallocated else "Unallocated"
+    spread = {currency: sum(line.shared.get(currency, 0.0) for line in report.held) for currency in report.currencies}
+    amounts = " and ".join(money_with_code(amount, currency) for currency, amount in spread.items()) or "nothing"
+    yield Remark("Shared", f"{amounts} of {what}, {how}; Charged is Cost and Shared")
+
+
+def _before(report: FleetReport) -> Iterator[Remark]:
+    if (earlier := report.before) is None:
+        return
+    now = {line.key for line in report.held}
+    gone = total_of(line.figures for line in earlier.held if line.key not in now)
+    money, ended = (
+        " and ".join(money_with_code(figures.money_in(one).total, one) for one in earlier.currencies) or "nothing"
+        for figures in (earlier.total, gone)
+    )
+    yield Remark("Before", f"{clean(earlier.window.label)} cost {money}; of that {ended} on lines that are not here")
+
+
+def _coverage(report: FleetReport) -> Iterator[Remark]:
+    trust = report.trust
+    label = "Coverage"
+    if trust.period_coverage_ratio is not None:
+        hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
+        tone: Tone = "warning" if trust.recorded_hours < trust.expected_hours else ""
+        yield Remark(label, f"{percent_down(trust.period_coverage_ratio)} of the hours were recorded ({hours})", tone)
+        label = ""
+    if trust.activity_coverage_ratio is not None:
+        yield Remark(
+            label, f"{percent_down(trust.activity_coverage_ratio)} of the held GPU-hours had their activity measured"
+        )
+        label = ""
+    if trust.price_coverage_ratio is not None:
+        yield Remark(label, f"{percent_down(trust.price_coverage_ratio)} of the GPU-hours had a price")
+
+
+def write_foot(console: Console, found: Iterable[Remark]) -> None:
+    """Write remarks below a table, each on a line."""
+    for label, words, tone in found:
+        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold")
+        console.print(line.append(words, style=_STYLES[tone]), soft_wrap=True)

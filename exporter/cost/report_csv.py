@@ -1,0 +1,160 @@
+"""Writes a report as CSV for spreadsheets, in which no name is a formula."""
+
+import csv
+import re
+from collections.abc import Iterator
+from typing import TextIO
+
+from exporter.cost.document import charged, money_kinds
+from exporter.cost.foot import HOUR, clean, failure_words
+from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures
+from exporter.cost.report import FleetReport, change, figures_before, filter_words, is_apart, is_part
+from exporter.model import Totals
+from exporter.model.formatting import iso
+
+JOULES_PER_KWH = 3.6e6
+_FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\n")
+_FORMULA_WITHIN = re.compile(r'(^\s+|[;\t\n|][\s"]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])')
+"""A formula sign where a spreadsheet that splits at another character than the comma sees the begin of a cell."""
+
+
+def guarded(name: str) -> str:
+    """Return the text of a CSV cell: UTF-8 can encode it, and no spreadsheet reads a formula or another row in it.
+
+    Spreadsheets of many locales split at ``;`` and ignore quotes within a cell, so each part gets its own guard.
+    """
+    name = encodable(name).replace("\r\n", "\n").replace("\r", "\n")  # Python's writer does not quote a lone \r
+    name = _FORMULA_WITHIN.sub(r"\1'", name)
+    return f"'{name}" if name.startswith(_FORMULA_START) else name
+
+
+def csv_stream(stream: TextIO) -> "TextIO | _Terminal":
+    """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
+    return _Terminal(stream) if stream.isatty() else stream
+
+
+class _Terminal:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> object:
+        return self._stream.write("\n".join(clean(line) for line in text.split("\n")))
+
+
+def encodable(name: str) -> str:
+    """A text that UTF-8 has: half a surrogate pair, which JSON can smuggle in, becomes a question mark."""
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
+
+
+_KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
+"""Names of columns that differ from those of the dimensions."""
+MONEY_DIGITS, HOUR_DIGITS, _RATIO_DIGITS = 2, 3, 4
+"""Decimals in CSV; JSON is not rounded."""
+CSV_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+
+CsvCells = dict[str, str | float]
+"""A row by column."""
+
+
+def write_csv(report: FleetReport, stream: TextIO, *, with_notes: bool = False) -> None:
+    """Write a row for each owner, rounded; empty is not known, or summed over.
+
+    With notes there are the columns ``record``, ``ratio`` and ``remark``, and after the rows ``Owner`` those of
+    ``Unattributed``, ``Unallocated``, ``Total`` (of all these), ``Capacity`` (metered GPU-hours), ``Missing`` (what the
+    lines lack of it), ``Coverage`` (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source`` and others.
+    """
+    money = [f"{kind}_{currency}" for currency in report.currencies for kind in money_kinds(report)]
+    names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
+    head = ["from", "to", *names, *CSV_HOURS, "energy_kwh", "active_ratio", *money]
+    if with_notes:
+        head = ["record", *head, "ratio", "remark"]
+    writer = csv.DictWriter(csv_stream(stream), head, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    period: CsvCells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
+    for cells in _lines(report):
+        if with_notes or cells["record"] == "Owner":
+            writer.writerow({**period, **cells})
+    for cells in _foot(report) if with_notes else ():
+        writer.writerow({**period, **cells})
+
+
+def _lines(report: FleetReport) -> Iterator[CsvCells]:
+    before = figures_before(report)
+    for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
+        key = line.key
+        yield {
+            "record": key.kind if is_apart(key) else "Owner",
+            **{_KEYS.get(name, name): guarded(key.value(name)) for name in _columns(report)},
+            **_figures(line.figures, line.states),
+            **_changes(report, line.figures, before(key)),
+            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},
+            **{f"charged_{currency}": amount for currency, amount in charges.items()},
+        }
+
+
+def _changes(report: FleetReport, figures: Figures, before: Figures) -> CsvCells:
+    cells: CsvCells = {}
+    for currency in report.currencies if report.before else ():
+        for kind, amount in zip(("before", "change"), change(figures, before, currency), strict=True):
+            if amount is not None:
+                cells[f"{kind}_{currency}"] = round(amount, MONEY_DIGITS)
+    return cells
+
+
+def _columns(report: FleetReport) -> tuple[Dimension, ...]:
+    """What names a line: every dimension, and the labels that are asked for."""
+    return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
+
+
+def _figures(figures: Figures, states: Figures | None) -> CsvCells:
+    ratio = states.active_ratio if states else None
+    activity: CsvCells = {} if ratio is None else {"active_ratio": round(ratio, _RATIO_DIGITS)}
+    return {**csv_figures(figures, states, figures.energy_joules), **activity}
+
+
+def csv_figures(figures: Figures | Totals, states: Figures | Totals | None, energy_joules: float | None) -> CsvCells:
+    """Hours, energy and money by column, rounded; what is not known, or has no owner, has no cell."""
+    seconds: dict[str, float] = {"gpu_hours": figures.allocated_seconds, "unpriced_hours": figures.unpriced_seconds}
+    if states:
+        seconds["active_hours"], seconds["idle_hours"] = states.active_seconds, states.idle_seconds
+        seconds["unknown_hours"] = states.unknown_seconds
+    cells: CsvCells = {title: round(value / HOUR, HOUR_DIGITS) for title, value in seconds.items()}
+    if energy_joules is not None:
+        cells["energy_kwh"] = round(energy_joules / JOULES_PER_KWH, HOUR_DIGITS)
+    for currency, money in figures.money.items():
+        cells[f"cost_{currency}"] = round(money.total, MONEY_DIGITS)
+        if states and currency in states.money:
+            cells[f"idle_cost_{currency}"] = round(states.money[currency].idle, MONEY_DIGITS)
+    return cells
+
+
+def _foot(report: FleetReport) -> Iterator[CsvCells]:
+    trust = report.trust
+    part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
+    totals: CsvCells = {}
+    for charges in charged(report):
+        for currency, amount in charges.items():
+            name = f"charged_{currency}"
+            totals[name] = round(float(totals.get(name, 0.0)) + amount, 2)
+    changed = _changes(report, report.total, report.before.total) if report.before else {}
+    yield {"record": "Total", **_figures(report.total, report.owned), **changed, **totals, "remark": guarded(part)}
+    yield {"record": "Capacity", "gpu_hours": round(trust.capacity_seconds / HOUR, HOUR_DIGITS)}
+    if not part:
+        yield {"record": "Missing", "gpu_hours": round(trust.missing_seconds / HOUR, HOUR_DIGITS)}
+    hours = f"hours recorded: {trust.recorded_hours} of {trust.expected_hours}"
+    covered = (
+        (trust.period_coverage_ratio, hours),
+        (trust.activity_coverage_ratio, "held GPU-hours with measured activity"),
+        (trust.price_coverage_ratio, "GPU-hours with a price"),
+    )
+    for ratio, words in covered:
+        yield {"record": "Coverage", "ratio": "" if ratio is None else round(ratio, _RATIO_DIGITS), "remark": words}
+    records = [("Failure", failure_words(failure)) for failure in trust.failures]
+    records += [("Note", note) for note in trust.notes]
+    if report.engine:
+        records.append(("Source", report.engine))
+    records.append(("Prices", report.prices or "of the time of use"))
+    if report.simulated:
+        records.append(("Simulated", "nothing here is real"))
+    for record, words in records:
+        yield {"record": record, "remark": guarded(words)}

@@ -1,0 +1,176 @@
+"""Draws stacked bars, one per day, as SVG that needs no script: what it shows, and where each bar stands."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+
+from exporter.cost.ledger import HOUR_SECONDS, UNALLOCATED, UNATTRIBUTED, Figures
+from exporter.cost.report import FleetReport, ReportLine
+from exporter.model.formatting import day, decimal, money, short_money
+
+HEIGHT, _TOP = 236, 8
+"""Pixels of the bars' area, and of the space above the highest line."""
+_TICKS, _LABELS = 4, 6
+_BAR_PART = 0.8
+"""Of a day's width; the rest is a gap."""
+
+Value = Callable[[Figures], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What is drawn in one colour."""
+
+    name: str
+    look: str
+    """``active``, ``idle``, ``unknown``, ``unattributed``, ``unallocated``, ``others`` or a number: has a colour."""
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Stacked bars, one per period; widths and places across are in percent, heights in pixels."""
+
+    name: str
+    """Of its element in the page."""
+    currency: str
+    """Empty: the values are GPU-hours."""
+    periods: tuple[str, ...]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def unit(self) -> str:
+        """Of the values."""
+        return self.currency or "GPU-hours"
+
+    def words(self, value: float) -> str:
+        """A value with its unit."""
+        return money(value, self.currency) if self.currency else f"{decimal(value, 1)} h"
+
+    @property
+    def sums(self) -> list[float]:
+        """Of each period."""
+        return [sum(values) for values in zip(*(stack.values for stack in self.stacks), strict=True)]
+
+    @property
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Height and words of each line of the axis."""
+        step, count = self._scale
+        for number in range(count + 1):
+            value = number * step
+            words = short_money(value, self.currency) if self.currency else f"{value:,.4g}"
+            yield round(HEIGHT - value * self._pixels, 2), words
+
+    @property
+    def _scale(self) -> tuple[float, int]:
+        """Steps of the axis, 1, 2 or 5 of a power of ten, and how many there are: about four."""
+        most = max(self.sums, default=0.0) or 1.0
+        power = 10.0 ** floor(log10(most / _TICKS))
+        step = next(power * size for size in (1, 2, 5, 10) if power * size * _TICKS >= most)
+        return step, ceil(most / step - 1e-9)
+
+    @property
+    def _pixels(self) -> float:
+        """Height of one unit."""
+        step, count = self._scale
+        return (HEIGHT - _TOP) / (count * step)
+
+    @property
+    def bars(self) -> Iterator[tuple[Stack, list[tuple[float, float, float]]]]:
+        """Of each stack place across, height from above and own height of its bars."""
+        below = [0.0] * len(self.periods)
+        pixels = self._pixels
+        for stack in self.stacks:
+            found = []
+            for number, value in enumerate(stack.values):
+                if value > 0:
+                    below[number] += value
+                    place = round((number + (1 - _BAR_PART) / 2) * self.width, 3)
+                    found.append((place, round(HEIGHT - below[number] * pixels, 2), round(value * pixels, 2)))
+            yield stack, found
+
+    @property
+    def width(self) -> float:
+        """Of a day, in percent."""
+        return 100 / max(1, len(self.periods))
+
+    @property
+    def bar_width(self) -> float:
+        """Of a bar, in percent."""
+        return round(self.width * _BAR_PART, 3)
+
+    @property
+    def labels(self) -> Iterator[tuple[float, str]]:
+        """Place across and words of the days that are named."""
+        every = max(1, ceil(len(self.periods) / _LABELS))
+        for number in range(0, len(self.periods), every):
+            yield round((number + 0.5) * self.width, 3), self.periods[number]
+
+
+def uses(report: FleetReport, currency: str) -> Chart | None:
+    """Return the cost of active, idle, unknown and ownerless GPUs day by day; hours where nothing has a price.
+
+    ``None`` where the report has no days.
+    """
+    parts = [
+        (name, _summed(report.held, report, _value(currency, f"{name.lower()}_seconds", name.lower())))
+        for name in ("Active", "Idle", "Unknown")
+    ]
+    parts += [
+        (kind, _summed([line for line in report.apart if line.key.kind == kind], report, whole(currency)))
+        for kind in (UNATTRIBUTED, UNALLOCATED)
+    ]
+    # A colour that is nowhere would only lengthen the legend.
+    return _chart(
+        "uses", currency, report, [Stack(name=name, look=name.lower(), values=of) for name, of in parts if any(of)]
+    )
+
+
+def largest(
+    everything: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool
+) -> Chart | None:
+    """What each of the named lines costs day by day, and where there are ``more`` all others together.
+
+    Args:
+        everything: What all lines together are, with its days.
+        currency: Of the money; empty for hours.
+        named: Names and lines with their days.
+        more: Whether there are others.
+    """
+    drawn = [(name, line) for name, line in named if len(line.series) == len(everything.periods)]
+    value = whole(currency)
+    stacks = [
+        Stack(name=name, look=str(number), values=_summed([line], everything, value))
+        for number, (name, line) in enumerate(drawn, start=1)
+    ]
+    if more and stacks:
+        of_named = [sum(values) for values in zip(*(stack.values for stack in stacks), strict=True)]
+        of_all = zip(_summed(everything.held, everything, value), of_named, strict=True)
+        others = tuple(max(0.0, every - these) for every, these in of_all)
+        stacks.append(Stack(name="All others", look="others", values=others))
+    return _chart("largest", currency, everything, stacks)
+
+
+def _chart(name: str, currency: str, report: FleetReport, stacks: Sequence[Stack]) -> Chart | None:
+    if not stacks or not report.periods:
+        return None
+    periods = tuple(day(period.start_seconds) for period in report.periods)
+    return Chart(name=name, currency=currency, periods=periods, stacks=tuple(stacks))
+
+
+def _summed(lines: Sequence[ReportLine], report: FleetReport, value: Value) -> tuple[float, ...]:
+    """Return the sum of some lines by period."""
+    with_days = [line.series for line in lines if line.series]
+    return tuple(sum(value(series[index]) for series in with_days) for index in range(len(report.periods)))
+
+
+def _value(currency: str, hours: str, part: str) -> Value:
+    """Return what takes a part of figures: hours where there is no currency, else its money."""
+    if not currency:
+        return lambda figures: float(getattr(figures, hours)) / HOUR_SECONDS
+    return lambda figures: float(getattr(figures.money_in(currency), part))
+
+
+def whole(currency: str) -> Value:
+    """Return what takes the money of figures, or their hours where there is no currency."""
+    return _value(currency, "allocated_seconds", "total")
