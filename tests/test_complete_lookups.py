@@ -143,15 +143,15 @@ def test_a_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dic
     options = ("--simulate", str(file), "--kube-metadata", "on", "--kubelet-interval", "1s")
     with running_agent(*options, env=own) as agent:
         agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="metadata"), "the API is asked")
-        page = agent.until(
-            lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known"
-        )
+        agent.until(lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known")
         status, ready = agent.get("/readyz")
         assert status == 200, "GPUs are measured and have their holders all the same"
         assert [line.split(":")[0] for line in ready.splitlines()] == ["ready", "error"]
         assert "sim-node-1'" in ready
         assert "--node-name" in ready
         assert "spec.nodeName" in ready
+        metered = "gpu_exporter_ledger_capacity_seconds_total"
+        page = agent.until(lambda page: sum(matching(page, metered).values()) > 3, "pods were asked for one by one")
         assert sorted(matching(page, "gpu_allocation_state", state="allocated").values()) == [0.0, 1.0]
 
 

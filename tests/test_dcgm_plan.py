@@ -2,16 +2,18 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Instance
-from exporter.gpu.dcgm.watch import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, OF_INSTANCES, WatchPace, plan
+from exporter.gpu.dcgm.watch import DRAM_ACTIVE, MEMORY, OF_INSTANCES, WatchPace, plan
 from exporter.model import DeviceState, Gpu, MigInstance
 from exporter.model.fields import PROFILING
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
+BOARD = frozenset({1009, 1010, 1011, 1012})
+"""Fields of PCIe and NVLink: an instance has none, whatever level the engine reports for them."""
 IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))
 
 
@@ -50,6 +52,12 @@ def layouts(draw: st.DrawFn) -> DcgmLayout:
     profiled=st.dictionaries(st.integers(0, 7), st.frozensets(st.sampled_from((1001, 1002, 1005, 1009)))),
     unwilling=st.frozensets(IDS, max_size=5),
 )
+@example(
+    layout=DcgmLayout(devices=(device(0, DeviceState.UP, ((True, True), (False, False))),)),
+    levels=dict.fromkeys((1001, 1005, *BOARD), abi.COMPUTE_INSTANCE),
+    profiled={0: frozenset({1001, 1005, *BOARD})},
+    unwilling=frozenset(),
+)
 def test_each_entity_has_what_it_can_have_once(
     layout: DcgmLayout, levels: dict[int, int], profiled: dict[int, frozenset[int]], unwilling: frozenset[int]
 ) -> None:
@@ -71,7 +79,7 @@ def test_each_entity_has_what_it_can_have_once(
         wanted = {one for one in levels if one not in unwilling and (one not in PROFILING or one in can(gpu.gpu_id))}
         expected |= {(gpu.entity, one) for one in wanted}
         for part in gpu.instances:
-            own = {one for one in wanted if levels[one] in OF_INSTANCES} - NOT_OF_INSTANCES
+            own = {one for one in wanted if levels[one] in OF_INSTANCES} - BOARD
             own -= frozenset() if part.has_memory else MEMORY
             own -= {DRAM_ACTIVE} if part.measured[0] == abi.COMPUTE_INSTANCE else frozenset()
             expected |= {(part.measured, one) for one in own}

@@ -71,6 +71,19 @@ async def test_default_currency_applies_and_names_what_it_leaves_out(site: Runni
     assert (await site.json("/model/getConfigs"))["data"] == {"currencyCode": "USD"}
 
 
+async def test_gpus_without_a_price_have_an_unknown_cost_and_not_0(site: Running) -> None:
+    """In the first days of the fleet, one of its twelve nodes has no price."""
+    start = WEEK - 31 * DAY_SECONDS
+    document = await site.json(f"/allocation?window={start},{start + DAY_SECONDS}&aggregate=cluster,node")
+    (found,) = document["data"]
+    truth = truth_between(start, start + DAY_SECONDS).total("cluster", "node")
+    unpriced = {"/".join(node) for node, totals in truth.items() if not totals.money}
+    assert unpriced
+    assert {name for name, row in found.items() if row["gpuCost"] is None} == unpriced
+    assert {name for name, row in found.items() if row["totalCost"] is None} == unpriced
+    assert "had no price and are in no cost" in document["warning"]
+
+
 async def test_currency_of_clients_is_not_guessed_among_several(fleet_prometheus: FleetServer) -> None:
     async with running(fleet_prometheus.url) as site:
         for path in ("/model/getConfigs", "/model/assets", "/model/allocation?aggregate=namespace"):

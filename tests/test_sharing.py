@@ -96,15 +96,18 @@ async def test_jpeg_use_of_a_shared_gpu_belongs_to_its_user(tmp_path: Path) -> N
     assert active_seconds(snapshot)["jpeg"] > 10 * active_seconds(snapshot)["trickle"]
 
 
-async def test_an_engine_that_samples_do_not_show_is_divided_by_share(tmp_path: Path) -> None:
-    pods = pod("jpeg", 0, "0.9", JPEG) + pod("trickle", 1, "0.02")
+@pytest.mark.parametrize(("jpeg", "other"), [(0.9, 0.02), (0.6, 0.4)], ids=["little is sampled", "much is sampled"])
+async def test_an_engine_that_samples_do_not_show_is_divided_by_share(
+    tmp_path: Path, jpeg: float, other: float
+) -> None:
+    pods = pod("jpeg", 0, str(jpeg), JPEG) + pod("other", 1, str(other))
     old = "driver: 535.129.03\n"
     async with pipeline(scenario(tmp_path, pods, more=old), tmp_path) as node:
         snapshot = await node.until(120.0, steps=121)
     assert set(sources(snapshot).values()) == {"estimated"}
     assert column(snapshot, "gpu_pod_activity_ratio") == {
-        ("jpeg", "main"): pytest.approx(0.45, abs=0.01),
-        ("trickle", "main"): pytest.approx(0.45, abs=0.01),
+        ("jpeg", "main"): pytest.approx(jpeg / 2, abs=0.01),
+        ("other", "main"): pytest.approx(jpeg / 2, abs=0.01),
     }
     assert column(snapshot, "gpu_pod_idle_for_seconds") == {}, "either may be idle"
 
