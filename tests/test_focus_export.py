@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from focus_support import DAY, H100, START, Lines, assert_promises, exported, held, key, ledger, nobody
+from focus_support import DAY, FACTS, H100, START, Lines, assert_promises, exported, held, key, ledger, nobody
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -176,7 +176,9 @@ def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> 
     assert (by_owner["morning"]["EffectiveCost"], by_owner["afternoon"]["EffectiveCost"]) == ("24.0", "48.0")
     assert by_owner["morning"]["ContractedUnitPrice"] == by_owner["afternoon"]["ContractedUnitPrice"] == "3.0"
     assert by_owner["morning"]["ContractedCost"] == "36.0"
-    assert sum(ratios(rows)) == 1
+    parts = dict(zip(by_owner, ratios(rows), strict=True))
+    assert float(parts["morning"]) == pytest.approx(1 / 3)
+    assert sum(parts.values()) == 1
 
 
 def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() -> None:
@@ -196,11 +198,12 @@ def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> Non
     ]
 
 
-def test_spot_nodes_are_priced_dynamically_and_the_place_of_a_node_is_told() -> None:
-    of = ledger({key("a"): held(24.0)})
+@pytest.mark.parametrize(("capacity_type", "pricing"), [("on-demand", "Standard"), ("spot", "Dynamic")])
+def test_spot_nodes_are_priced_dynamically_and_the_place_of_a_node_is_told(capacity_type: str, pricing: str) -> None:
+    of = ledger({key("a"): held(24.0)}, facts=replace(FACTS, capacity_type=capacity_type))
     _, (row,) = exported(of)
-    assert (row["PricingCategory"], row["RegionId"], row["x_CapacityType"]) == ("Standard", "us-east-1", "on-demand")
-    assert row["SkuPriceId"] == f"{H100}/p5.48xlarge/on-demand/us-east-1"
+    assert (row["PricingCategory"], row["RegionId"], row["x_CapacityType"]) == (pricing, "us-east-1", capacity_type)
+    assert row["SkuPriceId"] == f"{H100}/p5.48xlarge/{capacity_type}/us-east-1"
 
 
 def test_names_that_would_be_formulas_are_only_text_and_quotes_and_newlines_survive() -> None:
