@@ -1,4 +1,4 @@
-# Two images from one file: the agent (the default) and, with --target service, the cost service.
+# Two images with the same files: the agent (the default) and, with --target service, the cost service.
 # The base, by digest, since a tag may be moved; a mirror of it: --build-arg BASE_IMAGE=... (`make image RELEASE=1` demands a digest). It needs Python
 # 3.11 or later, a shell, glibc, which the driver's library uses, and libstdc++, which gRPC does. `make image` builds both and fills in the labels.
 ARG BASE_IMAGE=python:3.13.13-slim-bookworm@sha256:355bfa66770995d7e9a0da4b3473b44d0cb451f6b56f5615ad9c39e3c4eca03f
@@ -9,7 +9,7 @@ FROM ${BASE_IMAGE} AS build
 USER 0:0
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
-COPY requirements/build.txt requirements/runtime.txt requirements/report.txt requirements/
+COPY requirements/build.txt requirements/runtime.txt requirements/
 # Hashes are those of every wheel of a version, of every processor that it is made for; nothing is compiled.
 RUN python3 -m venv /opt/build \
  && python3 -m venv --without-pip /opt/gpu-cost-exporter \
@@ -19,16 +19,10 @@ COPY exporter exporter
 COPY simulator simulator
 COPY deploy/image/finish.sh ./
 COPY scripts/pins.py scripts/sbom.py scripts/
-RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && sh finish.sh
 
-FROM build AS build-agent
-RUN sh finish.sh requirements/runtime.txt
-
-# What the agent has, and more.
-FROM build-agent AS build-service
-RUN sh finish.sh requirements/report.txt
-
-# What both are made of. pip of the base goes, so that nothing can be installed into a running container; a base that has it
+# What both images have. pip of the base goes, so that nothing can be installed into a running container; a base that has it
 # elsewhere is refused.
 FROM ${BASE_IMAGE} AS runtime
 # hadolint ignore=DL3002
@@ -45,7 +39,10 @@ RUN find / -xdev \( -path '*-packages/pip' -o -path '*-packages/pip-*' -o -path 
  && python3 -c 'import importlib.util as modules, shutil, sys; \
       left = [*filter(modules.find_spec, ("pip", "ensurepip", "setuptools")), *filter(shutil.which, ("pip", "pip3"))]; \
       sys.exit(f"the base still has {left}" if left else 0)'
-COPY deploy/image/healthcheck.py /usr/share/gpu-cost-exporter/
+COPY deploy/image/healthcheck.py contrib/digest/digest.py /usr/share/gpu-cost-exporter/
+COPY rules /usr/share/gpu-cost-exporter/rules
+COPY dashboards/fleet.json dashboards/oncall.json dashboards/finops.json /usr/share/gpu-cost-exporter/dashboards/
+COPY --from=build /opt/gpu-cost-exporter /opt/gpu-cost-exporter
 ENV PATH=/opt/gpu-cost-exporter/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # Python as PID 1 ends on SIGTERM only because the program handles it.
 STOPSIGNAL SIGTERM
@@ -57,10 +54,8 @@ ENTRYPOINT ["gpu-cost-exporter"]
 FROM runtime AS service
 LABEL org.opencontainers.image.title="gpu-cost-exporter cost service" \
       org.opencontainers.image.description="What a fleet's GPUs cost: pages, an API, budgets and metrics"
-# A new volume that is mounted here takes over the owner.
+# A new volume that is mounted here takes over the owner; without this folder, as for the agent, it is root's.
 RUN install -d -o 65534 -g 65534 /var/lib/gpu-cost-exporter
-COPY contrib/digest/digest.py /usr/share/gpu-cost-exporter/
-COPY --from=build-service /opt/gpu-cost-exporter /opt/gpu-cost-exporter
 USER 65534:65534
 EXPOSE 9401
 CMD ["serve"]
@@ -68,11 +63,8 @@ CMD ["serve"]
 FROM runtime AS agent
 LABEL org.opencontainers.image.title="gpu-cost-exporter" \
       org.opencontainers.image.description="GPU utilisation exporter and pod attribution for Kubernetes"
-# For the NVIDIA container runtime: every GPU, and of the driver only what NVML is.
+# For the NVIDIA container runtime: every GPU, and of the driver only what NVML is. The cost service, which has none of these, gets no GPU.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility
-COPY rules /usr/share/gpu-cost-exporter/rules
-COPY dashboards/fleet.json dashboards/oncall.json dashboards/finops.json /usr/share/gpu-cost-exporter/dashboards/
-COPY --from=build-agent /opt/gpu-cost-exporter /opt/gpu-cost-exporter
 # uid 0, because the kubelet's socket is in a directory of root's (0750), and no capability: run it with --cap-drop ALL. Where no
 # kubelet is asked (--attribution off), any user does: --user 65534.
 # hadolint ignore=DL3002

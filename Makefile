@@ -31,8 +31,8 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.deploy .tools/.test 
 .venv/bin/python:
 	./scripts/setup_tools.sh venv "$(PYTHON)"
 
-.venv/.runtime: requirements/build.txt requirements/report.txt pyproject.toml | .venv/bin/python
-	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/report.txt
+.venv/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | .venv/bin/python
+	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -125,7 +125,6 @@ COMPILE := .venv/bin/pip-compile --quiet --generate-hashes --allow-unsafe --no-h
 requirements: .venv/.develop ## Pin the requirements anew (UPGRADE=--upgrade takes newer versions)
 	$(COMPILE) --strip-extras $(UPGRADE) --output-file requirements/build.txt requirements/build.in
 	$(COMPILE) --strip-extras $(UPGRADE) --output-file requirements/runtime.txt pyproject.toml
-	$(COMPILE) --strip-extras $(UPGRADE) --extra report --constraint requirements/runtime.txt --output-file requirements/report.txt pyproject.toml
 	$(COMPILE) --no-strip-extras $(UPGRADE) --output-file requirements/dev.txt requirements/dev.in
 
 # make image BUILDER=docker IMAGE=registry.example.org/gpu-cost-exporter BASE_IMAGE=registry.example.org/python:3.13-slim-bookworm
@@ -150,7 +149,7 @@ audit: .venv/.develop ## Ask for known vulnerabilities of what is pinned, and wh
 	$(RUN) scripts/pins.py
 	$(RUN) scripts/audit.py --required
 
-dist: .venv/.develop ## Build sdist, wheel and bills of materials of the last commit into dist/, twice, and compare
+dist: .venv/.develop ## Build sdist, wheel and bill of materials of the last commit into dist/, twice, and compare
 	$(RUN) scripts/release.py
 
 # make archive PYTHONS="3.11 3.12 3.13": one archive runs with any of them.

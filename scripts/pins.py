@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTS = ("build", "runtime", "report", "dev")
+LISTS = ("build", "runtime", "dev")
 OWN = "gpu-cost-exporter"
 # Packages that were given up, forked, or are named so that they are taken for another; each with what is meant.
 MEANT = {
@@ -130,10 +130,8 @@ def _differing(known: dict[str, Pin], installed: dict[str, str]) -> Iterator[str
 def asked_for() -> dict[str, Iterable[str]]:
     """What pyproject.toml and the .in files want, by list."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    runtime = project["project"]["dependencies"]
     return {
-        "runtime": runtime,
-        "report": [*runtime, *project["project"]["optional-dependencies"]["report"]],
+        "runtime": project["project"]["dependencies"],
         "build": [*project["build-system"]["requires"], *_wanted_in("build")],
         "dev": _wanted_in("dev"),
     }

@@ -74,7 +74,7 @@ def bill(wheel: Path, lists: Path, epoch: str) -> bytes:
 
 
 def make(commit: str, out: Path) -> list[Path]:
-    """Build a commit twice and put the files, their bills and their digests into a folder.
+    """Build a commit twice and put the files, their bill and their digests into a folder.
 
     Raises:
         BuildError: A build failed, or two of it differ.
@@ -90,10 +90,9 @@ def make(commit: str, out: Path) -> list[Path]:
         made = builds[0]
         (wheel,) = (path for path in made if path.suffix == ".whl")
         version = wheel.name.split("-")[1]
-        for name, pins in (("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")):
-            path = wheel.with_name(f"{name}-{version}.cdx.json")
-            path.write_bytes(bill(wheel, source / "requirements" / f"{pins}.txt", epoch))
-            made.append(path)
+        listed = wheel.with_name(f"gpu-cost-exporter-{version}.cdx.json")
+        listed.write_bytes(bill(wheel, source / "requirements" / "runtime.txt", epoch))
+        made.append(listed)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         files = [Path(shutil.copyfile(path, out / path.name)) for path in made]

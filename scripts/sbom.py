@@ -34,7 +34,6 @@ SPDX = {
 }
 _IDS = {*SPDX.values(), "BSD-2-Clause", "ISC", "0BSD", "Unlicense", "Zlib"}
 _SPACE = uuid.UUID("8f1d4d8a-6f0e-5d0c-9c36-2b5f0d6f8f11")
-_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
 def licence(metadata: Mapping[str, Any], classifiers: Iterable[str]) -> list[dict[str, Any]]:
@@ -89,12 +88,6 @@ def dependencies(environment: Mapping[str, importlib.metadata.Distribution]) -> 
         for text in distribution.requires or ():
             requirement = Requirement(text)
             extras.setdefault(canonicalize_name(requirement.name), set()).update(requirement.extras)
-    # Of our own, what is installed says which extras were asked for.
-    if OWN in environment:
-        wanted = [Requirement(text) for text in environment[OWN].requires or ()]
-        for one in wanted:
-            if canonicalize_name(one.name) in environment:
-                extras[OWN].update(_EXTRA.findall(str(one.marker)))
     return {
         name: sorted({one for one in needed(distribution, extras[name]) if one in environment})
         for name, distribution in environment.items()

@@ -181,7 +181,7 @@ def version() -> str:
 
 def _wheels() -> Path:
     """A folder with the wheel of every requirement, for the base's Python; kept until a requirement changes."""
-    names = ("build", "runtime", "report")
+    names = ("build", "runtime")
     lists = [ROOT / "requirements" / f"{name}.txt" for name in names]
     python = _base_python()
     digest = hashlib.sha256(python.encode() + b"".join(path.read_bytes() for path in lists)).hexdigest()[:12]

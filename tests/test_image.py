@@ -333,7 +333,7 @@ LOOK = """
 import importlib.util, os, shutil
 programs = ("pip", "pip3", "cc", "gcc", "c++", "ld", "make", "curl", "git")
 print("programs", [name for name in programs if shutil.which(name)])
-names = ("pip", "ensurepip", "setuptools", "jinja2", "plotly")
+names = ("pip", "ensurepip", "setuptools", "jinja2")
 print("modules", [name for name in names if importlib.util.find_spec(name)])
 wheels = [file for folder, _, files in os.walk("/") if not folder.startswith(("/proc", "/sys")) for file in files]
 print("wheels", [file for file in wheels if file.endswith(".whl")])
@@ -341,12 +341,12 @@ print("compiled", any(files for _, _, files in os.walk("/opt") for files in file
 """
 
 
-@pytest.mark.parametrize(("target", "more"), [("agent", ["jinja2"]), ("service", ["jinja2", "plotly"])])
-def test_nothing_can_be_compiled_or_installed_in_an_image(images: Images, target: str, more: list[str]) -> None:
+@pytest.mark.parametrize("target", ["agent", "service"])
+def test_nothing_can_be_compiled_or_installed_in_an_image(images: Images, target: str) -> None:
     image = images.agent if target == "agent" else images.service
     entry = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
     said = output(images, image, "-c", LOOK, options=entry)
-    assert said.splitlines() == ["programs []", f"modules {more}", "wheels []", "compiled True"]
+    assert said.splitlines() == ["programs []", "modules ['jinja2']", "wheels []", "compiled True"]
 
 
 BILL = """

@@ -82,7 +82,6 @@ def test_two_builds_of_a_commit_in_other_places_zones_languages_and_umasks_are_e
         f"gpu_cost_exporter-{__version__}-py3-none-any.whl",
         f"gpu_cost_exporter-{__version__}.tar.gz",
         f"gpu-cost-exporter-{__version__}.cdx.json",
-        f"gpu-cost-exporter-service-{__version__}.cdx.json",
     }
 
 
@@ -154,16 +153,11 @@ def is_text(path: str) -> bool:
 # The bill of materials.
 
 
-@pytest.mark.parametrize(
-    ("name", "pinned"), [("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")]
-)
-def test_the_bill_is_valid_and_lists_each_pinned_package_with_version_licence_and_hashes(
-    dist: Path, name: str, pinned: str
-) -> None:
-    text = (dist / f"{name}-{__version__}.cdx.json").read_text(encoding="utf-8")
+def test_the_bill_is_valid_and_lists_each_pinned_package_with_version_licence_and_hashes(dist: Path) -> None:
+    text = (dist / f"gpu-cost-exporter-{__version__}.cdx.json").read_text(encoding="utf-8")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bill = json.loads(text)
-    expected = pins.read(ROOT / "requirements" / f"{pinned}.txt")
+    expected = pins.read(ROOT / "requirements" / "runtime.txt")
     listed = {one["name"]: one for one in bill["components"]}
     assert {name: one["version"] for name, one in listed.items()} == {
         name: pin.version for name, pin in expected.items() if pin.here
@@ -194,7 +188,7 @@ def test_the_bill_is_the_same_each_time_and_dated_only_by_the_commit() -> None:
     first, second = (script("sbom", *words, SOURCE_DATE_EPOCH=EPOCH, PYTHONHASHSEED=seed).stdout for seed in "12")
     assert first == second
     assert json.loads(first)["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
-    other = json.loads(script("sbom", "--pins", str(ROOT / "requirements" / "report.txt")).stdout)
+    other = json.loads(script("sbom", "--pins", str(ROOT / "requirements" / "build.txt")).stdout)
     assert "timestamp" not in other["metadata"]
     assert other["serialNumber"] != json.loads(first)["serialNumber"]
 
@@ -211,7 +205,7 @@ def test_cyclonedx_own_tool_finds_the_same_packages_and_licences(dist: Path) -> 
     ]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     theirs = {canonicalize_name(one["name"]): one for one in json.loads(done.stdout)["components"]}
-    bill = json.loads((dist / f"gpu-cost-exporter-service-{__version__}.cdx.json").read_text(encoding="utf-8"))
+    bill = json.loads((dist / f"gpu-cost-exporter-{__version__}.cdx.json").read_text(encoding="utf-8"))
     for one in bill["components"]:
         other = theirs[one["name"]]
         assert one["version"] == other["version"]
@@ -237,7 +231,7 @@ def licences(component: dict[str, Any]) -> list[str]:
 
 
 def test_every_licence_goes_with_ours(dist: Path) -> None:
-    bill = json.loads((dist / f"gpu-cost-exporter-service-{__version__}.cdx.json").read_text(encoding="utf-8"))
+    bill = json.loads((dist / f"gpu-cost-exporter-{__version__}.cdx.json").read_text(encoding="utf-8"))
     found = {one["name"]: set(licences(one)) for one in bill["components"]}
     assert {name: names - ALLOWED_LICENCES for name, names in found.items() if names - ALLOWED_LICENCES} == {}
     assert set.union(*found.values()) == ALLOWED_LICENCES, "a licence that nothing has any more goes from the list"
@@ -322,8 +316,7 @@ def test_pins_that_differ_are_old_forked_missing_or_of_nobody_are_told(tmp_path:
     lists = {
         "build": f"hatchling==1.0 {HASH}",
         "runtime": f"pynvml==12.0 {HASH}",
-        "report": f"hatchling==2.0 {HASH}",
-        "dev": f"ruff==1.0 {HASH}\nhelm==1.0 ; sys_platform == 'plan9' {HASH}",
+        "dev": f"hatchling==2.0 {HASH}\nruff==1.0 {HASH}\nhelm==1.0 ; sys_platform == 'plan9' {HASH}",
     }
     for name, text in lists.items():
         (tmp_path / f"{name}.txt").write_text(f"{text}\n", encoding="utf-8")
@@ -332,7 +325,7 @@ def test_pins_that_differ_are_old_forked_missing_or_of_nobody_are_told(tmp_path:
         "runtime.txt: pynvml is not what is meant: take nvidia-ml-py",
         "runtime.txt: 'pynvml>=13' is wanted and 12.0 is pinned; run: make requirements",
         "runtime.txt: 'aiohttp>=3' is wanted and nothing is pinned; run: make requirements",
-        "report.txt: hatchling 2.0, elsewhere 1.0; run: make requirements",
+        "dev.txt: hatchling 2.0, elsewhere 1.0; run: make requirements",
         "installed: pynvml 11.0, pinned 12.0; run: make install",
         "installed: ruff is missing, pinned 1.0; run: make install",
         "installed: leftover 0.1 is pinned nowhere; remove it, or name it in requirements/",
