@@ -204,8 +204,6 @@ class Judge:
     """GPU-seconds of the world's time that no ledger can have any more."""
     _has_sampled: bool = False
     """Whether a page of this agent had a sample: all time since is charged, also while no sample is fresh."""
-    _unsampled_at: float = 0.0
-    """When the newest page without a sample was seen."""
     _believed_until: float | None = None
     """Until when the agent's first answer and those like it were given; ``None`` before it has one."""
     _believed_at: float = -math.inf
@@ -378,10 +376,8 @@ class Judge:
         self._has_sampled |= page.one("gpu_exporter_sample_timestamp_seconds") is not None
         begun = self._ledgers or page.one("gpu_ledger_created_timestamp_seconds") is not None
         if not begun and not self._has_sampled:
-            # The first sample is charged nothing. It is no older than this when it comes, and may have come and become
-            # stale since the page before.
-            self._never = max(self._never, GPUS * (self._unsampled_at - STALE_SECONDS))
-            self._unsampled_at = t
+            # The first sample is charged nothing, and is no older than this when it comes.
+            self._never = max(self._never, GPUS * (t - STALE_SECONDS))
         saved = self.world_time(page.one("gpu_exporter_state_saved_timestamp_seconds"), t)
         while saved is not None and self._samples and self._samples[0][0] <= saved - AROUND_SECONDS:
             self._never = max(self._never, GPUS * self._samples.popleft()[1] - total)
