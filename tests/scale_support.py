@@ -40,6 +40,7 @@ open(sys.argv[1], "w", encoding="ascii").write(json.dumps(figures))
 """
 """Measures from a small process: the kernel counts a child's peak from before it became another program."""
 _SECONDS = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
+_OF_NOBODY = _SECONDS[-2:]
 
 Numbers = dict[tuple[str, ...], Counter[str]]
 """By line: every figure by its name, money by currency."""
@@ -91,11 +92,12 @@ def reported(found: Mapping[str, Any], by: str) -> Numbers:
         else:
             key = (line["owner_kind"],)
         sums = numbers.setdefault(key, Counter())
-        for name in _SECONDS:
+        for name in _SECONDS if line["held"] else _OF_NOBODY:
             sums[name] += line[name] or 0
         for money in line["money"]:
             sums[f"{money['currency']} cost"] += money["cost"]
-            sums[f"{money['currency']} idle"] += money["idle_cost"]
+            if line["held"]:
+                sums[f"{money['currency']} idle"] += money["idle_cost"]
     return numbers
 
 
@@ -104,8 +106,13 @@ def true_numbers(truth: FleetTruth, by: str) -> Numbers:
     fields = FIELDS[by]
     numbers: Numbers = {}
     for key, totals in truth.total("kind", *fields).items():
-        line = (key[0],) if key[0] in APART else key[1:]
-        numbers.setdefault(line, Counter()).update(_numbers(totals))
+        apart = key[0] in APART
+        found = _numbers(totals)
+        if apart:  # such lines have no active, idle and unknown part
+            found = Counter(
+                {name: value for name, value in found.items() if name in _OF_NOBODY or name.endswith(" cost")}
+            )
+        numbers.setdefault((key[0],) if apart else key[1:], Counter()).update(found)
     return numbers
 
 

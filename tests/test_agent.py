@@ -53,7 +53,7 @@ def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess
 
 def test_the_demo_divides_money_by_labels_of_pods_and_namespaces(tmp_path: Path) -> None:
     alone = Tools(prometheus=None, alertmanager=None)
-    command = stack.programs(StackOptions(scenario="demo", agent_command=()), alone, 0, tmp_path)[0].command
+    command = stack.programs(StackOptions(scenario="demo", agent_command=()), alone, None, 0, tmp_path)[0].command
     with running_agent(*command, "--kube-start-jitter", "0s") as agent:
 
         def divided(page: dict[str, float]) -> set[tuple[str, ...]]:

@@ -507,7 +507,8 @@ def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
     user = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
     assert f"\nUSER {user}:" in dockerfile
     program = Path(container["command"][-1])
-    assert f"\nCOPY contrib/digest/{program.name} {program.parent}/\n" in dockerfile.partition(" AS service")[2]
+    assert f" contrib/digest/{program.name} {program.parent}/\n" in dockerfile.partition(" AS runtime\n")[2]
+    assert "\nFROM runtime AS service\n" in dockerfile
     arguments, others = digest.flags_of_program().parse_known_args(container["args"])
     assert (arguments.webhook_url_file, others) == (Path("/secrets/url"), [])
     section = page.partition("## The weekly digest")[2].partition("\n## ")[0]

@@ -219,7 +219,7 @@ async def test_what_is_not_granted_is_told_by_name(tmp_path: Path) -> None:
 
 
 async def test_without_metadata_nothing_is_asked_and_nothing_granted(tmp_path: Path) -> None:
-    for found in (documents(), overlay("base")):
+    for found in (documents(values="agent: {metadata: {enabled: false}}"), overlay("base")):
         assert not {document["kind"] for document in found} & (ROLES | BINDINGS)
         assert pod_spec(of_kind(found, "DaemonSet"))["automountServiceAccountToken"] is False
         account = of_kind(found, "ServiceAccount")

@@ -178,6 +178,7 @@ def test_alerts_have_a_colour_by_severity_on_a_terminal_only(monkeypatch: pytest
         text = lines({**ALERT, "labels": {"alertname": "A", "severity": severity}}, Screen(colours=True))
         looks.add(re.findall(r"\x1b\[[\d;]+m", text)[0])
     assert len(looks) == 3
+    monkeypatch.delenv("NO_COLOR", raising=False)
     assert not find_screen().colours
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")

@@ -66,7 +66,7 @@ def test_top_once_lists_each_holder_with_owner_activity_and_money(
         "mkowalski",
         "recommender",
     )
-    assert notebook["cost_per_hour"] == [{"currency": "USD", "cost": pytest.approx(6.16)}]
+    assert notebook["cost_per_hour"] == [{"currency": "USD", "cost": pytest.approx(6.88)}]
 
     assert main(["top", "--agent", address(demo_agent), "--sort", "gpu"]) == 0
     head, titles, _, *lines = capsys.readouterr().out.splitlines()
