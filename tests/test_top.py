@@ -101,7 +101,8 @@ class Terminal:
     def __init__(self, *command: str) -> None:
         self.fd, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
-        env = {**os.environ, "TERM": "xterm"}
+        env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+        env["TERM"] = "xterm"
         self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
         os.close(theirs)
         self.text = ""
