@@ -71,7 +71,11 @@ _COMMANDS: Mapping[str, _Command] = {
             "history --store days.sqlite 2026-10-31",
         ),
     ),
-    "prices": _Command("prices", "Check a price book, or list the bundled prices.", ("list", "check prices.yaml")),
+    "prices": _Command(
+        "prices",
+        "Write or check a price book, or list the bundled prices.",
+        ("init --agent http://node-a:9400 --output prices.yaml", "check prices.yaml", "list"),
+    ),
     "focus": _Command("focus", "List the columns of the FOCUS format.", ("columns", "columns --version 1.2")),
     "simulate": _Command(
         "simulate",
