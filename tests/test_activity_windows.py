@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.accounting.windows import COARSE_SECONDS, FINE_SECONDS, HOLDER_SECONDS, OWNERS_LIMIT, Windows
-from exporter.model import WINDOWS, Account, Owner, PodAccount, Portion, ShareMode
+from exporter.model import WINDOWS, Account, ByState, Owner, PodAccount, Portion, ShareMode
 
 JOB = Owner(namespace="ml", kind="Job", name="train")
 OTHER_JOB = Owner(namespace="ml", kind="Job", name="tune")
@@ -37,9 +37,7 @@ def portion(
         gpu_uuid="GPU-0",
         account=Account(owner=owner, model="H100", mode=ShareMode.EXCLUSIVE),
         pod=pod or pod_account(),
-        active_seconds=active,
-        idle_seconds=idle,
-        unknown_seconds=interval - active - idle,
+        seconds=ByState(unprofiled=active, idle=idle, unknown=interval - active - idle),
         interval_seconds=interval,
     )
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.model import (
+    NO_SECONDS,
+    STATES,
     Account,
+    ByState,
     HolderKey,
-    Money,
     Owner,
     PodAccount,
     Portion,
@@ -19,15 +21,7 @@ from exporter.model import (
     is_other_pod,
 )
 
-PLAIN = (
-    "active_seconds",
-    "idle_seconds",
-    "unknown_seconds",
-    "energy_joules",
-    "energy_unknown_seconds",
-    "unpriced_seconds",
-)
-STATES = ("active", "idle", "unknown")
+PLAIN = ("energy_joules", "energy_unknown_seconds", "unpriced_seconds")
 _MOST = 1e300
 """Upper limit of a figure: the sum of two figures below it is finite."""
 
@@ -36,22 +30,15 @@ _MOST = 1e300
 class Tally:
     """Sums for an account or a pod; they never decrease."""
 
-    active_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    unknown_seconds: float = 0.0
+    seconds: ByState = NO_SECONDS
     energy_joules: float = 0.0
     energy_unknown_seconds: float = 0.0
     unpriced_seconds: float = 0.0
-    money: dict[str, Money] = field(default_factory=dict)
+    money: dict[str, ByState] = field(default_factory=dict)
     """Money by currency."""
     _totals: Totals | None = None
 
-    @property
-    def allocated_seconds(self) -> float:
-        """Active, idle and unknown seconds."""
-        return self.active_seconds + self.idle_seconds + self.unknown_seconds
-
-    def add(self, portion: Portion, currency: str | None, paid: Money) -> None:
+    def add(self, portion: Portion, currency: str | None, paid: ByState) -> None:
         """Add a portion.
 
         Args:
@@ -59,10 +46,8 @@ class Tally:
             currency: Currency of the current price; ``None`` without a price.
             paid: Cost of the portion at that price.
         """
-        seconds = portion.allocated_seconds
-        self.active_seconds += portion.active_seconds
-        self.idle_seconds += portion.idle_seconds
-        self.unknown_seconds += portion.unknown_seconds
+        seconds = portion.seconds.total
+        self.seconds += portion.seconds
         if portion.energy_joules is None:
             self.energy_unknown_seconds += seconds
         else:
@@ -76,21 +61,20 @@ class Tally:
     def plus(self, other: "Tally") -> "Tally":
         """Return the sum of both as a new tally."""
         total = self.totals() + other.totals()
-        return Tally(**{name: getattr(total, name) for name in PLAIN}, money=dict(total.money))
+        return Tally(seconds=total.seconds, **{name: getattr(total, name) for name in PLAIN}, money=dict(total.money))
 
     def totals(self) -> Totals:
         """Return the current sums; the same object until a portion is added."""
         if self._totals is None:
-            self._totals = Totals(**{name: getattr(self, name) for name in PLAIN}, money=dict(self.money))
+            plain: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
+            self._totals = Totals(seconds=self.seconds, **plain, money=dict(self.money))
         return self._totals
 
     def dump(self) -> dict[str, Any]:
         """Return all sums, for JSON."""
         data: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
-        data["money"] = {
-            currency: {state: getattr(paid, state) for state in STATES} for currency, paid in self.money.items()
-        }
-        return data
+        money = {currency: dict(paid) for currency, paid in self.money.items()}
+        return data | {"seconds": dict(self.seconds), "money": money}
 
 
 def tally_of(data: Mapping[str, Any]) -> Tally:
@@ -99,12 +83,19 @@ def tally_of(data: Mapping[str, Any]) -> Tally:
     Raises:
         KeyError, TypeError, ValueError: The data has another form, or a figure in it is impossible.
     """
-    paid = {
-        currency: Money(**{state: amount(by_state, state) for state in STATES})
-        for currency, by_state in data["money"].items()
-    }
+    paid = {currency: _by_state(amounts) for currency, amounts in data["money"].items()}
     plain: dict[str, Any] = {name: amount(data, name) for name in PLAIN}
-    return Tally(**plain, money=paid)
+    seconds = data.get("seconds") or {state: data[f"{state}_seconds"] for state in _OLD_STATES}
+    return Tally(seconds=_by_state(seconds), **plain, money=paid)
+
+
+_OLD_STATES = {"active": "active_unprofiled", "idle": "idle", "unknown": "unknown"}
+"""States of layout 2 of the state file, which had no profiled time."""
+
+
+def _by_state(figures: Mapping[str, Any]) -> ByState:
+    names = _OLD_STATES if "active" in figures else {state: state for state in STATES}
+    return ByState.of({state: amount(figures, name) for name, state in names.items()})
 
 
 def amount(data: Mapping[str, Any], name: str) -> float:
@@ -214,7 +205,7 @@ SECONDS_PER_HOUR = 3600.0
 JOULES_PER_KWH = 3.6e6
 
 
-def money(portion: Portion, price: Price) -> Money:
+def money(portion: Portion, price: Price) -> ByState:
     """Return the cost of a portion, in the price's currency.
 
     Args:
@@ -223,27 +214,22 @@ def money(portion: Portion, price: Price) -> Money:
 
     Returns:
         Hours at the hourly price, plus measured energy if the price includes it. Energy is divided among the states
-        like the seconds; energy without any second is active money.
+        like the seconds; energy without any second is unprofiled active money.
     """
     per_second = price.per_hour / SECONDS_PER_HOUR
-    seconds = portion.allocated_seconds
+    seconds = portion.seconds.total
     energy = (portion.energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
     if energy and not seconds:
-        return Money(active=energy)
+        return ByState(unprofiled=energy)
     if energy:
         per_second += energy / seconds
-    return Money(
-        active=portion.active_seconds * per_second,
-        idle=portion.idle_seconds * per_second,
-        unknown=portion.unknown_seconds * per_second,
-    )
+    return portion.seconds.scaled(per_second)
 
 
 COST_LABELS_LIMIT = 200
 """Combinations of cost labels in a ledger; a label with one value per pod would create one series for each."""
 _OTHER = "=__other__"
 """Suffix of each pair of a combination beyond the limit; no Kubernetes label can have that value."""
-_NOTHING = Money()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,7 +246,7 @@ class Sheet:
     def provisional_seconds(self) -> float:
         """Allocated seconds of provisional owners."""
         waiting = (tally for account, tally in self.accounts.items() if account.owner.provisional)
-        return sum((tally.allocated_seconds for tally in waiting), 0.0)
+        return sum((tally.seconds.total for tally in waiting), 0.0)
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], pods: PodTable, steady: float) -> None:
         """Add the portions of one sample.
@@ -277,16 +263,17 @@ class Sheet:
         for portion in portions:
             uuid = portion.gpu_uuid
             price = prices.get(uuid)
-            currency, paid = (price.currency, money(portion, price)) if price else (None, _NOTHING)
+            currency, paid = (price.currency, money(portion, price)) if price else (None, NO_SECONDS)
             tally = self.accounts.get(portion.account)
             if tally is None:
                 tally = self.accounts[portion.account] = Tally()
             tally.add(portion, currency, paid)
             if portion.pod is not None:
                 pods.tally(portion.pod, steady).add(portion, currency, paid)
-            sums[uuid] = sums.get(uuid, 0.0) + portion.allocated_seconds
+            seconds = portion.seconds.total
+            sums[uuid] = sums.get(uuid, 0.0) + seconds
             if portion.account.owner.provisional:
-                provisional[uuid] = provisional.get(uuid, 0.0) + portion.allocated_seconds
+                provisional[uuid] = provisional.get(uuid, 0.0) + seconds
             intervals[uuid] = portion.interval_seconds
         for uuid, total in sums.items():
             interval = intervals[uuid]
@@ -305,7 +292,7 @@ class Sheet:
             owner = owner_of(account.owner, steady)
             if owner != account.owner:
                 tally = self.accounts.pop(account)
-                self.capacity_seconds += tally.allocated_seconds
+                self.capacity_seconds += tally.seconds.total
                 self._add(replace(account, owner=owner), tally)
 
     def fold(self) -> set[str]:

@@ -187,7 +187,7 @@ class _Sums:
     coarse: _Points = field(default_factory=_Points)
 
     def add(self, portion: Portion, measured: float, steady: float) -> None:
-        self.active += portion.active_seconds
+        self.active += portion.seconds.active
         self.measured += measured
         self.changed = steady
 
@@ -311,7 +311,7 @@ class Windows:
             self._charge(holder, portion.account.owner, pod.namespace, pod.pod)
         holder.pod_uid = pod.pod_uid or holder.pod_uid
         holder.seen = steady
-        measured = portion.active_seconds + portion.idle_seconds
+        measured = portion.seconds.measured
         if portion.estimated:
             holder.estimated_until = steady + ESTIMATED_SECONDS
             self.shared.setdefault(pod.device_uuid, _Sums()).add(portion, measured, steady)
