@@ -25,9 +25,7 @@ EVERYTHING = collectors_file.parse("\n".join(f"{row.legacy_name}, {row.kind.valu
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 NOT_BY_DCGM = {
-    "gpu_pcie_transmit_bytes_total": "DCGM tells rates over PCIe and NVLink, no sums",
-    "gpu_pcie_receive_bytes_total": "as above",
-    "gpu_nvlink_transmit_bytes_total": "as above",
+    "gpu_nvlink_transmit_bytes_total": "DCGM reports rates over NVLink, no sums",
     "gpu_nvlink_receive_bytes_total": "as above",
     "gpu_unattributed_processes": "DCGM lists no processes",
     "gpu_unattributed_memory_used_bytes": "as above",

@@ -196,12 +196,6 @@ GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS = _device("gpu_memory_temperature_margin_c
     "Degrees below the memory's highest operating temperature; may be negative. limit: driver (from the driver), "
     "assumed (the driver has none: 95)."
 )
-GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device("gpu_pcie_transmit_bytes_total").meaning(
-    "Bytes sent over PCIe since the driver was loaded; may wrap."
-)
-GPU_PCIE_RECEIVE_BYTES_TOTAL = _device("gpu_pcie_receive_bytes_total").meaning(
-    "Bytes received over PCIe since the driver was loaded; may wrap."
-)
 GPU_NVLINK_TRANSMIT_BYTES_TOTAL = _device("gpu_nvlink_transmit_bytes_total").meaning(
     "Payload bytes sent over all NVLinks since the driver was loaded."
 )

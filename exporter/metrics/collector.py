@@ -59,8 +59,6 @@ _INFO = LabelNames(*catalog.GPU_POD_INFO.labels[len(DEVICE_LABELS) + len(POD_LAB
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
     (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
-    (catalog.GPU_PCIE_TRANSMIT_BYTES_TOTAL, Field.PCIE_TX_BYTES_TOTAL),
-    (catalog.GPU_PCIE_RECEIVE_BYTES_TOTAL, Field.PCIE_RX_BYTES_TOTAL),
     (catalog.GPU_NVLINK_TRANSMIT_BYTES_TOTAL, Field.NVLINK_TX_BYTES_TOTAL),
     (catalog.GPU_NVLINK_RECEIVE_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL),
 )

@@ -97,8 +97,6 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.POWER_USAGE,
         Field.TOTAL_ENERGY_CONSUMPTION,
         *catalog.HEALTH_FIELDS,
-        Field.PCIE_TX_BYTES_TOTAL,
-        Field.PCIE_RX_BYTES_TOTAL,
         Field.NVLINK_TX_BYTES_TOTAL,
         Field.NVLINK_RX_BYTES_TOTAL,
         Field.XID_ERRORS,

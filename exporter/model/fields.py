@@ -126,8 +126,6 @@ class Field(IntEnum):
     OWN_FIRST = 100_000
     JPG_UTIL = 100_001  # percent 0..100
     OFA_UTIL = 100_002  # percent 0..100
-    PCIE_TX_BYTES_TOTAL = 100_003  # bytes since driver load, may wrap
-    PCIE_RX_BYTES_TOTAL = 100_004  # bytes since driver load, may wrap
     NVLINK_TX_BYTES_TOTAL = 100_005  # payload bytes over all links since driver load
     NVLINK_RX_BYTES_TOTAL = 100_006  # payload bytes over all links since driver load
 
