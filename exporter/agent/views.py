@@ -254,6 +254,7 @@ class Viewer:
                 model=gpu.gpu.model,
                 from_dcgm=part.from_dcgm if part else gpu.from_dcgm,
                 process_count=None if processes is None else len(processes),
+                draws=any(process.graphics for process in processes or ()),
                 parent_values=gpu.values if part else {},
             )
             self._judgements[uuid] = self.judge.judge(sample, idle_below=self.clock.threshold_ratio)
