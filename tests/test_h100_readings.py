@@ -38,7 +38,8 @@ def test_the_effective_part_is_at_least_the_work_done(kernel: str) -> None:
     activity = judged(kernel).activity
     assert activity is not None
     assert activity.profile is not None
-    assert KERNELS[kernel]["work"] <= activity.profile.effective_ratio <= activity.ratio
+    # Half a percent for the clocks of the program and the driver.
+    assert KERNELS[kernel]["work"] - 0.005 <= activity.profile.effective_ratio <= activity.ratio
 
 
 @pytest.mark.parametrize("kernel", [name for name, one in KERNELS.items() if one["bottleneck"]])

@@ -69,6 +69,9 @@ class EngineClass(StrEnum):
     DECODE = auto()
     JPEG = auto()
     OPTICAL_FLOW = auto()
+    COPY = auto()
+    """Copies between host and device: the busier direction of the PCIe link, as a part of the link. A copy does not
+    show in the engine counter, but in NVML's utilisation, whose measure of it, the time, is not used here: it lags."""
 
 
 class DeviceLevel(StrEnum):
@@ -81,6 +84,8 @@ class DeviceLevel(StrEnum):
     INSTANCE = auto()
     """A MIG instance."""
 
+
+_NOT_VIDEO = frozenset({EngineClass.COMPUTE, EngineClass.COPY})
 
 _Found = dict[EngineClass, tuple[float, Field]]
 """Activity (0..1) of each measured engine, and the field that measured it."""
@@ -253,13 +258,14 @@ class _Memory:
     counted: set[str] = field(default_factory=set)
     """Reasons that have been counted and still apply."""
 
-    def contradicts(self, sample: Observation) -> bool:
+    def contradicts(self, sample: Observation, found: _Found) -> bool:
         """Add a sample to the means, and return whether its readings contradict each other.
 
         Two cases are known: an engine counter stays at 0 while kernels run, or a device reports utilisation without a
         process or memory in use. The latter occurs on Blackwell after a process was killed while a kernel ran.
         """
         engine, percent = sample.values.get(Field.PROF_GR_ENGINE_ACTIVE), sample.values.get(Field.GPU_UTIL)
+        copying = found.get(EngineClass.COPY, (0.0,))[0]
         if percent is None:
             return False
         unused = sample.runs_nothing and Field.FB_USED in sample.values
@@ -268,7 +274,7 @@ class _Memory:
             return True
         if engine is None:
             return False
-        self.means.add(sample.at_seconds, engine, percent / 100)
+        self.means.add(sample.at_seconds, max(engine, copying), percent / 100)
         mean_engine, mean_utilisation = self.means.values
         return mean_utilisation >= CONTRADICTING_UTILISATION and mean_engine < CONTRADICTING_FRACTION * mean_utilisation
 
@@ -328,9 +334,9 @@ class ActivityJudge:
             a device that is idle except for an unmeasured engine that may be in use.
         """
         memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
-        contradiction = memory.contradicts(sample)
+        found = _measured(sample)
+        contradiction = memory.contradicts(sample, found)
         self._count(memory, "contradiction", holds=contradiction)
-        found = _measured(sample.values)
         missing = memory.unmeasured(sample, found)
         judgement = _busiest(found, sample.from_dcgm)
         if judgement.activity is None:
@@ -363,7 +369,7 @@ class ActivityJudge:
                 sample.values,
                 sample.parent_values if sample.level is DeviceLevel.INSTANCE else None,
                 activity_ratio=ratio,
-                video_ratio=max((found[one][0] for one in found if one is not EngineClass.COMPUTE), default=0.0),
+                video_ratio=max((found[one][0] for one in found if one not in _NOT_VIDEO), default=0.0),
             )
             self._count(memory, "impossible_profile", holds=False)
         except effective.ImpossibleReadingError:
@@ -384,8 +390,14 @@ class ActivityJudge:
             self.errors["activity", reason] += 1
 
 
-def _measured(values: Mapping[Field, int | float]) -> _Found:
-    return {row.engine: known for row in ENGINES if (known := row.measured(values)) is not None}
+def _measured(sample: Observation) -> _Found:
+    found = {row.engine: known for row in ENGINES if (known := row.measured(sample.values)) is not None}
+    # NVML's utilisation includes copies; a MIG instance's part of the link is unknown.
+    if sample.level is not DeviceLevel.INSTANCE and Field.PROF_GR_ENGINE_ACTIVE in sample.values:
+        copying = effective.pcie_use(sample.values)
+        if copying is not None:
+            found[EngineClass.COPY] = min(1.0, copying), Field.PROF_PCIE_TX_BYTES
+    return found
 
 
 def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
@@ -393,7 +405,9 @@ def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
         return Judgement(activity=None, reason="no_source")
     engine = max(found, key=lambda one: found[one][0])
     ratio, by = found[engine]
-    if engine is not EngineClass.COMPUTE:
+    if engine is EngineClass.COPY:
+        source = ActivitySource.COPY
+    elif engine is not EngineClass.COMPUTE:
         source = ActivitySource.CODEC
     else:
         source = ActivitySource.UTILISATION if by is Field.GPU_UTIL else ActivitySource.ENGINE

@@ -30,14 +30,10 @@ class Energy:
 
 @dataclass(slots=True, kw_only=True)
 class EnergyMeter:
-    """One physical GPU's energy: its counter's increase, and power times time between two readings of the counter."""
+    """One physical GPU's energy: its counter's increase, otherwise power times time."""
 
     counter_millijoules: float | None = None
-    """The driver's counter at its last reading, plus power times time since; it restarts at 0 with the driver."""
-    reading_millijoules: float | None = None
-    """The counter's last reading; while it is unchanged, the counter was not read again."""
-    estimated_millijoules: float = 0.0
-    """Part of ``counter_millijoules`` that is power times time."""
+    """The driver's counter at its last reading; it restarts at 0 with the driver."""
     idle_watts: float | None = None
     """Lowest mean power over an interval so far: the power of the GPU without work."""
     uncounted_seconds: float = 0.0
@@ -69,22 +65,14 @@ class EnergyMeter:
             all energy that it has counted since.
         """
         if driver != self.driver:
-            self.begin({}, driver)
-            self.uncounted_seconds = 0.0
-        counter = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
-        reading = None if counter == self.reading_millijoules else counter
-        power = values.get(Field.POWER_USAGE) if seen else None
-        corrects = reading is not None and self.estimated_millijoules > 0
-        if reading is None and counter is not None and power is not None:
-            joules: float | None = self._estimate(power, interval_seconds)
-        else:
-            joules = self._joules(reading, power, interval_seconds)
+            self.driver, self.counter_millijoules, self.uncounted_seconds = driver, None, 0.0
+        joules = self._joules(values, interval_seconds, seen=seen)
         seconds = interval_seconds + self.uncounted_seconds
-        waits = self.counter_millijoules is not None and reading is None and joules is None
+        waits = self.counter_millijoules is not None and values.get(Field.TOTAL_ENERGY_CONSUMPTION) is None
         earlier, self.uncounted_seconds = self.uncounted_seconds, seconds if waits else 0.0
         if joules is None or joules > MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
             return None
-        if seen and telling and joules > 0 and not corrects:
+        if seen and telling and joules > 0:
             watts = joules / seconds
             self.idle_watts = watts if self.idle_watts is None else min(self.idle_watts, watts)
         idle = joules if self.idle_watts is None else min(joules, self.idle_watts * seconds)
@@ -93,33 +81,17 @@ class EnergyMeter:
     def begin(self, values: Mapping[Field, int | float], driver: int | None = None) -> None:
         """Store a driver's counter at the start of the first interval."""
         self.driver = driver
-        self._read(values.get(Field.TOTAL_ENERGY_CONSUMPTION))
+        self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
 
-    def _read(self, reading: float | None) -> None:
-        """Start counting at a reading of the counter."""
-        self.counter_millijoules = self.reading_millijoules = reading
-        self.estimated_millijoules = 0.0
-
-    def _estimate(self, watts: float, interval_seconds: float) -> float:
-        """Measure an interval between two readings of the counter; the next reading corrects it."""
-        joules = max(0.0, watts) * interval_seconds
-        if self.counter_millijoules is not None:
-            self.counter_millijoules += joules * 1000
-            self.estimated_millijoules += joules * 1000
-        return joules
-
-    def _joules(self, reading: float | None, power: float | None, interval_seconds: float) -> float | None:
-        before = self.counter_millijoules
-        if reading is not None and before is not None:
-            if before - self.estimated_millijoules <= reading < before:
-                # Power times time was more than the counter: the next increases make up for it.
-                self.reading_millijoules, self.estimated_millijoules = reading, before - reading
-                return 0.0
-            self._read(reading)
+    def _joules(self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool) -> float | None:
+        counter, before = values.get(Field.TOTAL_ENERGY_CONSUMPTION), self.counter_millijoules
+        if counter is not None and before is not None:
+            self.counter_millijoules = counter
             # A decrease: the driver was loaded again, and its earlier count is lost.
-            return (reading - before) / 1000 if reading >= before else None
-        if reading is not None or power is not None:
-            self._read(reading)  # when readable again, it must not count energy that power has measured
+            return (counter - before) / 1000 if counter >= before else None
+        power = values.get(Field.POWER_USAGE) if seen else None
+        if counter is not None or power is not None:
+            self.counter_millijoules = counter  # when readable again, it must not count energy that power has measured
             self.uncounted_seconds = 0.0
         return None if power is None else max(0.0, power) * interval_seconds
 

@@ -22,6 +22,8 @@ class ActivitySource(StrEnum):
     """NVML utilisation: share of time in which a kernel was resident."""
     CODEC = "codec"
     """A video, JPEG or optical-flow engine was busier than the compute engines."""
+    COPY = "copy"
+    """Copies over PCIe kept the link busier than the engines."""
     PROCESS_SAMPLES = "process_samples"
     """A holder's part, divided in proportion to the driver's per-process samples."""
     ESTIMATED = "estimated"

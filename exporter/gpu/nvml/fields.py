@@ -234,8 +234,7 @@ _VIOLATIONS = tuple(_slow(Field(field), number) for field, number in zip(range(2
 
 FIELD_VALUES = (
     FieldValue(field=Field.MEMORY_TEMP, id=82),
-    # 3.3 ms of CPU on an H100: nearly half of a sample. Power, at 0.02 ms, measures the time between two readings.
-    _slow(Field.TOTAL_ENERGY_CONSUMPTION, 83),
+    FieldValue(field=Field.TOTAL_ENERGY_CONSUMPTION, id=83),
     FieldValue(field=Field.POWER_USAGE_INSTANT, id=186, convert=lambda milliwatts: milliwatts / 1000),
     # Not 197 and 198, bytes over PCIe: on an H100 with driver 580 they have 32 bits and wrap 13 times a second.
     FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=138, scope=ALL_LINKS, convert=_kib_to_bytes),

@@ -18,8 +18,6 @@ from exporter.gpu.nvml.library import NvmlCode
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
 _SLOW_SECONDS = 10.0
-_PAUSE_SECONDS = 3.0
-"""After a longer time without a sample, slow values are read at once: another source may have newer ones."""
 _RETRY_SECONDS = 600.0
 _KIB = 1024
 _DOUBLE = 0
@@ -120,7 +118,7 @@ class NvmlDevice:
         self._static: dict[Field, Number] = {}
         self._static_answered: set[int] = set()
         self._slow: dict[Field, Number] = {}
-        self._slow_at = self._read_at = -math.inf
+        self._slow_at = -math.inf
         self._nvlink: tuple[float, float] | None = None
 
     def read(self, now: float) -> Outcome:
@@ -129,9 +127,7 @@ class NvmlDevice:
         Raises:
             pynvml.NVMLError: The driver as a whole is gone.
         """
-        paused = now - self._read_at > _PAUSE_SECONDS
-        slow = paused or not 0 <= now - self._slow_at < _SLOW_SECONDS
-        self._read_at = now
+        slow = not 0 <= now - self._slow_at < _SLOW_SECONDS
         self._retry_left_out(now)
         outcome = Outcome(values={}, codes=[])
         by_pace: dict[Pace, dict[Field, Number]] = {pace: {} for pace in Pace}
