@@ -21,7 +21,7 @@ from exporter.model import (
     Gpu,
     Holder,
     ProcessUse,
-    Profile,
+    ResourceProfile,
 )
 
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
@@ -361,7 +361,7 @@ class ActivityJudge:
             return True
         return any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
 
-    def _profile(self, memory: _Memory, sample: Observation, found: _Found, ratio: float) -> Profile | None:
+    def _profile(self, memory: _Memory, sample: Observation, found: _Found, ratio: float) -> ResourceProfile | None:
         profile = None
         try:
             profile = effective.profile_of(
@@ -503,8 +503,6 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
     scale = device.ratio / sum(one.ratio for one in samples)
     remainder = scale * sum(one.ratio for one in samples if not one.holders)
     if len(holders) == 1 and not remainder:
-        if holders[0].device_share_ratio < 1:
-            device = replace(device, profile=None)  # other holders may have the rest of it
         return Split(parts=(device,), bounds=((device.ratio, device.ratio),), remainder_ratio=0.0)
     position = {holder: number for number, holder in enumerate(holders)}
     measured, divided, possible = ([0.0] * len(holders) for _ in range(3))

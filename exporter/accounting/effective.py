@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from exporter.model import MOST_OF_LIMIT, PIPES, Bottleneck, Field, Profile
+from exporter.model import MOST_OF_LIMIT, PIPES, Bottleneck, Field, ResourceProfile
 
 Values = Mapping[Field, int | float]
 
@@ -106,6 +106,22 @@ _NVLINK = (Field.PROF_NVLINK_TX_BYTES, Field.PROF_NVLINK_RX_BYTES)
 _C2C = (Field.PROF_C2C_TX_ALL_BYTES, Field.PROF_C2C_RX_ALL_BYTES)
 
 
+def _uses(model: str, values: Values, board: Values | None) -> tuple[float, float, float] | None:
+    """Return the largest use of a pipe, of memory and of a link; ``None`` if one of them was not measured."""
+    row, whole = _row_of(model), values if board is None else board
+    links = [pcie_use(whole)]
+    if row.has_nvlink and board is None:
+        links.append(_rate_use(values, _NVLINK, row.nvlink_bytes))
+    if row.has_c2c:
+        links.append(_rate_use(whole, _C2C, _C2C_BYTES))
+    measured = [values.get(Field.PROF_DRAM_ACTIVE), *links, *(values.get(pipe) for pipe in row.pipes)]
+    known = [use for use in measured if use is not None]
+    if len(known) < len(measured):
+        return None
+    first = 1 + len(links)
+    return max(known[first:]), known[0], max(known[1:first])
+
+
 def profile_of(
     model: str,
     values: Values,
@@ -113,7 +129,7 @@ def profile_of(
     *,
     activity_ratio: float,
     video_ratio: float,
-) -> Profile | None:
+) -> ResourceProfile | None:
     """Return the effective part of a device's activity and its bottleneck.
 
     Args:
@@ -131,30 +147,22 @@ def profile_of(
     Raises:
         ImpossibleReadingError: A compute pipe is busier than its engine, or a resource is used above its limit.
     """
-    row, whole = _row_of(model), values if board is None else board
-    engine, clock = values.get(Field.PROF_GR_ENGINE_ACTIVE), whole.get(Field.SM_CLOCK)
-    highest = whole.get(Field.MAX_SM_CLOCK)
-    links = [pcie_use(whole)]
-    if row.has_nvlink and board is None:
-        links.append(_rate_use(values, _NVLINK, row.nvlink_bytes))
-    if row.has_c2c:
-        links.append(_rate_use(whole, _C2C, _C2C_BYTES))
-    measured = [*(values.get(pipe) for pipe in row.pipes), values.get(Field.PROF_DRAM_ACTIVE), *links]
-    known = [use for use in measured if use is not None]
-    if len(known) < len(measured) or engine is None or clock is None or not highest:
+    whole, uses = values if board is None else board, _uses(model, values, board)
+    engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
+    clock, highest = whole.get(Field.SM_CLOCK), whole.get(Field.MAX_SM_CLOCK)
+    if uses is None or engine is None or clock is None or not highest:
         return None
-    count = len(row.pipes)
-    pipe, memory, transfer = max(known[:count]), known[count], max(known[count + 1 :])
-    if pipe > engine + _NOISE or max(pipe, memory, transfer) > MOST_OF_LIMIT:
+    pipe, memory, transfer = uses
+    if pipe > engine + _NOISE or max(uses) > MOST_OF_LIMIT:
         raise ImpossibleReadingError
-    uses = {
+    limits = {
         Bottleneck.COMPUTE: pipe * min(1.0, clock / highest),
         Bottleneck.MEMORY: memory,
         Bottleneck.TRANSFER: transfer,
         Bottleneck.VIDEO: video_ratio,
     }
-    nearest = max(uses, key=uses.__getitem__)
-    return Profile(
-        effective_ratio=min(activity_ratio, uses[nearest]),
-        bottleneck=nearest if uses[nearest] >= NEAR_LIMIT else Bottleneck.STARVED,
+    nearest = max(limits, key=limits.__getitem__)
+    return ResourceProfile(
+        effective_ratio=min(activity_ratio, limits[nearest]),
+        bottleneck=nearest if limits[nearest] >= NEAR_LIMIT else Bottleneck.STARVED,
     )

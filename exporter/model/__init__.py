@@ -73,7 +73,7 @@ from exporter.model.snapshot import (
     DeviceView,
     MeteringView,
     PodUse,
-    Profile,
+    ResourceProfile,
     Snapshot,
 )
 
@@ -131,9 +131,9 @@ __all__ = [
     "Portion",
     "Price",
     "ProcessUse",
-    "Profile",
     "ProfilingState",
     "Reading",
+    "ResourceProfile",
     "ShareMode",
     "SharedIdle",
     "ShownLedger",
