@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.accounting.activity import (
+    ENGINES,
     ActivityJudge,
     DeviceLevel,
     EngineClass,

@@ -13,7 +13,7 @@ from pipeline_support import pipeline
 from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.effective import pcie_use
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import Activity, Bottleneck, ByState, Field, ResourceProfile, Snapshot
+from exporter.model import Activity, ActivitySource, Bottleneck, ByState, Field, ResourceProfile, Snapshot
 from gpu_simulator import scenario, scenario_file
 
 ENGINE, TENSOR, DRAM = Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_PIPE_TENSOR_ACTIVE, Field.PROF_DRAM_ACTIVE
@@ -186,7 +186,8 @@ def test_copy_with_an_idle_engine_is_possible() -> None:
     judge = ActivityJudge()
     activity = judged({ENGINE: 0.0, RECEIVED: 56_206 * MIB, SENT: 3357 * MIB, DRAM: 0.016}, judge)
     assert activity is not None
-    assert activity.profile == ResourceProfile(effective_ratio=0.0, bottleneck=Bottleneck.TRANSFER)
+    assert (activity.source, activity.ratio) == (ActivitySource.COPY, pytest.approx(0.935, abs=1e-3))
+    assert activity.profile == ResourceProfile(effective_ratio=activity.ratio, bottleneck=Bottleneck.TRANSFER)
     assert judge.errors == {}
 
 

@@ -52,7 +52,13 @@ def test_the_bottleneck_is_what_the_kernel_was_written_for(kernel: str) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "least", "most"),
-    [("h2d", 0.87, 1.0), ("d2h", 0.87, 1.0), ("pageable_h2d", 0.1, 0.2), ("loader", 0.05, 0.06), ("gemm_bf16", 0.98, 1)],
+    [
+        ("h2d", 0.87, 1.0),
+        ("d2h", 0.87, 1.0),
+        ("pageable_h2d", 0.1, 0.2),
+        ("loader", 0.05, 0.06),
+        ("gemm_bf16", 0.98, 1),
+    ],
 )
 def test_copies_are_activity_though_the_engine_counter_does_not_see_them(
     kernel: str, least: float, most: float
