@@ -147,7 +147,7 @@ def expected_values(index: int) -> dict[Field, float]:
     counters = {Field.ECC_SBE_VOL_TOTAL: 3, Field.ECC_DBE_AGG_TOTAL: 6, Field.POWER_VIOLATION: 74}
     counters |= {Field.TOTAL_BASE_CLOCKS_VIOLATION: 81, Field.PCIE_REPLAY_COUNTER: 94}
     counters |= {Field.CORRECTABLE_REMAPPED_ROWS: 142, Field.UNCORRECTABLE_REMAPPED_ROWS: 143}
-    counters |= {Field.NVLINK_ERROR_DL_REPLAY: 161, Field.PCIE_TX_BYTES_TOTAL: 197, Field.PCIE_RX_BYTES_TOTAL: 198}
+    counters |= {Field.NVLINK_ERROR_DL_REPLAY: 161}
     engine = (805 - index) / 1000
     return {
         **{field: 1000 * number + index for field, number in counters.items()},

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 from functools import lru_cache
 
+from exporter.accounting import effective
 from exporter.model import (
     DECODERS,
     FLOW_ENGINES,
@@ -20,6 +21,7 @@ from exporter.model import (
     Gpu,
     Holder,
     ProcessUse,
+    ResourceProfile,
 )
 
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
@@ -67,6 +69,9 @@ class EngineClass(StrEnum):
     DECODE = auto()
     JPEG = auto()
     OPTICAL_FLOW = auto()
+    COPY = auto()
+    """Copies between host and device: the busier direction of the PCIe link, as a part of the link. A copy does not
+    show in the engine counter, but in NVML's utilisation, whose measure of it, the time, is not used here: it lags."""
 
 
 class DeviceLevel(StrEnum):
@@ -79,6 +84,8 @@ class DeviceLevel(StrEnum):
     INSTANCE = auto()
     """A MIG instance."""
 
+
+_NOT_VIDEO = frozenset({EngineClass.COMPUTE, EngineClass.COPY})
 
 _Found = dict[EngineClass, tuple[float, Field]]
 """Activity (0..1) of each measured engine, and the field that measured it."""
@@ -206,6 +213,8 @@ class Observation:
     """Fields in ``values`` that DCGM measured."""
     process_count: int | None = None
     """Number of processes that the driver lists; ``None`` if it reports no list or an unreliable one."""
+    draws: bool = False
+    """Whether a process has a graphics context, whose units no source measures."""
     parent_values: Mapping[Field, int | float] = field(default_factory=dict)
     """Values of a MIG instance's GPU."""
 
@@ -249,13 +258,14 @@ class _Memory:
     counted: set[str] = field(default_factory=set)
     """Reasons that have been counted and still apply."""
 
-    def contradicts(self, sample: Observation) -> bool:
+    def contradicts(self, sample: Observation, found: _Found) -> bool:
         """Add a sample to the means, and return whether its readings contradict each other.
 
         Two cases are known: an engine counter stays at 0 while kernels run, or a device reports utilisation without a
         process or memory in use. The latter occurs on Blackwell after a process was killed while a kernel ran.
         """
         engine, percent = sample.values.get(Field.PROF_GR_ENGINE_ACTIVE), sample.values.get(Field.GPU_UTIL)
+        copying = found.get(EngineClass.COPY, (0.0,))[0]
         if percent is None:
             return False
         unused = sample.runs_nothing and Field.FB_USED in sample.values
@@ -264,7 +274,7 @@ class _Memory:
             return True
         if engine is None:
             return False
-        self.means.add(sample.at_seconds, engine, percent / 100)
+        self.means.add(sample.at_seconds, max(engine, copying), percent / 100)
         mean_engine, mean_utilisation = self.means.values
         return mean_utilisation >= CONTRADICTING_UTILISATION and mean_engine < CONTRADICTING_FRACTION * mean_utilisation
 
@@ -306,7 +316,8 @@ class ActivityJudge:
     """Determines the activity of many devices, and keeps the necessary data of each."""
 
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Counts since start by (part, reason), one when each begins: ``contradiction`` and ``incomplete``."""
+    """Counts since start by (part, reason), one when each begins: ``contradiction``, ``incomplete`` and
+    ``impossible_profile``."""
     nvml_reads: bool = True
     """Whether NVML is a source: no other source measures the codecs of MIG instances."""
     _memory: dict[str, _Memory] = field(default_factory=dict)
@@ -323,9 +334,9 @@ class ActivityJudge:
             a device that is idle except for an unmeasured engine that may be in use.
         """
         memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
-        contradiction = memory.contradicts(sample)
+        found = _measured(sample)
+        contradiction = memory.contradicts(sample, found)
         self._count(memory, "contradiction", holds=contradiction)
-        found = _measured(sample.values)
         missing = memory.unmeasured(sample, found)
         judgement = _busiest(found, sample.from_dcgm)
         if judgement.activity is None:
@@ -339,7 +350,31 @@ class ActivityJudge:
             memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing
         ):
             return Judgement(activity=None, reason="incomplete")
-        return judgement
+        if self._is_in_doubt(memory, sample, missing):
+            return judgement
+        activity = judgement.activity
+        return Judgement(activity=replace(activity, profile=self._profile(memory, sample, found, activity.ratio)))
+
+    def _is_in_doubt(self, memory: _Memory, sample: Observation, missing: Sequence[EngineRow]) -> bool:
+        """Return whether something that no source measures may be in use, so that the rest is no limit."""
+        if sample.level is DeviceLevel.PARTITIONED_GPU or sample.draws:
+            return True
+        return any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
+
+    def _profile(self, memory: _Memory, sample: Observation, found: _Found, ratio: float) -> ResourceProfile | None:
+        profile = None
+        try:
+            profile = effective.profile_of(
+                sample.model,
+                sample.values,
+                sample.parent_values if sample.level is DeviceLevel.INSTANCE else None,
+                activity_ratio=ratio,
+                video_ratio=max((found[one][0] for one in found if one not in _NOT_VIDEO), default=0.0),
+            )
+            self._count(memory, "impossible_profile", holds=False)
+        except effective.ImpossibleReadingError:
+            self._count(memory, "impossible_profile", holds=True)
+        return profile
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""
@@ -355,8 +390,14 @@ class ActivityJudge:
             self.errors["activity", reason] += 1
 
 
-def _measured(values: Mapping[Field, int | float]) -> _Found:
-    return {row.engine: known for row in ENGINES if (known := row.measured(values)) is not None}
+def _measured(sample: Observation) -> _Found:
+    found = {row.engine: known for row in ENGINES if (known := row.measured(sample.values)) is not None}
+    # NVML's utilisation includes copies; a MIG instance's part of the link is unknown.
+    if sample.level is not DeviceLevel.INSTANCE and Field.PROF_GR_ENGINE_ACTIVE in sample.values:
+        copying = effective.pcie_use(sample.values)
+        if copying is not None:
+            found[EngineClass.COPY] = min(1.0, copying), Field.PROF_PCIE_TX_BYTES
+    return found
 
 
 def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
@@ -364,7 +405,9 @@ def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
         return Judgement(activity=None, reason="no_source")
     engine = max(found, key=lambda one: found[one][0])
     ratio, by = found[engine]
-    if engine is not EngineClass.COMPUTE:
+    if engine is EngineClass.COPY:
+        source = ActivitySource.COPY
+    elif engine is not EngineClass.COMPUTE:
         source = ActivitySource.CODEC
     else:
         source = ActivitySource.UTILISATION if by is Field.GPU_UTIL else ActivitySource.ENGINE
@@ -477,6 +520,7 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
             replace(
                 device,
                 ratio=min(device.ratio, scale * own + scale * part),
+                profile=None,
                 source=ActivitySource.ESTIMATED if part > own else ActivitySource.PROCESS_SAMPLES,
             )
             for own, part in zip(measured, divided, strict=True)

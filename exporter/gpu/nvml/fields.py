@@ -236,8 +236,7 @@ FIELD_VALUES = (
     FieldValue(field=Field.MEMORY_TEMP, id=82),
     FieldValue(field=Field.TOTAL_ENERGY_CONSUMPTION, id=83),
     FieldValue(field=Field.POWER_USAGE_INSTANT, id=186, convert=lambda milliwatts: milliwatts / 1000),
-    FieldValue(field=Field.PCIE_TX_BYTES_TOTAL, id=197),
-    FieldValue(field=Field.PCIE_RX_BYTES_TOTAL, id=198),
+    # Not 197 and 198, bytes over PCIe: on an H100 with driver 580 they have 32 bits and wrap 13 times a second.
     FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=138, scope=ALL_LINKS, convert=_kib_to_bytes),
     FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=139, scope=ALL_LINKS, convert=_kib_to_bytes),
     # NVLink 5 (Blackwell) counts bytes, elsewhere.
