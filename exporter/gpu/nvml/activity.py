@@ -264,8 +264,10 @@ class Sampler:
 
         A refused metric is tried again later: a single refusal does not mean that it is unknown.
         """
-        known = {}
+        known = dict(self._known)
         for field, metric in self._fields.items():
+            if field in known:
+                continue
             try:
                 code = self._ask([metric])[metric][0]
             except pynvml.NVMLError as error:
