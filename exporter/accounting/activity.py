@@ -57,8 +57,8 @@ RECENT_SECONDS = 60.0
 SETTLING_SECONDS = 5.0
 """Time after start in which DCGM or NVML may not have reported an engine of a device that DCGM measures."""
 
-_CODEC_NOISE = 0.005
-"""Activity of a codec below this is no evidence of use."""
+_NOISE = 0.005
+"""Activity of a codec or of the PCIe link below this is no evidence of use."""
 
 
 class EngineClass(StrEnum):
@@ -187,7 +187,7 @@ def samples_cover(values: Mapping[Field, int | float], processes: Sequence[Proce
         processes: The processes on the device.
     """
     lacking = [row for row in ENGINES if any(row.of_process(use) is None for use in processes)]
-    return not any((found := row.measured(values)) and found[0] > _CODEC_NOISE for row in lacking)
+    return not any((found := row.measured(values)) and found[0] > _NOISE for row in lacking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,10 +305,10 @@ class _Memory:
         )
         if last is None and new and reported and sample.from_dcgm:
             return True
-        if last is not None and (sample.at_seconds - last[0] <= RECENT_SECONDS or last[1] > _CODEC_NOISE):
+        if last is not None and (sample.at_seconds - last[0] <= RECENT_SECONDS or last[1] > _NOISE):
             return True
         of_parent = row.measured(sample.parent_values)
-        return of_parent is not None and of_parent[0] > _CODEC_NOISE
+        return of_parent is not None and of_parent[0] > _NOISE
 
 
 @dataclass(slots=True)
@@ -395,7 +395,7 @@ def _measured(sample: Observation) -> _Found:
     # NVML's utilisation includes copies; a MIG instance's part of the link is unknown.
     if sample.level is not DeviceLevel.INSTANCE and Field.PROF_GR_ENGINE_ACTIVE in sample.values:
         copying = effective.pcie_use(sample.values)
-        if copying is not None:
+        if copying is not None and copying > _NOISE:
             found[EngineClass.COPY] = min(1.0, copying), Field.PROF_PCIE_TX_BYTES
     return found
 
