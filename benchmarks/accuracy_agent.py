@@ -92,7 +92,7 @@ class Recorder:
                 )
                 names = tuple(f"gpu_pod_{kind}_seconds_total{{{labels}}}" for kind in ("allocated", "active"))
                 self._names[(pod,)] = names
-            for name, value in zip(names, (totals.allocated_seconds, totals.active_seconds), strict=True):
+            for name, value in zip(names, (totals.seconds.total, totals.seconds.active), strict=True):
                 self.add(name, at, value)
 
     def _of_owner(self, identity: str, account: Account) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ class VirtualAgent:
 
 
 def _by_state(totals: Totals) -> tuple[float, ...]:
-    return totals.active_seconds, totals.idle_seconds, totals.unknown_seconds
+    return totals.seconds.active, totals.seconds.idle, totals.seconds.unknown
 
 
 def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:

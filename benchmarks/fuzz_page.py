@@ -114,8 +114,8 @@ def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
     if snapshot.metering.ledger is not None:
         ledger = snapshot.metering.ledger
         totals = ledger.accounts.values()
-        seconds = sum(one.allocated_seconds for one in totals) + ledger.withheld_seconds
-        require(all(one.allocated_seconds >= 0 for one in totals), "a negative total")
+        seconds = sum(one.seconds.total for one in totals) + ledger.withheld_seconds
+        require(all(one.seconds.total >= 0 for one in totals), "a negative total")
         apart = abs(seconds - ledger.capacity_seconds)
         require(
             not conserved or apart <= _TOLERATED * max(ledger.capacity_seconds, 1),

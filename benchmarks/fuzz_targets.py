@@ -504,7 +504,7 @@ def _ledger_of_agent(data: bytes) -> None:
     document = agent_client.document_of(data, "http://node-a:9400")
     report = node_report.read(document, "http://node-a:9400")
     totals = report.total
-    seconds = (totals.active_seconds, totals.idle_seconds, totals.unknown_seconds, report.capacity_seconds)
+    seconds = (totals.seconds.active, totals.seconds.idle, totals.seconds.unknown, report.capacity_seconds)
     require_finite((*seconds, totals.energy_joules), "a total")
     for form in FORMATS:
         for by in node_report.BY:

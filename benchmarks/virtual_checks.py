@@ -177,12 +177,12 @@ class Checks:
             self._money(parts, prices, expected)
 
     def _interval(self, one: Interval, portions: list[Portion], agent: Agent, expected: Expected) -> None:
-        total = sum(portion.allocated_seconds for portion in portions)
+        total = sum(portion.seconds.total for portion in portions)
         self.hold(
             "conservation", f"{one.uuid}: {total} of {one.seconds} s", true=near(total, one.seconds, absolute=1e-9)
         )
-        active = sum(portion.active_seconds for portion in portions)
-        idle = sum(portion.idle_seconds for portion in portions)
+        active = sum(portion.seconds.active for portion in portions)
+        idle = sum(portion.seconds.idle for portion in portions)
         if not one.seen or one.state is not DeviceState.UP:
             what = f"{one.uuid} {one.state}, {one.seconds:.1f} s: active {active}, idle {idle}"
             self.hold("unknown, not idle", what, true=active == 0 and idle == 0)
@@ -218,11 +218,11 @@ class Checks:
                 owner = portion.account.owner
                 self.hold("owner", f"{owner} without a pod", true=owner in (UNALLOCATED, UNATTRIBUTED))
                 self._enter(expected, (owner.namespace, owner.kind, owner.name, owner.team), portion)
-                free += portion.allocated_seconds if owner == UNALLOCATED else 0.0
+                free += portion.seconds.total if owner == UNALLOCATED else 0.0
                 continue
-            charged += portion.allocated_seconds
+            charged += portion.seconds.total
             key = (portion.pod.namespace, portion.pod.pod, portion.pod.device_uuid)
-            what = f"{key} charged {portion.allocated_seconds:.3f} s of {one.seconds:.3f}; answer {age:.0f} s old"
+            what = f"{key} charged {portion.seconds.total:.3f} s of {one.seconds:.3f}; answer {age:.0f} s old"
             self.hold("holder", what, true=key in held and age <= EXPIRY_SECONDS + 5)
             if key in held:
                 # The API may know of the next pod of a name before the kubelet is asked again, and is right.
@@ -234,7 +234,7 @@ class Checks:
                 pod = self.world.known[uid]
                 if not is_outdated:  # of the device that the kubelet has last named; a later pod may hold another one
                     share = self.world.known[held[key]].unit.share
-                    self.hold("share", what, true=portion.allocated_seconds <= share * one.seconds + 1e-9)
+                    self.hold("share", what, true=portion.seconds.total <= share * one.seconds + 1e-9)
                 self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
         if age > EXPIRY_SECONDS + 5:  # or the kubelet has never answered
             what = f"{one.uuid}: {free} s free; answer {age:.0f} s old"
@@ -264,7 +264,7 @@ class Checks:
         )
 
     def _enter(self, expected: Expected, owner: Owner, portion: Portion) -> None:
-        expected.owners[owner] = expected.owners.get(owner, 0.0) + portion.allocated_seconds
+        expected.owners[owner] = expected.owners.get(owner, 0.0) + portion.seconds.total
 
     def _joules(self, one: Interval, portions: list[Portion], counted: float | None) -> None:
         """Check that nobody pays for energy that was not used; ``counted`` is when the counter was last read."""
@@ -286,9 +286,9 @@ class Checks:
         for portion in portions:
             price = prices.get(portion.gpu_uuid)
             if price is None:
-                expected.unpriced += portion.allocated_seconds
+                expected.unpriced += portion.seconds.total
                 continue
-            paid = portion.allocated_seconds * price.per_hour / 3600
+            paid = portion.seconds.total * price.per_hour / 3600
             paid += (portion.energy_joules or 0.0) * price.per_kwh / 3.6e6
             expected.money[price.currency] = expected.money.get(price.currency, 0.0) + paid
 
@@ -297,8 +297,8 @@ class Checks:
     def books(self, agent: Agent, expected: Expected) -> None:
         """Check that the ledger's sums are those that were worked out beside it."""
         sheets = agent.ledgers.sheets()
-        totals = [tally.totals() for sheet in sheets for tally in sheet.accounts.values()]
-        allocated = sum(one.allocated_seconds for one in totals)
+        totals = [totals for sheet in sheets for totals in sheet.accounts.values()]
+        allocated = sum(one.seconds.total for one in totals)
         capacity = sum(one.capacity_seconds + one.provisional_seconds for one in sheets)
         what = f"{allocated} allocated, {capacity} capacity, {expected.capacity} in truth"
         self.hold("books", what, true=near(allocated, capacity))
@@ -327,7 +327,7 @@ class Checks:
         for account, tally in (line for sheet in agent.ledgers.sheets() for line in sheet.accounts.items()):
             owner = account.owner
             key = (owner.namespace, owner.kind, owner.name, owner.team)
-            found[key] = found.get(key, 0.0) + tally.allocated_seconds
+            found[key] = found.get(key, 0.0) + tally.seconds.total
         for name in jobs.keys() & found.keys() if agent.api else ():
             self._share_out(found, found.pop(name), jobs[name], expected)
         for owner in found.keys() | expected.owners.keys():

@@ -12,6 +12,7 @@ from exporter.metrics.catalog import shown_until_seconds
 from exporter.model import (
     Account,
     AllocationState,
+    ByState,
     DeviceView,
     Gpu,
     Holder,
@@ -61,9 +62,7 @@ class _Held:
             gpu_uuid=self.gpu.uuid,
             account=Account(owner=owner, model=self.gpu.model, mode=self.holder.mode),
             pod=self.account,
-            active_seconds=active,
-            idle_seconds=max(0.0, idle),
-            unknown_seconds=unknown,
+            seconds=ByState(unprofiled=active, idle=max(0.0, idle), unknown=unknown),
             interval_seconds=active + idle + unknown,
             estimated=self.use.source == "estimated",
         )

@@ -9,9 +9,12 @@ from exporter.model import (
     UNATTRIBUTED,
     Account,
     Activity,
+    ActivityHistory,
     ActivitySource,
     AllocationState,
     Attribution,
+    Bottleneck,
+    ByState,
     DeviceEvents,
     DeviceState,
     DeviceView,
@@ -22,7 +25,6 @@ from exporter.model import (
     MetadataStatus,
     MeteringView,
     MigInstance,
-    Money,
     NodeFacts,
     Owner,
     OwnersView,
@@ -35,6 +37,7 @@ from exporter.model import (
     Price,
     ProfilingState,
     Reading,
+    ResourceProfile,
     SharedIdle,
     ShareMode,
     ShownLedger,
@@ -145,18 +148,25 @@ FACTS = PodFacts(
 )
 
 
+PROFILED = Activity(
+    ratio=0.8732,
+    source=ActivitySource.ENGINE,
+    profile=ResourceProfile(effective_ratio=0.25, bottleneck=Bottleneck.STARVED),
+)
+
+
 def exclusive(index: int = 0) -> DeviceView:
     device = gpu(index)
     return DeviceView(
         gpu=device,
         values=WHOLE,
-        activity=Activity(ratio=0.8732, source=ActivitySource.ENGINE),
+        activity=PROFILED,
         allocation=AllocationState.ALLOCATED,
         pods=(
             PodUse(
                 holder=holder("resnet-0", device.uuid),
                 age_seconds=3600.0,
-                activity=Activity(ratio=0.8732, source=ActivitySource.ENGINE),
+                activity=PROFILED,
                 idle_for_seconds=0.0,
                 memory_used_bytes=42_000_000_000,
                 facts=FACTS,
@@ -278,14 +288,12 @@ def one_ledger(
 def ledger(at_seconds: float) -> LedgerView:
     """Three owners over an hour of two GPUs: one that works, one that nobody is known for, and nobody."""
     work = Totals(
-        active_seconds=2700.0,
-        idle_seconds=600.0,
-        unknown_seconds=300.0,
+        seconds=ByState(effective=500.0, ineffective=1300.0, unprofiled=900.0, idle=600.0, unknown=300.0),
         energy_joules=1_800_000.5,
-        money={"USD": Money(active=1.875, idle=0.4166666, unknown=0.2083334)},
+        money={"USD": ByState(effective=0.35, ineffective=0.9, unprofiled=0.625, idle=0.4166666, unknown=0.2083334)},
     )
-    short = Totals(unknown_seconds=72.0, energy_unknown_seconds=72.0, unpriced_seconds=72.0)
-    free = Totals(idle_seconds=3528.0, energy_joules=250_000.0, money={"USD": Money(idle=2.45)})
+    short = Totals(seconds=ByState(unknown=72.0), energy_unknown_seconds=72.0, unpriced_seconds=72.0)
+    free = Totals(seconds=ByState(idle=3528.0), energy_joules=250_000.0, money={"USD": ByState(idle=2.45)})
     nobody = Account(owner=UNALLOCATED, model=H100, mode=ShareMode.EXCLUSIVE)
     return LedgerView(
         ledgers=one_ledger(
@@ -303,6 +311,9 @@ OWNERS = OwnersView(
             owner=TRAINING.owner,
             active_seconds={"15m": 700.0, "30m": 1500.0, "24h": 40_000.0},
             measured_seconds={"15m": 900.0, "30m": 1799.12345, "24h": 80_000.0},
+            profiled_seconds={"15m": 600.0, "1h": 1800.0},
+            effective_seconds={"15m": 180.0, "1h": 500.0},
+            bottleneck_seconds={"memory": 500.0, "starved": 1300.0},
             gpus=1.0,
             estimated_gpus=0.25,
             underused_gpus=0.5,
@@ -359,6 +370,7 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
             SourceStatus(name="dcgm", state=SourceState.UP),
         ),
         events=EVENTS,
+        history=ActivityHistory(bottlenecks={gpu(0).uuid: {Bottleneck.MEMORY: 0.25, Bottleneck.STARVED: 0.75}}),
         attribution=Attribution(
             known=True,
             answered_at_seconds=at_seconds - 2,

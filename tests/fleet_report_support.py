@@ -17,7 +17,7 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 
 START = 1_790_812_800
 """2026-10-01T00:00Z."""
@@ -55,7 +55,9 @@ def hours(
         unpriced_seconds=unpriced * HOUR_SECONDS,
         energy_joules=None if kwh is None else kwh * 3.6e6,
         money={
-            name: Money(active=one * (1 - idle_part - unknown_part), idle=one * idle_part, unknown=one * unknown_part)
+            name: ByState(
+                unprofiled=one * (1 - idle_part - unknown_part), idle=one * idle_part, unknown=one * unknown_part
+            )
             for name, one in amounts.items()
             if one is not None
         },
@@ -85,7 +87,7 @@ def ledger(
     for number, lines in enumerate(days):
         summed: dict[str, float] = {}
         for key, figures in lines.items():
-            summed[key.cluster] = summed.get(key.cluster, 0.0) + figures.allocated_seconds
+            summed[key.cluster] = summed.get(key.cluster, 0.0) + figures.seconds.total
         chunks.append(
             Chunk(
                 window=day(number),
@@ -147,7 +149,8 @@ def figures(draw: st.DrawFn) -> Figures:
         unpriced_seconds=draw(_SECONDS),
         energy_joules=draw(st.none() | _SECONDS),
         money={
-            currency: Money(active=total * (1 - part), idle=total * part) for currency, (total, part) in money.items()
+            currency: ByState(unprofiled=total * (1 - part), idle=total * part)
+            for currency, (total, part) in money.items()
         },
     )
 

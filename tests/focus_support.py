@@ -10,7 +10,7 @@ from decimal import Decimal
 from exporter.cost.focus import OWN_COLUMNS, SPLIT_COLUMNS, columns_of, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, FocusSettings
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 
 DAY = 86_400
 START = 1_790_812_800  # 2026-10-01T00:00:00Z
@@ -59,7 +59,9 @@ def held(
     money = {}
     if per_hour is not None:
         paid = (hours - unpriced_hours) * per_hour
-        money[currency] = Money(active=paid * active, idle=paid * idle, unknown=paid * max(0.0, 1 - active - idle))
+        money[currency] = ByState(
+            unprofiled=paid * active, idle=paid * idle, unknown=paid * max(0.0, 1 - active - idle)
+        )
     return Figures(
         active_seconds=seconds * active,
         idle_seconds=seconds * idle,
@@ -77,7 +79,7 @@ def ledger(*days: Lines, start: int = START, facts: NodeFacts = FACTS, chunk_sec
         at = start + number * chunk_seconds
         clusters: dict[str, float] = {}
         for line, figures in lines.items():
-            clusters[line.cluster] = clusters.get(line.cluster, 0.0) + figures.allocated_seconds
+            clusters[line.cluster] = clusters.get(line.cluster, 0.0) + figures.seconds.total
             nodes[line.cluster, line.node] = facts
         chunks.append(
             Chunk(

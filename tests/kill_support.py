@@ -98,7 +98,7 @@ def gpus_and_capacity(directory: Path) -> tuple[int, float, float]:
     state = StateFile(directory).load()
     assert state is not None
     totals = [account["totals"] for account in state["ledger"]["accounts"]]
-    metered = sum(entry[f"{kind}_seconds"] for entry in totals for kind in ("active", "idle", "unknown"))
+    metered = sum(sum(entry["seconds"].values()) for entry in totals)
     gpus = len({slot["gpu_uuid"] for slot in state["slots"]})
     return gpus, metered, state["metered_steady"]
 
@@ -112,10 +112,8 @@ def flat(view: LedgerView) -> dict[str, float]:
     ]
     counters = {f"ledger {ledger.identity} capacity": ledger.capacity_seconds for ledger in view.ledgers}
     for kind, key, totals in [*lines, *(("pod", pod, totals) for pod, totals in view.pods.items())]:
-        for state in ("active", "idle", "unknown"):
-            counters[f"{kind} {key} {state}"] = getattr(totals, f"{state}_seconds")
-            for currency, money in totals.money.items():
-                counters[f"{kind} {key} {state} {currency}"] = getattr(money, state)
+        for unit, figures in (("seconds", totals.seconds), *totals.money.items()):
+            counters |= {f"{kind} {key} {state} {unit}": figure for state, figure in figures}
     return counters
 
 
@@ -175,10 +173,10 @@ class Judge:
             return
         for ledger in (state["ledger"], *state["former_ledgers"]):
             accounts = [account["totals"] for account in ledger["accounts"]]
-            total = sum(a["active_seconds"] + a["idle_seconds"] + a["unknown_seconds"] for a in accounts)
+            total = sum(sum(account["seconds"].values()) for account in accounts)
             assert abs(total - ledger["capacity_seconds"]) <= 1e-6
             # One that has ended stays what it was, however soon it leaves the file.
-            self.saved[ledger["id"]] = (total, sum(a["unknown_seconds"] for a in accounts))
+            self.saved[ledger["id"]] = (total, sum(account["seconds"]["unknown"] for account in accounts))
         self.capacity = capacity = sum(total for total, _ in self.saved.values())
         steady = state["metered_steady"]
         began = steady - capacity / GPUS

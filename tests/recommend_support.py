@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from exporter.cost.holdings import HeldDevice
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
 from exporter.cost.recommend import DIMENSIONS
-from exporter.model import Money
+from exporter.model import ByState
 
 END_SECONDS = 1_789_999_200
 WEEK = Window(start_seconds=END_SECONDS - 7 * 86_400, end_seconds=END_SECONDS, label="7d")
@@ -51,7 +51,7 @@ def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
 def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) -> tuple[LineKey, Figures]:
     """A line of so many GPU-hours at a price."""
     names = {"namespace": "ml", "kind": "Deployment", "workload": "w", "team": "t", "model": H100} | key
-    money = {currency: Money(active=per_hour * hours)}
+    money = {currency: ByState(unprofiled=per_hour * hours)}
     return LineKey(**names), Figures(active_seconds=hours * 3600, money=money)
 
 
@@ -63,7 +63,7 @@ def prices_of(uses: Iterable[HeldDevice], per_hour: float) -> FleetLedger:
         hours[key] = hours.get(key, 0.0) + one.held_hours * one.share_ratio
     return ledger(
         *(
-            (key, Figures(active_seconds=held * 3600, money={"USD": Money(active=held * per_hour)}))
+            (key, Figures(active_seconds=held * 3600, money={"USD": ByState(unprofiled=held * per_hour)}))
             for key, held in hours.items()
         )
     )

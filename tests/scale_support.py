@@ -117,7 +117,10 @@ def true_numbers(truth: FleetTruth, by: str) -> Numbers:
 
 
 def _numbers(totals: Totals) -> Counter[str]:
-    numbers: Counter[str] = Counter({name: getattr(totals, name) for name in _SECONDS})
+    numbers: Counter[str] = Counter(
+        {name: getattr(totals.seconds, name.removesuffix("_seconds")) for name in _SECONDS[:3]}
+        | {name: getattr(totals, name) for name in _SECONDS[3:]}
+    )
     for currency, money in totals.money.items():
         numbers[f"{currency} cost"] += money.total  # type: ignore[assignment]
         numbers[f"{currency} idle"] += money.idle  # type: ignore[assignment]

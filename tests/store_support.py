@@ -24,7 +24,7 @@ from exporter.cost.query_rows import Progress
 from exporter.cost.report import total_of
 from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import PrometheusError
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 
 D1 = 20_700 * DAY_SECONDS
 """2026-09-04."""
@@ -42,7 +42,9 @@ def figures(chance: random.Random, currencies: tuple[str, ...]) -> Figures:
         unknown_seconds=unknown,
         unpriced_seconds=0.0 if currencies else active,
         energy_joules=chance.choice((None, active * 300)),
-        money={code: Money(active=active * 0.001, idle=idle * 0.001, unknown=unknown * 0.001) for code in currencies},
+        money={
+            code: ByState(unprofiled=active * 0.001, idle=idle * 0.001, unknown=unknown * 0.001) for code in currencies
+        },
     )
 
 
@@ -73,7 +75,7 @@ def chunk(day: int, *, seed: int = 0, nodes: int = 3, owners: int = 4, hours: in
                 )
                 lines[owner] = figures(chance, chance.choice(((), ("USD",), ("EUR", "USD"))))
     capacity = {
-        cluster: sum(line.allocated_seconds for key, line in lines.items() if key.cluster == cluster)
+        cluster: sum(line.seconds.total for key, line in lines.items() if key.cluster == cluster)
         for cluster in ("east", "west")
     }
     return Chunk(

@@ -180,12 +180,12 @@ async def test_efficiency_is_a_ratio_of_what_was_measured_whatever_the_number_of
         if name.startswith("__"):
             continue
         totals = truth.sum(namespace=name)
-        measured = totals.active_seconds + totals.idle_seconds
-        assert row["gpuEfficiency"] == pytest.approx(totals.active_seconds / measured, rel=1e-6)
+        measured = totals.seconds.active + totals.seconds.idle
+        assert row["gpuEfficiency"] == pytest.approx(totals.seconds.active / measured, rel=1e-6)
         gpu = row["gpuAllocation"]
         seconds = END_SECONDS - WEEK
-        assert gpu["gpuUsageAverage"] == pytest.approx(totals.active_seconds / seconds, rel=1e-6)
-        assert gpu["gpuRequestAverage"] == pytest.approx(totals.allocated_seconds / seconds, rel=1e-6)
+        assert gpu["gpuUsageAverage"] == pytest.approx(totals.seconds.active / seconds, rel=1e-6)
+        assert gpu["gpuRequestAverage"] == pytest.approx(totals.seconds.total / seconds, rel=1e-6)
 
 
 async def test_money_of_several_currencies_is_asked_about_rather_than_added(site: Running) -> None:

@@ -160,8 +160,18 @@ def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
         "resnet",
         "perception",
     )
-    assert (work["allocated_seconds"], work["active_seconds"]) == (3600.0, 2700.0)
-    assert work["money"] == [{"currency": "USD", "cost": 2.5, "idle_cost": 0.4166666, "unknown_cost": 0.2083334}]
+    assert (work["allocated_seconds"], work["active_seconds"], work["effective_seconds"]) == (3600.0, 2700.0, 500.0)
+    assert work["money"] == [
+        {
+            "currency": "USD",
+            "cost": 2.5,
+            "effective_cost": 0.35,
+            "ineffective_cost": 0.9,
+            "unprofiled_cost": 0.625,
+            "idle_cost": 0.4166666,
+            "unknown_cost": 0.2083334,
+        }
+    ]
     assert (nobody_known["energy_joules"], nobody_known["money"], nobody_known["unpriced_seconds"]) == (None, [], 72.0)
     assert (free["owner_kind"], free["owner_namespace"]) == ("Unallocated", None)
     assert sum(account["allocated_seconds"] for account in document["accounts"]) == document["capacity_seconds"]

@@ -12,7 +12,7 @@ from exporter.cost.budgets import Budget, BudgetState, load, parse, standings
 from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window, period_at
 from exporter.cost.store_schema import day_window
 from exporter.errors import ConfigError
-from exporter.model import Money
+from exporter.model import ByState
 from exporter.service.data import Book, BookSources
 from exporter.service.refresh import Keeping, Refreshing
 
@@ -156,7 +156,7 @@ def line(cost: float, currency: str = "USD", unpriced: float = 0.0) -> Figures:
     return Figures(
         active_seconds=3600.0,
         unpriced_seconds=unpriced,
-        money={currency: Money(active=cost)} if cost else {},
+        money={currency: ByState(unprofiled=cost)} if cost else {},
     )
 
 

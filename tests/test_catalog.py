@@ -9,7 +9,7 @@ from exporter.metrics.catalog import EXPORTED_PREFIXES
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Kind
-from exporter.model import AllocationState, DeviceView, Field, Snapshot, Totals
+from exporter.model import AllocationState, ByState, DeviceView, Field, Snapshot, Totals
 
 
 def everything() -> Snapshot:
@@ -17,7 +17,7 @@ def everything() -> Snapshot:
     first = exclusive()
     values = {**dict.fromkeys(catalog.HEALTH_FIELDS, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
     shown = snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
-    unpriced = one_ledger({TRAINING: Totals(unknown_seconds=5.0, unpriced_seconds=5.0)}, identity="b" * 12)
+    unpriced = one_ledger({TRAINING: Totals(seconds=ByState(unknown=5.0), unpriced_seconds=5.0)}, identity="b" * 12)
     assert shown.metering.ledger is not None
     ledger = dataclasses.replace(shown.metering.ledger, ledgers=(*shown.metering.ledger.ledgers, *unpriced))
     return changed(shown, metering={"ledger": ledger})

@@ -54,7 +54,7 @@ faults:
 def seconds_of(snapshot: Snapshot, owner: Owner) -> float:
     ledger = snapshot.metering.ledger
     assert ledger is not None
-    return sum(totals.allocated_seconds for line, totals in ledger.accounts.items() if line.owner == owner)
+    return sum(totals.seconds.total for line, totals in ledger.accounts.items() if line.owner == owner)
 
 
 def socket_of(directory: Path) -> tuple[int, int] | None:

@@ -53,7 +53,7 @@ def replay(
         at += STEP_SECONDS
     accounts = ledgers.view().accounts
     assert sum(totals.money["USD"].total for totals in accounts.values()) == pytest.approx(spent, rel=1e-9)
-    assert sum(totals.allocated_seconds for totals in accounts.values()) == pytest.approx(hours * 3600, rel=1e-9)
+    assert sum(totals.seconds.total for totals in accounts.values()) == pytest.approx(hours * 3600, rel=1e-9)
     return accounts
 
 
@@ -82,8 +82,8 @@ def _name(owner: Owner) -> str:
 
 def _row(name: str, found: Sequence[Totals], owned: Sequence[Totals]) -> str:
     """A row as a report has it: only time of owners is active or idle."""
-    allocated = sum(totals.allocated_seconds for totals in found) / 3600
-    active, idle = (sum(getattr(one, key) for one in owned) / 3600 for key in ("active_seconds", "idle_seconds"))
+    allocated = sum(totals.seconds.total for totals in found) / 3600
+    active, idle = (sum(getattr(one.seconds, key) for one in owned) / 3600 for key in ("active", "idle"))
     total = sum(totals.money["USD"].total for totals in found)
     idle_cost = sum(totals.money["USD"].idle for totals in owned)
     states = [f"{active:.4f}", f"{idle:.4f}"] if owned else ["", ""]

@@ -247,7 +247,7 @@ def test_tables_have_all_that_was_held(recorded: Engine, title: str, label: str,
     expected: dict[str, float] = {}
     for (kind, name), totals in truth.total("kind", field).items():
         if kind not in APART:
-            expected[name] = expected.get(name, 0.0) + totals.allocated_seconds / HOUR
+            expected[name] = expected.get(name, 0.0) + totals.seconds.total / HOUR
     hours = {labels.get(label, ""): amount for labels, amount in shown(recorded, "finops", title, "D")}
     assert hours == pytest.approx(expected, rel=1e-6)
     for currency in SMALL_FLEET.currencies:
@@ -260,9 +260,9 @@ def test_trust_is_told_from_the_same_hours(recorded: Engine) -> None:
     recorded = replace(recorded, back=40 * DAY)
     truth = truth_between(END_SECONDS - 40 * DAY, END_SECONDS)
     held = [totals for (kind,), totals in truth.total("kind").items() if kind not in APART]
-    allocated = sum(totals.allocated_seconds for totals in held)
+    allocated = sum(totals.seconds.total for totals in held)
     unpriced = sum(totals.unpriced_seconds for totals in held) / allocated
-    unknown = sum(totals.unknown_seconds for totals in held) / allocated
+    unknown = sum(totals.seconds.unknown for totals in held) / allocated
     assert unpriced > 0
     assert value(recorded, "finops", "Price known") == pytest.approx(1 - unpriced, rel=1e-6)
     assert value(recorded, "finops", "Activity known") == pytest.approx(1 - unknown, rel=1e-6)
@@ -282,7 +282,7 @@ def test_a_gpu_hour_costs_what_its_price_was(recorded: Engine) -> None:
     truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
     for model, (currency, money) in per_hour.items():
         held = [totals for (kind,), totals in truth.total("kind", model=model).items() if kind not in APART]
-        hours = sum(totals.allocated_seconds - totals.unpriced_seconds for totals in held) / HOUR
+        hours = sum(totals.seconds.total - totals.unpriced_seconds for totals in held) / HOUR
         paid = sum(totals.money[currency].total for totals in held if currency in totals.money)
         assert money == pytest.approx(paid / hours, rel=1e-6), model
     assert len(per_hour) >= 3
@@ -296,11 +296,11 @@ def test_replicas_of_one_prometheus_count_once(tmp_path: Path) -> None:
         truth = truth_between(MONTH_START, END_SECONDS, plan)
         assert value(engine, "finops", "Month to date") == pytest.approx(_money(truth, "USD"), rel=1e-6)
         last = newest(engine, "finops", "GPU-hours by day", "D")
-        free = truth_between(TODAY, END_SECONDS, plan).sum(kind="Unattributed").allocated_seconds / HOUR
+        free = truth_between(TODAY, END_SECONDS, plan).sum(kind="Unattributed").seconds.total / HOUR
         assert sum(last.values()) == pytest.approx(free)
         hours = sum(amount for _, amount in shown(engine, "finops", "By namespace", "D"))
         held = truth_between(plan.start_seconds, END_SECONDS, plan).total("kind")
-        assert hours == pytest.approx(sum(t.allocated_seconds for (k,), t in held.items() if k not in APART) / HOUR)
+        assert hours == pytest.approx(sum(t.seconds.total for (k,), t in held.items() if k not in APART) / HOUR)
 
 
 def test_a_pair_that_cuts_hours_at_different_instants_counts_once(tmp_path: Path) -> None:

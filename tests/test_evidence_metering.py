@@ -73,8 +73,8 @@ def test_every_second_of_every_gpu_is_somebodys_who_was_listed(
         listed = {(one.namespace, one.pod) for one in containers} | set(evidence.pods or {}) - gone
         seconds: dict[str, float] = defaultdict(float)
         for portion in portions:
-            total = portion.active_seconds + portion.idle_seconds + portion.unknown_seconds
-            assert min(portion.active_seconds, portion.idle_seconds, portion.unknown_seconds) >= 0
+            total = portion.seconds.active + portion.seconds.idle + portion.seconds.unknown
+            assert min(portion.seconds.active, portion.seconds.idle, portion.seconds.unknown) >= 0
             seconds[portion.gpu_uuid] += total
             owner = portion.account.owner
             assert owner in (UNALLOCATED, UNATTRIBUTED) or (owner.namespace, owner.name) in listed - gone

@@ -47,7 +47,7 @@ def test_lines_are_summed_by_what_is_asked_for_and_stand_dearest_first() -> None
     vision = report.held[0].figures
     assert vision.money["USD"].total == pytest.approx(1344 + 84 + 672)
     assert vision.money["USD"].idle == pytest.approx((1344 + 672) / 10 + 84)
-    assert vision.allocated_seconds == pytest.approx(300 * 3600)
+    assert vision.seconds.total == pytest.approx(300 * 3600)
     assert vision.energy_joules == pytest.approx(165.75 * 3.6e6)
     assert report.held[2].figures.energy_joules is None
 
@@ -59,7 +59,7 @@ def test_what_nobody_held_is_apart_unattributed_first() -> None:
         (UNALLOCATED, H100),
         (UNALLOCATED, A100),
     ]
-    assert report.total.allocated_seconds == pytest.approx((192 + 12 + 24 + 24 + 4 + 2 + 10 + 24 + 96 + 24 + 96) * 3600)
+    assert report.total.seconds.total == pytest.approx((192 + 12 + 24 + 24 + 4 + 2 + 10 + 24 + 96 + 24 + 96) * 3600)
 
 
 def test_labels_are_dimensions_and_what_has_none_is_a_line_of_its_own() -> None:
@@ -200,8 +200,8 @@ def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
     assert report.periods == (day(0), day(1))
     for line in (*report.held, *report.apart):
         assert len(line.series) == 2
-        assert sum(one.allocated_seconds for one in line.series) == pytest.approx(line.figures.allocated_seconds)
-    assert report.held[2].series[1].allocated_seconds == 0
+        assert sum(one.seconds.total for one in line.series) == pytest.approx(line.figures.seconds.total)
+    assert report.held[2].series[1].seconds.total == 0
 
 
 @given(
@@ -224,8 +224,8 @@ def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
     lines = (*report.held, *report.apart)
     of_ledger = [figures for chunk in any_ledger.chunks for figures in chunk.lines.values()]
     assert report.trust.missing_seconds == 0
-    seconds = sum(line.figures.allocated_seconds for line in lines)
-    assert seconds == pytest.approx(sum(one.allocated_seconds for one in of_ledger))
+    seconds = sum(line.figures.seconds.total for line in lines)
+    assert seconds == pytest.approx(sum(one.seconds.total for one in of_ledger))
     assert len({line.key for line in lines}) == len(lines)
     for currency in report.currencies:
         money = sum(one.money[currency].total for one in of_ledger if currency in one.money)

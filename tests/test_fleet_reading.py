@@ -32,7 +32,7 @@ from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import Progress
 from exporter.errors import PrometheusError
-from exporter.model import Totals
+from exporter.model import ByState, Totals
 from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
 
@@ -72,9 +72,7 @@ def day(count: int = 1) -> Window:
 
 def totals(figures: Figures) -> Totals:
     return Totals(
-        active_seconds=figures.active_seconds,
-        idle_seconds=figures.idle_seconds,
-        unknown_seconds=figures.unknown_seconds,
+        seconds=ByState(unprofiled=figures.seconds.active, idle=figures.seconds.idle, unknown=figures.seconds.unknown),
         unpriced_seconds=figures.unpriced_seconds,
         energy_joules=figures.energy_joules or 0.0,
         money=figures.money,
@@ -93,13 +91,9 @@ def summed(ledger: FleetLedger, *fields: str) -> dict[tuple[str, ...], Totals]:
 
 def numbers(total: Totals) -> dict[str, float]:
     """Every number of a total that is not 0."""
-    money = {
-        f"{currency} {name}": getattr(one, name)
-        for currency, one in total.money.items()
-        for name in ("active", "idle", "unknown")
-    }
-    names = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
-    return {name: value for name, value in {**{n: getattr(total, n) for n in names}, **money}.items() if value}
+    money = {f"{currency} {name}": amount for currency, one in total.money.items() for name, amount in one}
+    plain = {"unpriced": total.unpriced_seconds, "energy": total.energy_joules}
+    return {name: value for name, value in {**dict(total.seconds), **plain, **money}.items() if value}
 
 
 def assert_same(found: dict[tuple[str, ...], Totals], true: dict[tuple[str, ...], Totals]) -> None:
@@ -132,7 +126,7 @@ async def test_every_line_of_every_day_is_the_truth(
         assert_same(found, {tuple(key): total for key, total in fleet_truth.days[start].items()})
         assert chunk.recorded_hours == fleet_truth.recorded_hours[start]
         assert sum(chunk.capacity_seconds.values()) == pytest.approx(
-            sum(line.allocated_seconds for line in fleet_truth.days[start].values()), rel=1e-9
+            sum(line.seconds.total for line in fleet_truth.days[start].values()), rel=1e-9
         )
     assert [note for note in ledger.notes if "not recorded" in note] == [
         f"cluster {name}: 3 hours were not recorded: 2026-08-25 (2), 2026-08-26 (1)" for name in ("alpha", "beta")
@@ -256,9 +250,9 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
         assert "storage is away" in told.reason
         for chunk in ledger.chunks:
             true = fleet_truth.days[chunk.window.start_seconds]
-            metered = sum(line.allocated_seconds for line in true.values())
+            metered = sum(line.seconds.total for line in true.values())
             assert sum(chunk.capacity_seconds.values()) == pytest.approx(metered)
-            shown = sum(line.allocated_seconds for line in chunk.lines.values())
+            shown = sum(line.seconds.total for line in chunk.lines.values())
             assert shown == pytest.approx(0 if chunk.window.start_seconds == bad else metered)
 
 
@@ -371,7 +365,7 @@ async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Calla
     with hand_written(text) as server:  # type: ignore[attr-defined]
         for by_day, dimensions in ((True, ()), (False, ("mode",))):
             ledger = await read(server.url, day(2), *dimensions, by_day=by_day)
-            assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
+            assert sum(total.seconds.idle for total in summed(ledger).values()) == 24 * 3600
             assert sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks) == 24
             assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600
             assert any("told apart by replica" in note for note in ledger.notes)
@@ -396,7 +390,7 @@ async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
         for by_day in (True, False):
             ledger = await read(server.url, day(2), "team", by_day=by_day)
             found = summed(ledger, "team")
-            assert {team: total.idle_seconds for (team,), total in found.items()} == {"": 24 * 3600, "ended": 1200}
+            assert {team: total.seconds.idle for (team,), total in found.items()} == {"": 24 * 3600, "ended": 1200}
             assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600 + 1200
 
 
@@ -418,7 +412,7 @@ async def test_two_that_missed_hours_in_a_row_count_each_of_them_once(hand_writt
     with hand_written(text) as server:  # type: ignore[attr-defined]
         window = Window(start_seconds=DAY, end_seconds=DAY + 30 * 3600)
         found = summed(await read(server.url, window, "team"), "team")
-        assert {team: total.idle_seconds for (team,), total in found.items()} == {
+        assert {team: total.seconds.idle for (team,), total in found.items()} == {
             "": 30 * 3600,
             "unseen": 600,
             "seen": 900,
@@ -443,7 +437,7 @@ async def test_clusters_are_told_apart_by_the_label_that_is_named(hand_written: 
         named = await read(server.url, day(), "cluster", cluster_label="k8s_cluster")
         unnamed = await read(server.url, day(), "cluster")
     assert {key.cluster for key in named.chunks[0].lines} == {"east", "west"}
-    assert sum(total.idle_seconds for total in summed(named).values()) == 48 * 3600
+    assert sum(total.seconds.idle for total in summed(named).values()) == 48 * 3600
     assert not named.notes
     assert any("--cluster-label" in note and "k8s_cluster" in note for note in unnamed.notes)
 
@@ -482,7 +476,7 @@ async def test_hours_are_told_apart_wherever_in_their_five_minutes_they_were_rec
     with hand_written(owner(range(-1, 25), late=late)) as server:  # type: ignore[attr-defined]
         for dimensions in ((), ("node",)):
             ledger = await read(server.url, day(), *dimensions)
-            assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
+            assert sum(total.seconds.idle for total in summed(ledger).values()) == 24 * 3600
             assert [dict(chunk.recorded_hours) for chunk in ledger.chunks] == [{"": 24}]
 
 

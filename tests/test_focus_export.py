@@ -18,7 +18,7 @@ from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, write_focus
 from exporter.cost.focus_rows import FocusSettings
 from exporter.cost.ledger import Figures, FleetLedger, LineKey
 from exporter.errors import ConfigError, ExporterError
-from exporter.model import Money
+from exporter.model import ByState
 
 GOLDEN = Path(__file__).parent / "golden"
 ANOTHER_DAY: Lines = {
@@ -159,7 +159,7 @@ def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> 
     """Processes of no pod on GPUs that pods hold: their energy is metered, the time is the pods'."""
     lines = {
         key("a"): held(24.0),
-        nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": Money(active=0.12)}),
+        nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": ByState(unprofiled=0.12)}),
         nobody("Unattributed", node="unmetered"): Figures(energy_joules=3.6e6),
     }
     stream = io.StringIO()
@@ -182,7 +182,7 @@ def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> 
 
 
 def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() -> None:
-    _, rows = exported(ledger({key("a"): Figures(active_seconds=3600, money={"USD": Money(active=2.0)})}))
+    _, rows = exported(ledger({key("a"): Figures(active_seconds=3600, money={"USD": ByState(unprofiled=2.0)})}))
     kinds = {column.name: column.kind for column in COLUMNS} | OWN_COLUMNS
     numbers = [row[name] for row in rows for name in row if kinds[name] in {"decimal", "price"} and row[name]]
     assert numbers
@@ -190,7 +190,7 @@ def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() ->
 
 
 def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> None:
-    two = Figures(active_seconds=7200, money={"USD": Money(active=2.0), "EUR": Money(active=1.0)})
+    two = Figures(active_seconds=7200, money={"USD": ByState(unprofiled=2.0), "EUR": ByState(unprofiled=1.0)})
     _, rows = exported(ledger({key("a"): two}))
     assert [(row["BillingCurrency"], row["EffectiveCost"], row["ConsumedQuantity"]) for row in rows] == [
         ("EUR", "1.0", "2.0"),

@@ -58,7 +58,7 @@ def test_money_and_hours_are_those_of_the_truth(files: dict[str, Path], version:
         assert float(sum(Decimal(row["EffectiveCost"]) for row in own)) == pytest.approx(money.total, rel=1e-9)
         assert float(sum(Decimal(row["x_IdleCost"]) for row in own)) == pytest.approx(money.idle, rel=1e-9)
     priced = float(sum(Decimal(row["PricingQuantity"]) for row in rows))
-    assert priced == pytest.approx((total.allocated_seconds - total.unpriced_seconds) / 3600, rel=1e-9)
+    assert priced == pytest.approx((total.seconds.total - total.unpriced_seconds) / 3600, rel=1e-9)
     metadata = json.loads(files[version].with_name(f"{files[version].name}.metadata.json").read_text())
     conservation = metadata["x_Conservation"]
     assert conservation["LedgerGpuHours"] == pytest.approx(conservation["MeteredGpuHours"], rel=1e-9)

@@ -94,7 +94,7 @@ async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_
         (("slots", 0, "gpu_uuid"), []),
         (("slots", 0, "share_ratio"), "half"),
         (("ledger", "capacity_seconds"), 10**400),
-        (("ledger", "accounts", 0, "totals", "active_seconds"), 1e308),
+        (("ledger", "accounts", 0, "totals", "seconds", "idle"), 1e308),
     ],
 )
 def test_a_state_of_another_program_is_set_aside_and_the_agent_meters_on(

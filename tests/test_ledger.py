@@ -15,7 +15,7 @@ from exporter.accounting.ledgers import FORMER_LIMIT, FORMER_SECONDS, PATIENCE_S
 from exporter.model import (
     UNALLOCATED,
     Account,
-    Money,
+    ByState,
     Owner,
     PodAccount,
     Portion,
@@ -60,7 +60,7 @@ def second(
     of: Account, *, active: float = 0.0, idle: float = 0.0, who: PodAccount | None = None, joules: float | None = None
 ) -> Portion:
     return Portion(
-        gpu_uuid="GPU-0", account=of, pod=who, active_seconds=active, idle_seconds=idle, energy_joules=joules
+        gpu_uuid="GPU-0", account=of, pod=who, seconds=ByState(unprofiled=active, idle=idle), energy_joules=joules
     )
 
 
@@ -124,27 +124,27 @@ class Node:
 
     def active(self, of: Account = ML) -> dict[str, float]:
         """Active seconds of an owner by identity, 0 where the ledger does not have it."""
-        return {name: one.accounts.get(of, Totals()).active_seconds for name, one in self.shown.items()}
+        return {name: one.accounts.get(of, Totals()).seconds.active for name, one in self.shown.items()}
 
 
 def test_money_is_the_seconds_of_each_state_times_the_price() -> None:
     node = Node()
     node.charge(second(ML, active=1.0, idle=0.5), prices={"GPU-0": DOLLARS})
-    assert node.totals().money == {"USD": Money(active=1.0, idle=0.5)}
+    assert node.totals().money == {"USD": ByState(unprofiled=1.0, idle=0.5)}
 
 
 def test_a_new_price_counts_from_then_on_and_another_currency_is_kept_apart() -> None:
     node = Node()
     for price in (DOLLARS, replace(DOLLARS, per_hour=7200.0), EUROS):
         node.charge(second(ML, active=1.0), prices={"GPU-0": price})
-    assert node.totals().money == {"USD": Money(active=3.0), "EUR": Money(active=2.0)}
+    assert node.totals().money == {"USD": ByState(unprofiled=3.0), "EUR": ByState(unprofiled=2.0)}
 
 
 def test_without_a_price_money_is_absent_and_the_seconds_are_counted_as_unpriced() -> None:
     node = Node()
     node.charge(second(ML, active=1.0, idle=1.0))
     assert node.totals().money == {}
-    assert node.totals().unpriced_seconds == node.totals().allocated_seconds == 2.0
+    assert node.totals().unpriced_seconds == node.totals().seconds.total == 2.0
 
 
 def test_measured_energy_is_paid_on_top_and_divided_as_the_seconds_are() -> None:
@@ -152,8 +152,8 @@ def test_measured_energy_is_paid_on_top_and_divided_as_the_seconds_are() -> None
     price = replace(DOLLARS, per_hour=0.0, per_kwh=0.5)
     node.charge(second(ML, active=1.0, idle=3.0, joules=7.2e6), prices={"GPU-0": price})
     node.charge(second(FREE, joules=3.6e6), prices={"GPU-0": price})
-    assert node.totals().money == {"USD": Money(active=0.25, idle=0.75)}
-    assert node.totals(FREE).money == {"USD": Money(active=0.5)}
+    assert node.totals().money == {"USD": ByState(unprofiled=0.25, idle=0.75)}
+    assert node.totals(FREE).money == {"USD": ByState(unprofiled=0.5)}
 
 
 def test_where_energy_was_not_measured_its_time_is_counted() -> None:
@@ -194,10 +194,10 @@ def test_combinations_of_cost_labels_beyond_the_limit_are_metered_together(*, sa
     accounts, more = node.ledgers.view().accounts, 1.0 if saves else 0.0
     kept = {labelled(number) for number in range(COST_LABELS_LIMIT)}
     assert accounts.keys() == {*kept, OTHERS, KNOWN}
-    assert accounts[labelled(3)].active_seconds == 3.0 + more
-    assert accounts[OTHERS].active_seconds == 15.0 + more
-    assert accounts[OTHERS].money == {"USD": Money(active=15.0)}
-    assert accounts[KNOWN].idle_seconds == 3.0
+    assert accounts[labelled(3)].seconds.active == 3.0 + more
+    assert accounts[OTHERS].seconds.active == 15.0 + more
+    assert accounts[OTHERS].money == {"USD": ByState(unprofiled=15.0)}
+    assert accounts[KNOWN].seconds.idle == 3.0
     assert node.ledgers.folded_count == (1 if saves else 5), "since the last start"
 
 
@@ -211,7 +211,7 @@ def test_a_new_ledger_has_room_for_other_combinations_of_cost_labels() -> None:
     assert node.active(labelled("new")) == {"ledger-1": 0.0, "ledger-2": 1.0}, "the memory-only ledger has room"
     node.save()
     assert node.active(labelled("new")) == {"ledger-1": 0.0, "ledger-2": 1.0}
-    assert node.totals(labelled(0)).active_seconds == 1.0
+    assert node.totals(labelled(0)).seconds.active == 1.0
 
 
 def test_what_waited_for_its_owner_is_bounded_too() -> None:
@@ -363,7 +363,7 @@ def test_beyond_the_limit_a_new_ledger_begins_and_the_former_one_stays() -> None
     for number in range(25):
         node.charge(second(account("ml", f"job-{number}"), active=1.0), second(FREE, idle=1.0))
     assert {name: len(one.accounts) for name, one in node.shown.items()} == {"ledger-3": 6, "ledger-2": 11}
-    seconds = [sum(totals.allocated_seconds for totals in one.accounts.values()) for one in node.shown.values()]
+    seconds = [sum(totals.seconds.total for totals in one.accounts.values()) for one in node.shown.values()]
     assert sum(seconds) == node.ledgers.view().capacity_seconds == 30.0
 
 
@@ -432,10 +432,10 @@ def test_a_pod_lingers_after_its_end_and_the_owner_keeps_its_seconds() -> None:
     node = Node(options={"linger_seconds": 300.0})
     node.charge(second(ML, active=20.0, who=pod("a")))
     node.charge(second(FREE, idle=5.0), passed=300.0)
-    assert node.ledgers.view().pods[pod("a")].active_seconds == 20.0
+    assert node.ledgers.view().pods[pod("a")].seconds.active == 20.0
     node.charge(second(FREE, idle=5.0))
     assert node.ledgers.view().pods == {}
-    assert node.totals().active_seconds == 20.0
+    assert node.totals().seconds.active == 20.0
 
 
 def test_a_pod_that_ended_during_a_restart_lingers_from_then_on() -> None:
@@ -462,7 +462,7 @@ def test_a_uid_that_becomes_known_keeps_the_pods_counters_and_another_uid_is_ano
     for uid in (None, "uid-1", None, "uid-2"):
         node.charge(second(ML, active=1.0, who=pod("web-0", uid)))
     pods = node.ledgers.view().pods
-    assert {(known.pod_uid, totals.active_seconds) for known, totals in pods.items()} == {
+    assert {(known.pod_uid, totals.seconds.active) for known, totals in pods.items()} == {
         ("uid-1", 3.0),
         ("uid-2", 1.0),
     }
@@ -476,12 +476,25 @@ def saved_state() -> dict[str, Any]:
     return state
 
 
+def test_ledger_of_layout_2_continues_with_its_active_time_unprofiled() -> None:
+    state = saved_state()
+    for entry in (*state["ledger"]["accounts"], *state["pods"]):
+        totals = entry["totals"]
+        for state_of, name in (("active_unprofiled", "active"), ("idle", "idle"), ("unknown", "unknown")):
+            totals[f"{name}_seconds"] = totals["seconds"][state_of]
+        del totals["seconds"]
+        totals["money"] = {"USD": {"active": totals["money"]["USD"]["active_unprofiled"], "idle": 0.0, "unknown": 0.0}}
+    kept = kept_of(state)
+    now = kept_of(saved_state())
+    assert (kept.ledger.sheet, kept.pods) == (now.ledger.sheet, now.pods)
+
+
 PATHS: tuple[tuple[str | int, ...], ...] = (
     ("ledger", "id"),
     ("ledger", "capacity_seconds"),
     ("ledger", "accounts", 0, "cost_labels"),
     ("ledger", "accounts", 0, "pod_uid"),
-    ("ledger", "accounts", 0, "totals", "idle_seconds"),
+    ("ledger", "accounts", 0, "totals", "seconds", "idle"),
     ("ledger", "accounts", 0, "totals", "money"),
     ("former_ledgers",),
     ("pods", 0, "pod"),
@@ -494,7 +507,7 @@ def test_what_is_no_state_of_ledgers_is_refused_in_words(path: Sequence[str | in
     data = inner = saved_state()
     for step in path[:-1]:
         inner = inner[step]  # type: ignore[index] # a path through lists and objects
-    if path[-1] in {"capacity_seconds", "idle_seconds"} and wrong == 7:
+    if path[-1] in {"capacity_seconds", "idle"} and wrong == 7:
         wrong = -7
     inner[path[-1]] = wrong  # type: ignore[index] # the same
     with pytest.raises(ValueError, match="not a ledger"):
@@ -573,18 +586,18 @@ class World:
             for of, totals in before.items():
                 assert_not_less(totals, ledger.accounts[of])
             before.update(ledger.accounts)
-        shown = sum(totals.allocated_seconds for totals in view.accounts.values())
+        shown = sum(totals.seconds.total for totals in view.accounts.values())
         assert shown + view.withheld_seconds == pytest.approx(view.capacity_seconds, rel=1e-9, abs=1e-6)
         assert self.total() <= self.charged * (1 + 1e-9)
 
     def total(self) -> float:
         """Seconds that a reader counts: of each identity what it showed last."""
-        return sum(totals.allocated_seconds for accounts in self.seen.values() for totals in accounts.values())
+        return sum(totals.seconds.total for accounts in self.seen.values() for totals in accounts.values())
 
 
 def assert_not_less(before: Totals, after: Totals) -> None:
-    assert after.active_seconds >= before.active_seconds
-    assert after.idle_seconds >= before.idle_seconds
+    assert after.seconds.active >= before.seconds.active
+    assert after.seconds.idle >= before.seconds.idle
     assert after.energy_joules >= before.energy_joules
     assert after.unpriced_seconds >= before.unpriced_seconds
     for currency, money in before.money.items():

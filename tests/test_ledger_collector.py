@@ -8,7 +8,7 @@ from snapshot_support import changed
 
 from exporter.accounting.ledgers import Ledgers
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import Account, LedgerView, Money, Owner, Portion, Price, ShareMode, Snapshot, Totals
+from exporter.model import Account, ByState, LedgerView, Owner, Portion, Price, ShareMode, Snapshot, Totals
 
 NOW = 1_760_000_200.25
 
@@ -38,13 +38,15 @@ def test_an_owners_seconds_and_money_by_state_carry_the_ledger_and_who_pays_for_
             "cost_labels": "example.com/cost-center=42,project=resnet",
             "model": TRAINING.model,
             "mode": "exclusive",
-            "state": "active_unprofiled",
+            "state": "active_effective",
         },
-        2700.0,
+        500.0,
     )
     by_state = {(labels["workload_kind"], labels["mode"], labels["state"]): value for labels, value in seconds}
     assert by_state == {
-        ("Job", "exclusive", "active_unprofiled"): 2700.0,
+        ("Job", "exclusive", "active_effective"): 500.0,
+        ("Job", "exclusive", "active_ineffective"): 1300.0,
+        ("Job", "exclusive", "active_unprofiled"): 900.0,
         ("Job", "exclusive", "idle"): 600.0,
         ("Job", "exclusive", "unknown"): 300.0,
         ("Unattributed", "mig", "unknown"): 72.0,
@@ -52,16 +54,18 @@ def test_an_owners_seconds_and_money_by_state_carry_the_ledger_and_who_pays_for_
     }, "a state without a second is absent"
     cost = [(labels["state"], labels["currency"], value) for labels, value in rows(view, "gpu_ledger_cost_total")]
     assert cost == [
-        ("active_unprofiled", "USD", 1.875),
+        ("active_effective", "USD", 0.35),
+        ("active_ineffective", "USD", 0.9),
+        ("active_unprofiled", "USD", 0.625),
         ("idle", "USD", 0.4166666),
-        ("idle", "USD", 2.45),
         ("unknown", "USD", 0.2083334),
+        ("idle", "USD", 2.45),
     ]
     assert [value for _, value in rows(view, "gpu_ledger_unpriced_seconds_total")] == [72.0]
 
 
 def test_every_ledger_has_its_own_series_and_tells_when_it_began() -> None:
-    second = Totals(active_seconds=1.0)
+    second = Totals(seconds=ByState(unprofiled=1.0))
     both = (*one_ledger({TRAINING: second}, 100.0), *one_ledger({TRAINING: second}, 200.0, identity="ba9876543210"))
     view = showing(ledgers=both)
     assert [labels["ledger"] for labels, _ in rows(view, "gpu_ledger_seconds_total")] == [
@@ -83,15 +87,15 @@ def test_a_pods_active_idle_and_unknown_seconds_sum_to_allocated() -> None:
 
 
 def test_energy_that_was_never_measured_and_money_without_a_price_are_absent_and_not_zero() -> None:
-    only = showing(ledgers=one_ledger({UNMEASURED: Totals(unknown_seconds=72.0, energy_unknown_seconds=72.0)}))
+    only = showing(ledgers=one_ledger({UNMEASURED: Totals(seconds=ByState(unknown=72.0), energy_unknown_seconds=72.0)}))
     assert rows(only, "gpu_ledger_energy_joules_total") == []
     assert rows(only, "gpu_ledger_cost_total") == []
-    partly = Totals(idle_seconds=72.0, energy_joules=5.0, energy_unknown_seconds=71.0)
+    partly = Totals(seconds=ByState(idle=72.0), energy_joules=5.0, energy_unknown_seconds=71.0)
     assert rows(showing(ledgers=one_ledger({UNMEASURED: partly})), "gpu_ledger_energy_joules_total")[0][1] == 5.0
 
 
 def test_energy_of_an_account_without_seconds_does_not_begin_at_0_and_vanish() -> None:
-    for totals in (Totals(), Totals(unknown_seconds=2.0, energy_unknown_seconds=2.0)):
+    for totals in (Totals(), Totals(seconds=ByState(unknown=2.0), energy_unknown_seconds=2.0)):
         assert rows(showing(ledgers=one_ledger({UNMEASURED: totals})), "gpu_ledger_energy_joules_total") == []
 
 
@@ -121,7 +125,9 @@ def test_the_price_of_a_gpu_stands_once_even_while_it_is_down_and_is_absent_wher
 
 
 def test_currencies_are_never_added_up() -> None:
-    both = Totals(active_seconds=1.0, money={"USD": Money(active=1.0), "EUR": Money(active=2.0)})
+    both = Totals(
+        seconds=ByState(unprofiled=1.0), money={"USD": ByState(unprofiled=1.0), "EUR": ByState(unprofiled=2.0)}
+    )
     shown = rows(showing(ledgers=one_ledger({TRAINING: both})), "gpu_ledger_cost_total")
     assert [(labels["currency"], value) for labels, value in shown] == [("EUR", 2.0), ("USD", 1.0)]
 
@@ -145,17 +151,17 @@ def test_before_the_first_reading_was_metered_there_is_no_ledger_on_the_page() -
 
 def test_pods_beyond_the_series_limit_are_left_out_whole_and_counted_but_owners_never() -> None:
     view = snapshot(exclusive())
-    gauges, counters = 7, 6
+    gauges, counters = 8, 6
     options = ExpositionOptions(series_limit=gauges + counters)
     assert len(rows(view, "gpu_pod_allocated_seconds_total", options)) == 1
     assert rows(view, "gpu_exporter_dropped_series_total", options)[0][1] == 4
-    assert len(rows(view, "gpu_ledger_seconds_total", options)) == 5
+    assert len(rows(view, "gpu_ledger_seconds_total", options)) == 7
 
 
 def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None:
     owner = Owner(namespace="a")
     accounts = {
-        Account(owner=owner, model=model, mode=mode): Totals(active_seconds=1.0)
+        Account(owner=owner, model=model, mode=mode): Totals(seconds=ByState(unprofiled=1.0))
         for model in ("A100", "H100")
         for mode in ShareMode
     }
@@ -169,7 +175,7 @@ def test_each_ledger_adds_up_to_its_capacity_which_never_goes_back() -> None:
     for number in range(200):
         owner = Owner(namespace=f"team-{number // 30}", kind="Pod", name="a", provisional=number % 30 < 10)
         account = Account(owner=owner, model=TRAINING.model, mode=ShareMode.EXCLUSIVE)
-        portion = Portion(gpu_uuid="GPU-0", account=account, idle_seconds=1.0)
+        portion = Portion(gpu_uuid="GPU-0", account=account, seconds=ByState(idle=1.0))
         ledgers.charge([portion], {}, now=float(number), steady=float(number))
         view = changed(snapshot(), metering={"ledger": ledgers.view()})
         seconds = Counter[str]()

@@ -87,9 +87,9 @@ def shown(metering: Metering, steady: float) -> LedgerView:
 def seconds(view: LedgerView, owner: Owner) -> tuple[float, float, float]:
     totals = [totals for account, totals in view.accounts.items() if account.owner == owner]
     return (
-        sum(entry.active_seconds for entry in totals),
-        sum(entry.idle_seconds for entry in totals),
-        sum(entry.unknown_seconds for entry in totals),
+        sum(entry.seconds.active for entry in totals),
+        sum(entry.seconds.idle for entry in totals),
+        sum(entry.seconds.unknown for entry in totals),
     )
 
 
@@ -638,7 +638,7 @@ async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> Non
         assert snapshot.metering.ledger is not None
         gpus = len({view.gpu.uuid for view in snapshot.devices})
         assert snapshot.metering.ledger.capacity_seconds == pytest.approx(5.0 * gpus)
-        unknown = sum(totals.unknown_seconds for totals in snapshot.metering.ledger.accounts.values())
+        unknown = sum(totals.seconds.unknown for totals in snapshot.metering.ledger.accounts.values())
         assert unknown < gpus, "two intervals of a second each, not one of two"
 
 
@@ -666,7 +666,7 @@ def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -
     state = StateFile(tmp_path).load() or {}
     seen_seconds = len(matching(page, "gpu_up")) * (page[SAMPLED_AT] - began)
     totals = [account["totals"] for account in state["ledger"]["accounts"]]
-    saved_seconds = sum(one[f"{kind}_seconds"] for one in totals for kind in ("active", "idle", "unknown"))
+    saved_seconds = sum(sum(one["seconds"].values()) for one in totals)
     assert saved_seconds >= seen_seconds * 0.99 > 0, "with the time of owners that are not known yet"
 
 

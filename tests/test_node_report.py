@@ -25,8 +25,8 @@ from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
     Account,
+    ByState,
     LedgerView,
-    Money,
     Owner,
     Price,
     ShareMode,
@@ -92,7 +92,7 @@ def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_a
 
 def test_an_owner_is_one_line_whatever_cost_labels_its_pods_have() -> None:
     other = dataclasses.replace(TRAINING, owner=dataclasses.replace(TRAINING.owner, cost_labels="project=other"))
-    hour = Totals(active_seconds=3600.0)
+    hour = Totals(seconds=ByState(unprofiled=3600.0))
     text = written(ledger_of(ledgers=one_ledger({TRAINING: hour, other: hour})))
     assert (
         row(text, "vision/Job/resnet")[-4:]
@@ -131,11 +131,11 @@ def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> 
         return Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
 
     accounts = {
-        account(UNALLOCATED): Totals(idle_seconds=99.0, money={"USD": Money(active=99.0)}),
-        account(UNATTRIBUTED): Totals(idle_seconds=1.0),
-        account(Owner(namespace="long")): Totals(idle_seconds=50.0),
-        account(Owner(namespace="dear")): Totals(idle_seconds=1.0, money={"USD": Money(active=9.0)}),
-        account(Owner(namespace="longer")): Totals(idle_seconds=60.0),
+        account(UNALLOCATED): Totals(seconds=ByState(idle=99.0), money={"USD": ByState(unprofiled=99.0)}),
+        account(UNATTRIBUTED): Totals(seconds=ByState(idle=1.0)),
+        account(Owner(namespace="long")): Totals(seconds=ByState(idle=50.0)),
+        account(Owner(namespace="dear")): Totals(seconds=ByState(idle=1.0), money={"USD": ByState(unprofiled=9.0)}),
+        account(Owner(namespace="longer")): Totals(seconds=ByState(idle=60.0)),
     }
     report = report_of(changed(snapshot(), metering={"ledger": LedgerView(ledgers=one_ledger(accounts))}))
     assert [one.owner.namespace for one in report.lines[:3]] == ["dear", "longer", "long"]
@@ -143,7 +143,10 @@ def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> 
 
 
 def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing() -> None:
-    both = Totals(active_seconds=36.0, money={"USD": Money(active=0.001), "EUR": Money(active=1999.5, idle=1.0)})
+    both = Totals(
+        seconds=ByState(unprofiled=36.0),
+        money={"USD": ByState(unprofiled=0.001), "EUR": ByState(unprofiled=1999.5, idle=1.0)},
+    )
     text = written(ledger_of(ledgers=one_ledger({TRAINING: both})))
     assert row(text, "vision")[-4:] == ["2,000.50", "1.00", "<0.01", "0.00"]
     assert "Cost EUR" in text
@@ -151,7 +154,7 @@ def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing(
 
 
 def test_without_any_price_there_is_no_money_rather_than_zero() -> None:
-    unpriced = Totals(active_seconds=36.0, unpriced_seconds=36.0)
+    unpriced = Totals(seconds=ByState(unprofiled=36.0), unpriced_seconds=36.0)
     text = written(changed(ledger_of(ledgers=one_ledger({TRAINING: unpriced})), metering={"prices": {}}))
     assert row(text, "Total")[-2:] == ["no", "price"]
     assert "0.00 " not in row(text, "vision")
@@ -190,7 +193,7 @@ def test_json_has_every_line_the_sum_and_the_trust() -> None:
 
 def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
     evil = dataclasses.replace(TRAINING, owner=Owner(namespace="=cmd()\x1b[31m"))
-    view = ledger_of(ledgers=one_ledger({evil: Totals(active_seconds=1.0)}))
+    view = ledger_of(ledgers=one_ledger({evil: Totals(seconds=ByState(unprofiled=1.0))}))
     assert "\x1b" not in written(view)
     assert "'=cmd()?[31m" in written(view, "csv")
 
@@ -336,7 +339,7 @@ def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch:
 def test_a_team_has_a_column_only_where_somebody_has_one() -> None:
     assert "Team" in written(snapshot())
     nobody = dataclasses.replace(TRAINING, owner=Owner(namespace="vision"))
-    text = written(ledger_of(ledgers=one_ledger({nobody: Totals(active_seconds=3600.0)})))
+    text = written(ledger_of(ledgers=one_ledger({nobody: Totals(seconds=ByState(unprofiled=3600.0))})))
     assert "Team" not in text
     assert row(text, "vision")[-4:] == ["1.0000", "1.0000", "0.0000", "0.0000"]
 

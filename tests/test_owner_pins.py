@@ -98,7 +98,7 @@ def restarted(ledgers: Ledgers, now: float) -> Ledgers:
 def seconds_of(ledgers: Ledgers, owner: Owner) -> float | None:
     account = Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
     totals = ledgers.view().accounts.get(account)
-    return totals.allocated_seconds if totals else None
+    return totals.seconds.total if totals else None
 
 
 def test_what_a_pod_had_before_its_owner_was_known_is_its_owners() -> None:
@@ -236,7 +236,7 @@ def test_a_pod_that_pays_for_itself_keeps_its_team_over_a_restart_in_an_outage()
 
 def unattributed(ledgers: Ledgers) -> float:
     return sum(
-        totals.allocated_seconds
+        totals.seconds.total
         for account, totals in ledgers.view().accounts.items()
         if account.owner.kind == "Unattributed"
     )
@@ -264,5 +264,5 @@ def test_whatever_the_api_does_every_second_is_entered_once_and_on_one_owner(ste
     shown = ledgers.view()
     known = [account.owner for account in shown.accounts]
     assert len(known) <= 1
-    total = sum(totals.allocated_seconds for totals in shown.accounts.values()) + shown.withheld_seconds
+    total = sum(totals.seconds.total for totals in shown.accounts.values()) + shown.withheld_seconds
     assert total == shown.capacity_seconds

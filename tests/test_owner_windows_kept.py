@@ -106,7 +106,7 @@ def test_a_damaged_file_costs_the_windows_and_not_the_ledger(tmp_path: Path, con
     assert active(restarted, 205.0) == pytest.approx(90.0, abs=0.01)
     view = restarted.ledger_view(190.0)
     assert view is not None
-    assert sum(totals.active_seconds for totals in view.accounts.values()) >= 170.0
+    assert sum(totals.seconds.active for totals in view.accounts.values()) >= 170.0
 
 
 def test_windows_that_cannot_be_saved_are_counted_and_harm_nothing(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ async def test_holders_and_their_shares_are_the_true_ones_on_page_and_ledger(nam
     assert metered == pytest.approx(len(SECONDS) - 1)
     pods: dict[tuple[str, str], float] = defaultdict(float)
     for account, totals in ledger.pods.items():
-        pods[account.namespace, account.pod] += totals.allocated_seconds
+        pods[account.namespace, account.pod] += totals.seconds.total
     assert set(pods) == set(held)
     for pod_name, shares in held.items():
         if len(shares) == len(SECONDS) and len(set(shares)) == 1:
@@ -58,11 +58,11 @@ async def test_holders_and_their_shares_are_the_true_ones_on_page_and_ledger(nam
             assert pods[pod_name] == pytest.approx(sum(shares), abs=6 * max(shares))
     by_owner: dict[Owner, float] = defaultdict(float)
     for line, totals in ledger.accounts.items():
-        by_owner[line.owner] += totals.allocated_seconds
+        by_owner[line.owner] += totals.seconds.total
     assert by_owner.get(UNATTRIBUTED, 0.0) == 0.0
     owned = sum(seconds for owner, seconds in by_owner.items() if owner != UNALLOCATED)
     assert owned == pytest.approx(sum(pods.values()), rel=1e-9)
-    everybody = sum(totals.allocated_seconds for totals in ledger.accounts.values())
+    everybody = sum(totals.seconds.total for totals in ledger.accounts.values())
     assert everybody == pytest.approx(ledger.capacity_seconds, rel=1e-9)
     assert ledger.conservation_error_seconds == pytest.approx(0.0, abs=1e-6)
     costs = [money for totals in ledger.accounts.values() for money in totals.money.values()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.accounting.ledger import money
 from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
-from exporter.model import Account, NodeFacts, Owner, Portion, Price, ShareMode
+from exporter.model import Account, ByState, NodeFacts, Owner, Portion, Price, ShareMode
 
 H100 = "NVIDIA H100 80GB HBM3"
 P5 = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")
@@ -166,9 +166,7 @@ def portion(active: float, idle: float, unknown: float, joules: float | None) ->
     return Portion(
         gpu_uuid="g",
         account=Account(owner=Owner(namespace="a"), model="m", mode=ShareMode.EXCLUSIVE),
-        active_seconds=active,
-        idle_seconds=idle,
-        unknown_seconds=unknown,
+        seconds=ByState(unprofiled=active, idle=idle, unknown=unknown),
         energy_joules=joules,
     )
 

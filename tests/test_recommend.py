@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from exporter.cost.holdings import HeldDevice, Recommendation, profiles_of
 from exporter.cost.ledger import Figures, LineKey
 from exporter.cost.recommend import recommend
-from exporter.model import Money
+from exporter.model import ByState
 from tests.recommend_support import A100, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 
 MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
@@ -237,10 +237,12 @@ def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
 def test_money_is_at_the_mean_of_what_was_paid_and_never_across_currencies() -> None:
     idle = use(0, 0.0)
     key, hour = paid(4.0, 100)
-    half = Figures(active_seconds=720_000, unpriced_seconds=360_000, money={"USD": Money(active=600.0)})
+    half = Figures(active_seconds=720_000, unpriced_seconds=360_000, money={"USD": ByState(unprofiled=600.0)})
     (one,) = recommend([idle], ledger((key, half)))
     assert one.per_month == pytest.approx(6.0 * 730)
-    both = Figures(active_seconds=hour.active_seconds, money={"USD": Money(active=10.0), "EUR": Money(active=10.0)})
+    both = Figures(
+        active_seconds=hour.seconds.active, money={"USD": ByState(unprofiled=10.0), "EUR": ByState(unprofiled=10.0)}
+    )
     (one,) = recommend([idle], ledger((key, both)))
     assert (one.per_month, one.currency) == (None, "")
     free = Figures(active_seconds=3600.0, unpriced_seconds=3600.0)
@@ -346,6 +348,9 @@ def test_nothing_is_ever_suggested_from_what_is_estimated_or_was_hardly_measured
 
 
 def test_lines_of_nobody_set_a_models_price_but_are_no_workload() -> None:
-    free = LineKey(kind="Unallocated", model=H100), Figures(idle_seconds=36_000.0, money={"USD": Money(active=50.0)})
+    free = (
+        LineKey(kind="Unallocated", model=H100),
+        Figures(idle_seconds=36_000.0, money={"USD": ByState(unprofiled=50.0)}),
+    )
     (one,) = recommend([use(0, 0.0, workload="new")], ledger(free))
     assert one.per_month == pytest.approx(5 * 730)

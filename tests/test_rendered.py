@@ -17,9 +17,9 @@ from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, du
 from exporter.model import (
     Activity,
     ActivitySource,
+    ByState,
     DeviceView,
     Field,
-    Money,
     PodFacts,
     PodUse,
     ShareMode,
@@ -109,8 +109,8 @@ def made_up(seed: int) -> Snapshot:
         views.append(dataclasses.replace(view, values={**view.values, **measured}, pods=some))
     at_seconds = float(chance.randrange(3))
     told = ledger(at_seconds)
-    money = Money(active=chance.choice(RATIOS), idle=chance.choice(RATIOS))
-    paid = Totals(active_seconds=chance.choice(COUNTS), money={"USD": money})
+    money = ByState(unprofiled=chance.choice(RATIOS), idle=chance.choice(RATIOS))
+    paid = Totals(seconds=ByState(unprofiled=chance.choice(COUNTS)), money={"USD": money})
     version = chance.choice(("580.65.06", "590.1", None))
     books = dataclasses.replace(
         told,

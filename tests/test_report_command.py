@@ -83,8 +83,8 @@ def test_every_team_is_told_as_it_truly_was(
     assert set(lines) == set(expected)
     for key, many in expected.items():
         line = lines[key]
-        assert line["allocated_seconds"] == pytest.approx(sum(one.allocated_seconds for one in many), rel=1e-9)
-        idle = None if key[2] else pytest.approx(sum(one.idle_seconds for one in many), rel=1e-9)
+        assert line["allocated_seconds"] == pytest.approx(sum(one.seconds.total for one in many), rel=1e-9)
+        idle = None if key[2] else pytest.approx(sum(one.seconds.idle for one in many), rel=1e-9)
         assert line["idle_seconds"] == idle, "time without an owner is not idle"
         for currency in ("USD", "EUR"):
             true_money = sum(one.money[currency].total for one in many if currency in one.money)
@@ -167,7 +167,7 @@ def test_labels_are_dimensions_and_filters(
     for (labels, team, kind), totals in truth_between(START, END, server.plan).total("labels", "team", "kind").items():
         if kind not in APART:
             place = (pairs(labels).get("project", ""), team)
-            true[place] = true.get(place, 0.0) + totals.allocated_seconds
+            true[place] = true.get(place, 0.0) + totals.seconds.total
     told = document(capsys, server.url, "--by", "label:project,team")
     held = [line for line in told["lines"] if line["held"]]
     found = {((line["labels"] or {}).get("project", ""), line["team"] or ""): line for line in held}

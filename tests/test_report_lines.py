@@ -12,15 +12,15 @@ from snapshot_support import changed
 
 from exporter.cli import main
 from exporter.cost.node_report import BY, By, NodeReport, add, read, summed, write
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, ByState, LedgerView, Owner, ShareMode, Totals
 from exporter.web import node_api
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 
 
 def used(hours: float, dollars: float | None = None) -> Totals:
-    money = {} if dollars is None else {"USD": Money(active=dollars / 2, idle=dollars / 2)}
-    return Totals(active_seconds=1800.0 * hours, idle_seconds=1800.0 * hours, money=money)
+    money = {} if dollars is None else {"USD": ByState(unprofiled=dollars / 2, idle=dollars / 2)}
+    return Totals(seconds=ByState(unprofiled=1800.0 * hours, idle=1800.0 * hours), money=money)
 
 
 def account(owner: Owner, model: str = H100, mode: ShareMode = ShareMode.EXCLUSIVE) -> Account:
@@ -40,7 +40,7 @@ ACCOUNTS = {
 
 
 def report_of(accounts: dict[Account, Totals]) -> NodeReport:
-    seconds = sum(totals.allocated_seconds for totals in accounts.values())
+    seconds = sum(totals.seconds.total for totals in accounts.values())
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=seconds))
     shown = changed(snapshot(), metering={"ledger": ledger})
     return read(json.loads(node_api.ledger_document(shown)), "http://node-a")
@@ -134,10 +134,10 @@ SECONDS = st.floats(0, 1e9)
         st.builds(Account, owner=OWNERS, model=st.sampled_from([A100, H100]), mode=st.sampled_from(ShareMode)),
         st.builds(
             Totals,
-            active_seconds=SECONDS,
-            idle_seconds=SECONDS,
-            unknown_seconds=SECONDS,
-            money=st.dictionaries(st.sampled_from(["USD", "EUR"]), st.builds(Money, active=SECONDS, idle=SECONDS)),
+            seconds=st.builds(ByState, unprofiled=SECONDS, idle=SECONDS, unknown=SECONDS),
+            money=st.dictionaries(
+                st.sampled_from(["USD", "EUR"]), st.builds(ByState, unprofiled=SECONDS, idle=SECONDS)
+            ),
         ),
     ),
     st.sampled_from(BY),
@@ -147,7 +147,7 @@ def test_lines_sum_to_the_whole_and_none_stands_twice(accounts: dict[Account, To
     both = summed(report, by).lines
     assert len({(line.owner, line.model, line.mode) for line in both}) == len(both)
     whole, total = report.total, add(line.totals for line in both)
-    assert total.allocated_seconds == pytest.approx(whole.allocated_seconds, rel=1e-12)
+    assert total.seconds.total == pytest.approx(whole.seconds.total, rel=1e-12)
     assert total.money.keys() == whole.money.keys()
     for currency, money in total.money.items():
         assert money.total == pytest.approx(whole.money[currency].total, rel=1e-12)

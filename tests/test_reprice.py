@@ -11,7 +11,7 @@ from exporter.config import price_book
 from exporter.cost.ledger import UNALLOCATED, FleetLedger
 from exporter.cost.report import make_report
 from exporter.cost.reprice import reprice
-from exporter.model import Money
+from exporter.model import ByState
 
 
 def book(*rows: str, head: str = "list_prices: off") -> price_book.PriceBook:
@@ -19,15 +19,15 @@ def book(*rows: str, head: str = "list_prices: off") -> price_book.PriceBook:
     return price_book.parse(f"currency: USD\n{head}\nrows:\n{listed}", "book.yaml")
 
 
-def money_of(priced: FleetLedger, number: int = 0) -> list[dict[str, Money]]:
+def money_of(priced: FleetLedger, number: int = 0) -> list[dict[str, ByState]]:
     return [dict(figures.money) for figures in priced.chunks[number].lines.values()]
 
 
 def test_money_is_hours_at_the_books_price_and_idle_money_that_of_idle_hours() -> None:
     known = ledger({owner("a", "x"): hours(active=6, idle=2, unknown=2, usd=1), nobody(UNALLOCATED): hours(idle=14)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7"))
-    assert money_of(priced) == [{"USD": Money(active=42, idle=14, unknown=14)}, {"USD": Money(idle=98)}]
-    assert [one.allocated_seconds for one in priced.chunks[0].lines.values()] == [36_000, 50_400]
+    assert money_of(priced) == [{"USD": ByState(unprofiled=42, idle=14, unknown=14)}, {"USD": ByState(idle=98)}]
+    assert [one.seconds.total for one in priced.chunks[0].lines.values()] == [36_000, 50_400]
 
 
 def test_each_day_has_the_price_of_its_time() -> None:
@@ -54,7 +54,7 @@ def test_what_no_row_matches_is_unpriced_and_never_free() -> None:
 def test_rows_find_a_node_by_its_facts_and_what_is_unknown_is_told() -> None:
     lines = {owner("a", "x"): hours(active=1), owner("a", "x", node="n9"): hours(active=1)}
     priced = reprice(ledger(lines), book("instance_type: p5.48xlarge, node_hour: 80, gpus: 8"))
-    assert money_of(priced) == [{"USD": Money(active=10)}, {}]
+    assert money_of(priced) == [{"USD": ByState(unprofiled=10)}, {}]
     assert any("nothing but the name is known of 1 node(s) (n9)" in note for note in priced.notes)
 
 
@@ -93,11 +93,11 @@ def test_both_totals_are_told_on_the_report() -> None:
 @given(ledgers(), st.floats(0.01, 100))
 def test_at_one_price_the_money_is_the_capacitys_whatever_the_lines(known: FleetLedger, per_hour: float) -> None:
     priced = reprice(replace(known, nodes={}), book(f"node: '*', per_gpu_hour: {per_hour!r}"))
-    named = [figures.allocated_seconds for chunk in known.chunks for key, figures in chunk.lines.items() if key.node]
+    named = [figures.seconds.total for chunk in known.chunks for key, figures in chunk.lines.items() if key.node]
     total = sum(
         figures.money["USD"].total for chunk in priced.chunks for figures in chunk.lines.values() if figures.money
     )
     assert total == pytest.approx(sum(named) / 3600 * per_hour)
     unpriced = sum(figures.unpriced_seconds for chunk in priced.chunks for figures in chunk.lines.values())
-    whole = sum(figures.allocated_seconds for chunk in known.chunks for figures in chunk.lines.values())
+    whole = sum(figures.seconds.total for chunk in known.chunks for figures in chunk.lines.values())
     assert unpriced == pytest.approx(whole - sum(named))

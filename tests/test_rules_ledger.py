@@ -287,7 +287,7 @@ async def test_of_a_pair_with_different_phases_each_gpu_second_is_read_once(tmp_
         window = Window(start_seconds=round(EPOCH_SECONDS), end_seconds=round(EPOCH_SECONDS + end))
         async with PrometheusClient(PrometheusSettings(url=both.url)) as client:
             read = await PrometheusLedger(client).ledger(window, frozenset(("workload",)))
-    found = {key.workload: line.allocated_seconds for chunk in read.chunks for key, line in chunk.lines.items()}
+    found = {key.workload: line.seconds.total for chunk in read.chunks for key, line in chunk.lines.items()}
     assert not read.failures
     for job in jobs[:-1]:
         assert found[job.name] == pytest.approx(counted(world, "c", job.name, 0.0, end), abs=0.01), job.name

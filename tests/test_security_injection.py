@@ -31,7 +31,7 @@ from exporter.cost.node_report import APART, NodeReport, read, summed, write
 from exporter.cost.queries import matches
 from exporter.doctor.findings import Finding, Level, write_json, write_text
 from exporter.metrics.collector import ExpositionOptions
-from exporter.model import Account, DeviceView, LedgerView, Money, Owner, ShareMode, Totals
+from exporter.model import Account, ByState, DeviceView, LedgerView, Owner, ShareMode, Totals
 from exporter.service import responses
 from exporter.web import node_api
 from exporter.web.responses import Body
@@ -68,8 +68,8 @@ ALIKE = ("team-a", "te\u0430m-a", "TEAM-A", "team-a\u200b", "team\u2010a", "team
 
 def report_of(names: tuple[str, ...]) -> NodeReport:
     """A node's report, read from the agent's own document, with an hour of each of these namespaces."""
-    dollar = Money(active=0.5, idle=0.5)
-    totals = Totals(active_seconds=1800.0, idle_seconds=1800.0, money={"USD": dollar})
+    dollar = ByState(unprofiled=0.5, idle=0.5)
+    totals = Totals(seconds=ByState(unprofiled=1800.0, idle=1800.0), money={"USD": dollar})
     accounts = {
         Account(
             owner=Owner(namespace=name, kind=name, name=name, team=name), model=name, mode=ShareMode.EXCLUSIVE
@@ -213,7 +213,7 @@ def until_closed(descriptor: int) -> str:
 def test_names_that_look_alike_stay_apart() -> None:
     found = [line for line in summed(report_of(ALIKE), "namespace").lines if line.owner not in APART]
     assert {line.owner.namespace for line in found} == set(ALIKE)
-    assert {line.totals.allocated_seconds for line in found} == {3600.0}
+    assert {line.totals.seconds.total for line in found} == {3600.0}
 
 
 @given(st.lists(st.text() | st.sampled_from(HOSTILE), max_size=3))

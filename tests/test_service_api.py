@@ -29,7 +29,7 @@ def seconds(line: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def of_truth(totals: Totals) -> tuple[float, float, float]:
-    return totals.active_seconds, totals.idle_seconds, totals.unknown_seconds
+    return totals.seconds.active, totals.seconds.idle, totals.seconds.unknown
 
 
 def cost(line: dict[str, Any], currency: str) -> float:
@@ -117,7 +117,7 @@ async def test_labels_tell_lines_apart_and_filter_them(site: Running) -> None:
     truth = truth_between(WEEK, END_SECONDS).total("labels")
     dev = {labels: totals for (labels,), totals in truth.items() if pairs(labels).get("environment") == "dev"}
     assert lines == {pairs(labels)["project"] for labels in dev if "project" in pairs(labels)}
-    total = sum(totals.allocated_seconds for totals in dev.values())
+    total = sum(totals.seconds.total for totals in dev.values())
     assert report["total"]["allocated_seconds"] == pytest.approx(total, rel=1e-6)
     assert report["filters"] == {"label:environment": ["dev", "none"]}
     for query, said in (

@@ -119,7 +119,7 @@ async def test_victoriametrics_is_as_good_a_source(fleet_victoria: FleetServer) 
         assert freshness["problem"] is None
         report = await site.json("/api/v1/report?window=7d&by=")
         truth = truth_between(END_SECONDS - 7 * DAY, END_SECONDS).sum()
-        assert report["total"]["allocated_seconds"] == pytest.approx(truth.allocated_seconds, rel=1e-6)
+        assert report["total"]["allocated_seconds"] == pytest.approx(truth.seconds.total, rel=1e-6)
         assert report["engine"].startswith("VictoriaMetrics")
 
 
@@ -293,11 +293,11 @@ async def test_closed_days_are_shown_when_prometheus_has_lost_them(own_prometheu
         await site.round()
         report = await site.json("/api/v1/report?window=2026-09-11..2026-09-20&by=")
         assert report["trust"]["whole"] is True
-        assert report["total"]["allocated_seconds"] == pytest.approx(truth.allocated_seconds, rel=1e-9)
+        assert report["total"]["allocated_seconds"] == pytest.approx(truth.seconds.total, rel=1e-9)
         partly = await site.json("/api/v1/report?window=2026-09-20..2026-09-21&by=")
         assert partly["trust"]["failures"]
         day = truth_between(MIDNIGHT - DAY, MIDNIGHT).sum()
-        assert partly["total"]["allocated_seconds"] == pytest.approx(day.allocated_seconds, rel=1e-9)
+        assert partly["total"]["allocated_seconds"] == pytest.approx(day.seconds.total, rel=1e-9)
 
 
 async def test_a_store_that_another_service_writes_to_is_read_and_that_is_told(

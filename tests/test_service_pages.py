@@ -150,10 +150,10 @@ def test_a_table_has_the_figures_of_the_truth(service: Served, small_fleet: Flee
         row = shown.row(namespace)
         usd = totals.money["USD"]
         expected = [
-            hours(totals.allocated_seconds),
-            hours(totals.active_seconds),
-            hours(totals.idle_seconds),
-            hours(totals.unknown_seconds),
+            hours(totals.seconds.total),
+            hours(totals.seconds.active),
+            hours(totals.seconds.idle),
+            hours(totals.seconds.unknown),
             decimal(usd.total) + ("*" if totals.unpriced_seconds else ""),
             decimal(usd.idle),
         ]
@@ -165,8 +165,8 @@ def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
 ) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}&currency=USD")
     truth = month_truth(small_fleet)
-    assert shown.row("Unallocated")[1] == hours(truth.sum(kind="Unallocated").allocated_seconds)
-    assert shown.row("Unattributed")[1] == hours(truth.sum(kind="Unattributed").allocated_seconds)
+    assert shown.row("Unallocated")[1] == hours(truth.sum(kind="Unallocated").seconds.total)
+    assert shown.row("Unattributed")[1] == hours(truth.sum(kind="Unattributed").seconds.total)
     assert shown.row("Total")[1] == hours(truth.capacity_seconds)
     assert "all of the capacity" in shown.text
 
@@ -216,8 +216,8 @@ def test_the_overview_tells_money_hours_and_how_far_to_trust_them(service: Serve
     owners = [totals for key, totals in truth.total("kind").items() if key[0] not in {"Unallocated", "Unattributed"}]
     idle = sum(totals.money["USD"].idle for totals in owners)
     assert f"Held, but idle {money(idle, 'USD')}" in shown.text
-    allocated = sum(totals.allocated_seconds for totals in owners)
-    unknown = sum(totals.unknown_seconds for totals in owners)
+    allocated = sum(totals.seconds.total for totals in owners)
+    unknown = sum(totals.seconds.unknown for totals in owners)
     assert f"Coverage {coverage(1 - unknown / allocated)}" in shown.text
     assert f"Spent this month {money(total.money['USD'].total, 'USD')}" in shown.text
     assert "Forecast of the month" in shown.text
@@ -229,7 +229,7 @@ def test_the_funnel_counts_gpus(service: Served, small_fleet: FleetPlan) -> None
     recorded = sum(sum(clusters.values()) for clusters in truth.recorded_hours.values()) / len(small_fleet.clusters)
     owners = [totals for key, totals in truth.total("kind").items() if key[0] not in {"Unallocated", "Unattributed"}]
     assert shown.row("Total")[1] == gpus(truth.capacity_seconds / recorded / HOUR_SECONDS)
-    active = sum(totals.active_seconds for totals in owners)
+    active = sum(totals.seconds.active for totals in owners)
     assert shown.row("Effective")[1] == gpus(active / recorded / HOUR_SECONDS)
     counts = [float(shown.row(step)[1]) for step in ("Total", "Allocated", "Active", "Effective")]
     assert counts == sorted(counts, reverse=True)
@@ -382,7 +382,7 @@ def test_labels_are_pages_and_filters_of_their_own(service: Served, small_fleet:
     for (labels, kind), totals in truth.total("labels", "kind").items():
         if kind not in {"Unallocated", "Unattributed"}:
             project = pairs(labels).get("project", "(no project)")
-            seconds[project] = seconds.get(project, 0.0) + totals.allocated_seconds
+            seconds[project] = seconds.get(project, 0.0) + totals.seconds.total
     shown = page(service, f"/by/label:project?window={MONTH}&currency=USD")
     assert {name: shown.row(name)[1] for name in seconds} == {name: hours(value) for name, value in seconds.items()}
     assert {f"/by/label:{key}" for key in ("environment", "project")} <= {urlsplit(link).path for link in shown.links}
@@ -390,7 +390,7 @@ def test_labels_are_pages_and_filters_of_their_own(service: Served, small_fleet:
     (link,) = {link for link in shown.links if link.startswith("/owner?") and link.endswith("label:project=sweep")}
     assert hours(seconds["sweep"]) in page(service, link).text
     some = page(service, f"/by/team?window={MONTH}&label:project=sweep&label:environment=dev")
-    assert some.row("Total")[1] == hours(truth.sum(labels="environment=dev,project=sweep").allocated_seconds)
+    assert some.row("Total")[1] == hours(truth.sum(labels="environment=dev,project=sweep").seconds.total)
     text = fetch(service.url, f"/?window={MONTH}")[2].decode()
     assert '<option value="sweep">' in text
     assert "no line has the label unknown" in page(service, f"/by/label:unknown?window={MONTH}").text
@@ -400,7 +400,7 @@ def test_labels_are_pages_and_filters_of_their_own(service: Served, small_fleet:
 def test_filters_are_in_the_address_and_hold_for_every_figure(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/by/workload?window={MONTH}&team=vision&cluster=alpha&currency=USD")
     expected = month_truth(small_fleet).sum(team="vision", cluster="alpha")
-    assert shown.row("Total")[1] == hours(expected.allocated_seconds)
+    assert shown.row("Total")[1] == hours(expected.seconds.total)
     kept = [link for link in shown.links if link.startswith("/by/model")]
     assert parse_qs(urlsplit(kept[0]).query) == {
         "window": [MONTH],
@@ -448,14 +448,14 @@ def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served,
     table = page(service, f"/by/namespace?window={MONTH}")
     namespace = next(link for link in table.links if link.startswith("/owner") and "namespace=vision" in link)
     inside = page(service, namespace)
-    assert inside.row("Total")[1] == hours(month_truth(small_fleet).sum(namespace="vision").allocated_seconds)
+    assert inside.row("Total")[1] == hours(month_truth(small_fleet).sum(namespace="vision").seconds.total)
     workload = next(link for link in inside.links if "workload=" in link and "kind=" in link)
     wanted = {name: values[0] for name, values in parse_qs(urlsplit(workload).query).items()}
     own = page(service, workload)
     expected = month_truth(small_fleet).sum(
         cluster=wanted["cluster"], namespace="vision", kind=wanted["kind"], workload=wanted["workload"]
     )
-    assert f"GPU-hours {hours(expected.allocated_seconds)}" in own.text
+    assert f"GPU-hours {hours(expected.seconds.total)}" in own.text
     assert wanted["workload"] in own.text
 
 

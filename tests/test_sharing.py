@@ -43,7 +43,7 @@ def active_seconds(snapshot: Snapshot) -> dict[str, float]:
     """Active time of the ledger by namespace, where every pod has one of its own."""
     ledger = snapshot.metering.ledger
     assert ledger
-    return {account.owner.namespace: totals.active_seconds for account, totals in ledger.accounts.items()}
+    return {account.owner.namespace: totals.seconds.active for account, totals in ledger.accounts.items()}
 
 
 def scenario(directory: Path, pods: str, *, more: str = "", replicas: int = 4) -> Scenario:

@@ -21,7 +21,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import PrometheusError, StoreError
-from exporter.model import Money
+from exporter.model import ByState
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")
@@ -53,13 +53,13 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
     nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
     other_model = nobody._replace(model="T4")
     lines = {
-        held: Figures(active_seconds=86_400.0, energy_joules=1e7, money={"USD": Money(active=10.0)}),
-        nobody: Figures(energy_joules=4.32e7, money={"USD": Money(active=1.44)}),
+        held: Figures(active_seconds=86_400.0, energy_joules=1e7, money={"USD": ByState(unprofiled=10.0)}),
+        nobody: Figures(energy_joules=4.32e7, money={"USD": ByState(unprofiled=1.44)}),
         other_model: Figures(energy_joules=5.0),
     }
     day = Chunk(
         window=day_window(D1),
-        lines={**lines, held._replace(workload="gone"): Figures(money={"USD": Money()})},
+        lines={**lines, held._replace(workload="gone"): Figures(money={"USD": ByState()})},
         capacity_seconds={"": 86_400.0},
         recorded_hours={"": 24},
     )
@@ -69,7 +69,7 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
         assert store.check() == ()
         assert store.restatements(D1)[0].lines == 3, "and what has nothing at all is not kept"
     assert found == lines
-    assert (by_kind[LineKey(kind="Unattributed")].money, len(by_kind)) == ({"USD": Money(active=1.44)}, 2)
+    assert (by_kind[LineKey(kind="Unattributed")].money, len(by_kind)) == ({"USD": ByState(unprofiled=1.44)}, 2)
 
 
 @given(
@@ -211,7 +211,7 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
     [
         Figures(active_seconds=math.nan),
         Figures(active_seconds=2.0, idle_seconds=-1.0),
-        Figures(active_seconds=1.0, money={"USD": Money(active=math.inf)}),
+        Figures(active_seconds=1.0, money={"USD": ByState(unprofiled=math.inf)}),
     ],
 )
 def test_a_number_that_no_ledger_has_is_refused(tmp_path: Path, line: Figures) -> None:
@@ -383,7 +383,7 @@ def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: P
         found = asyncio.run(StoreLedger(store).ledger(WHOLE, ALL_OF_A_DAY)).chunks
         assert [len(day.lines) for day in found] == [8, 6]
         for day in found:
-            seconds = sum(line.allocated_seconds for line in day.lines.values())
+            seconds = sum(line.seconds.total for line in day.lines.values())
             assert seconds == pytest.approx(sum(day.capacity_seconds.values()), rel=1e-12)
         assert {code for line in found[0].lines.values() for code in line.money} == {"EUR", "USD"}
         assert store.check() == ()

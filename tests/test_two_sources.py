@@ -355,8 +355,8 @@ async def test_the_meters_run_on_through_an_outage_of_nvml_and_back_and_charge_e
     assert back.metering is not None
     assert back.metering.ledger is not None
     accounts = back.metering.ledger.accounts.values()
-    assert sum(one.allocated_seconds for one in accounts) == pytest.approx(len(back.devices) * 38.0)
-    assert sum(one.unknown_seconds for one in accounts) == 0
+    assert sum(one.seconds.total for one in accounts) == pytest.approx(len(back.devices) * 38.0)
+    assert sum(one.seconds.unknown for one in accounts) == 0
 
 
 states = st.sampled_from([SourceState.UP, SourceState.UP, SourceState.UP, SourceState.DIED, SourceState.HUNG])

@@ -212,7 +212,7 @@ def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: lis
     totals = before.accounts.values()
     first_seen = (next(one.instant for one in given_out if is_in(one, uuid)) for uuid in seen(given_out))
     expected_seconds = sum(given_out[-1].instant - began for began in first_seen)
-    assert sum(total.allocated_seconds for total in totals) == pytest.approx(expected_seconds, abs=1e-6)
+    assert sum(total.seconds.total for total in totals) == pytest.approx(expected_seconds, abs=1e-6)
     counters = [
         [gpu.values[ENERGY] for one in given_out for gpu in one.gpus if gpu.gpu.uuid == uuid and ENERGY in gpu.values]
         for uuid in seen(given_out)
@@ -234,6 +234,6 @@ def check_not_fallen(before: LedgerView, now: LedgerView) -> None:
     assert before.accounts.keys() <= now.accounts.keys()
     for account, was in before.accounts.items():
         totals = now.accounts[account]
-        assert totals.allocated_seconds >= was.allocated_seconds
-        assert totals.unknown_seconds >= was.unknown_seconds
+        assert totals.seconds.total >= was.seconds.total
+        assert totals.seconds.unknown >= was.seconds.unknown
         assert totals.energy_joules >= was.energy_joules

@@ -68,7 +68,7 @@ def killed(metering: Metering) -> None:
 def by_ledger(view: LedgerView) -> dict[str, float]:
     """GPU-seconds by the ledger's identity."""
     return {
-        ledger.identity: sum(totals.allocated_seconds for totals in ledger.accounts.values()) for ledger in view.ledgers
+        ledger.identity: sum(totals.seconds.total for totals in ledger.accounts.values()) for ledger in view.ledgers
     }
 
 

@@ -16,6 +16,7 @@ from exporter.accounting.meter import Meter
 from exporter.model import (
     UNATTRIBUTED,
     AllocationState,
+    ByState,
     DeviceState,
     DeviceView,
     Field,
@@ -45,9 +46,9 @@ def figures(portions: Sequence[Portion]) -> dict[str, Figures]:
     """Active, idle and unknown seconds, rounded, by pod or else by kind of owner."""
     return {
         (portion.pod.pod if portion.pod else portion.account.owner.kind): (
-            round(portion.active_seconds, 9),
-            round(portion.idle_seconds, 9),
-            round(portion.unknown_seconds, 9),
+            round(portion.seconds.active, 9),
+            round(portion.seconds.idle, 9),
+            round(portion.seconds.unknown, 9),
         )
         for portion in portions
     }
@@ -61,9 +62,25 @@ def test_the_first_sample_of_a_gpu_charges_nothing(meter: Meter) -> None:
     assert meter.add([whole(use(holder("a"), 0.5))], 100.0) == ()
 
 
+@pytest.mark.parametrize(
+    ("effective", "expected"),
+    [
+        (None, {"active_unprofiled": 1.5}),
+        (0.25, {"active_effective": 0.5, "active_ineffective": 1.0}),
+        (0.9, {"active_effective": 1.5}),
+    ],
+)
+def test_activity_is_divided_by_how_near_the_gpu_is_to_its_limits(
+    meter: Meter, effective: float | None, expected: dict[str, float]
+) -> None:
+    (portion,) = after(meter, [whole(use(holder("a"), 0.75, effective), busy=0.75)], dt=2.0)
+    assert {state: seconds for state, seconds in portion.seconds if seconds} == expected | {"idle": 0.5}
+    assert (portion.bottleneck is None) == (effective is None)
+
+
 def test_an_exclusive_holder_is_active_as_its_gpu_is(meter: Meter) -> None:
     (portion,) = after(meter, [whole(use(holder("a"), 0.75), busy=0.75)], dt=2.0)
-    assert (portion.active_seconds, portion.idle_seconds, portion.unknown_seconds) == (1.5, 0.5, 0.0)
+    assert (portion.seconds.active, portion.seconds.idle, portion.seconds.unknown) == (1.5, 0.5, 0.0)
     assert portion.account.owner == Owner(namespace="ml")
     assert portion.account.mode is ShareMode.EXCLUSIVE
     assert portion.interval_seconds == 2.0
@@ -199,7 +216,7 @@ def test_a_gpu_that_was_away_over_two_restarts_loses_no_second(meter: Meter) -> 
         after.add([other], restart)
         meter = after
     portions = meter.add([here, other], 301.0)
-    assert sum(one.allocated_seconds for one in portions if one.gpu_uuid == "GPU-0") == pytest.approx(201.0)
+    assert sum(one.seconds.total for one in portions if one.gpu_uuid == "GPU-0") == pytest.approx(201.0)
 
 
 def test_of_a_part_that_grew_in_a_gap_only_the_smaller_is_known_to_have_been_held(meter: Meter) -> None:
@@ -313,7 +330,7 @@ def test_use_by_no_holder_takes_its_energy_but_no_seconds(meter: Meter) -> None:
     joules = {portion.account.owner.kind: portion.energy_joules for portion in portions}
     assert joules == pytest.approx({"": 100 + 300 * 0.25, "Unattributed": 300 * 0.75})
     assert sum(portion.energy_joules or 0 for portion in portions) == 400.0
-    assert [portion.allocated_seconds for portion in portions if portion.account.owner == UNATTRIBUTED] == [0.0]
+    assert [portion.seconds.total for portion in portions if portion.account.owner == UNATTRIBUTED] == [0.0]
 
 
 def test_idle_energy_goes_to_free_instances_too(meter: Meter) -> None:
@@ -348,9 +365,9 @@ def test_a_restart_within_the_interval_is_not_noticed_and_a_longer_one_is_a_gap(
     meter.add(views(0), 100.0)
     quick, slow = resumed(meter), resumed(meter)
     (portion,) = quick.add(views(300), 101.5)
-    assert (portion.active_seconds, portion.energy_joules) == (1.5, 300.0)
+    assert (portion.seconds.active, portion.energy_joules) == (1.5, 300.0)
     (portion,) = slow.add(views(9000), 130.0)
-    assert (portion.unknown_seconds, portion.energy_joules) == (30.0, 9000.0)
+    assert (portion.seconds.unknown, portion.energy_joules) == (30.0, 9000.0)
 
 
 PRICE = Price(per_hour=3.6, currency="USD", source="book:row", as_of="2026-01-01", per_kwh=0.36)
@@ -370,6 +387,7 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
     counters: dict[int, float] = {}
     at: dict[str, float] = {}
     steady = passed = joules = 0.0
+    charged = ByState()
     for step in steps:
         steady = max(0.0, steady + step)
         views = random_views(random, layouts, counters)
@@ -377,17 +395,18 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
         for uuid in dict.fromkeys(view.gpu.uuid for view in views):
             of_gpu = [portion for portion in portions if portion.gpu_uuid == uuid]
             interval = max(0.0, steady - at.get(uuid, steady))
-            assert sum(p.allocated_seconds for p in of_gpu) == pytest.approx(interval, rel=1e-9, abs=1e-300)
-            assert all(min(p.active_seconds, p.idle_seconds, p.unknown_seconds) >= 0 for p in of_gpu)
+            assert sum(p.seconds.total for p in of_gpu) == pytest.approx(interval, rel=1e-9, abs=1e-300)
+            assert all(seconds >= 0 for p in of_gpu for _, seconds in p.seconds)
             assert len({p.energy_joules is None for p in of_gpu}) <= 1
             passed += interval
             at[uuid] = max(steady, at.get(uuid, steady))
         joules += sum(portion.energy_joules or 0.0 for portion in portions)
+        charged = sum((portion.seconds for portion in portions), charged)
         ledgers.charge(portions, {"GPU-0": PRICE}, now=steady, steady=steady)
         state = json.loads(json.dumps(ledgers.begin_save(lambda owner, _: owner, now=steady, steady=steady)))
         ledgers.saved()
         view = ledgers.view()
-        in_sight = sum(totals.allocated_seconds for totals in view.accounts.values())
+        in_sight = sum(totals.seconds.total for totals in view.accounts.values())
         assert in_sight + view.withheld_seconds == pytest.approx(view.capacity_seconds, rel=1e-9)
         if random.random() < 0.2:
             meter = resumed(meter)
@@ -397,6 +416,7 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
     view = ledgers.view()
     totals = view.accounts.values()
     assert view.capacity_seconds == pytest.approx(passed, rel=1e-9)
-    assert sum(total.allocated_seconds for total in totals) == pytest.approx(passed, rel=1e-9)
+    assert sum(total.seconds.total for total in totals) == pytest.approx(passed, rel=1e-9)
+    assert dict(sum((total.seconds for total in totals), ByState())) == pytest.approx(dict(charged), rel=1e-9)
     assert sum(total.energy_joules for total in totals) == pytest.approx(joules, rel=1e-9)
     assert view.conservation_error_seconds <= 1e-9 * max(passed, 1.0)

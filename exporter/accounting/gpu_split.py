@@ -9,8 +9,11 @@ from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
     Account,
+    Activity,
     ActivitySource,
     AllocationState,
+    Bottleneck,
+    ByState,
     DeviceState,
     DeviceView,
     Holder,
@@ -76,25 +79,24 @@ def slot_of(data: Mapping[str, Any]) -> Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPart:
-    """A slot and its use; the three shares sum to the slot's."""
+    """A slot and its use."""
 
     slot: Slot
     pod: PodAccount | None = None
     """Account of the pod; ``None`` for a part without a holder, or with an unknown one."""
-    active_ratio: float = 0.0
-    idle_ratio: float = 0.0
-    unknown_ratio: float = 0.0
+    ratios: ByState
+    """Parts of the physical GPU, 0..1; they sum to the slot's share."""
     estimated: bool = False
     """Whether the activity is divided by share because process data is missing."""
+    bottleneck: Bottleneck | None = None
+    """Class of the profiled part; ``None`` without one."""
 
     def scaled(self, factor: float) -> "GpuPart":
         """Return the same part with its shares multiplied by a factor."""
         return replace(
             self,
             slot=replace(self.slot, share_ratio=self.slot.share_ratio * factor),
-            active_ratio=self.active_ratio * factor,
-            idle_ratio=self.idle_ratio * factor,
-            unknown_ratio=self.unknown_ratio * factor,
+            ratios=self.ratios.scaled(factor),
         )
 
 
@@ -134,38 +136,32 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
             share = min(part.slot.share_ratio, free_before) if part.slot.account.owner == UNALLOCATED else 0.0
         if share > DUST:
             parts.append(
-                GpuPart(slot=replace(part.slot, share_ratio=share), pod=part.pod, unknown_ratio=share),
+                GpuPart(slot=replace(part.slot, share_ratio=share), pod=part.pod, ratios=ByState(unknown=share)),
             )
-    lost = 1 - sum(part.unknown_ratio for part in parts)
+    lost = 1 - sum(part.ratios.unknown for part in parts)
     if lost > DUST:
         account = Account(owner=UNATTRIBUTED, model=after.model, mode=after.mode)
         slot = Slot(device_uuid=after.gpu_uuid, gpu_uuid=after.gpu_uuid, account=account, share_ratio=lost)
-        parts.append(GpuPart(slot=slot, unknown_ratio=lost))
+        parts.append(GpuPart(slot=slot, ratios=ByState(unknown=lost)))
     return replace(after, parts=tuple(parts), foreign_ratio=0.0)
 
 
-@dataclass(slots=True)
-class _Remainder:
-    """Parts of one kind without a known holder."""
+def _ratios(share: float, activity: Activity | None, part: float = 1.0) -> ByState:
+    """Divide a share by state.
 
-    active: float = 0.0
-    idle: float = 0.0
-    unknown: float = 0.0
-
-    def add(self, share: float, activity_ratio: float | None) -> None:
-        if activity_ratio is None:
-            self.unknown += share
-        else:
-            self.active += share * activity_ratio
-            self.idle += share - share * activity_ratio
-
-    @property
-    def share(self) -> float:
-        return self.active + self.idle + self.unknown
-
-    def part(self, gpu_uuid: str, account: Account) -> GpuPart:
-        slot = Slot(device_uuid=gpu_uuid, gpu_uuid=gpu_uuid, account=account, share_ratio=self.share)
-        return GpuPart(slot=slot, active_ratio=self.active, idle_ratio=self.idle, unknown_ratio=self.unknown)
+    Args:
+        share: Part of the physical GPU.
+        activity: Activity of the share's holder; ``None`` if it is unknown.
+        part: Part of the device that the activity refers to: a sharer of a quarter can use at most that quarter. Then
+            it is fully active, not idle for three quarters.
+    """
+    if activity is None:
+        return ByState(unknown=share)
+    active = share * min(1.0, max(0.0, activity.ratio / part if part > 0 else 0.0))
+    if activity.profile is None:
+        return ByState(unprofiled=active, idle=share - active)
+    effective = min(active, share * activity.profile.effective_ratio)
+    return ByState(effective=effective, ineffective=active - effective, idle=share - active)
 
 
 @dataclass(slots=True)
@@ -197,11 +193,11 @@ class Divider:
         devices = held_units(views)
         # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
         overlapping = len(devices) > 1 and devices[0].instance is None
-        free, lost = _Remainder(), _Remainder()
+        free, lost = ByState(), ByState()
         parts: list[GpuPart] = []
         foreign = covered = 0.0
         for device in devices:
-            ratio = device.activity.ratio if device.activity and device.state is DeviceState.UP else None
+            activity = device.activity if device.state is DeviceState.UP else None
             held = [self._part(device, use) for use in device.pods]
             parts += held
             of_held = sum(part.slot.share_ratio for part in held)
@@ -210,21 +206,25 @@ class Divider:
             if held:
                 foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
                 if left > DUST and device.rest_is_free:  # free replicas are not in use
-                    free.add(left, None if ratio is None else 0.0)
+                    free += ByState(unknown=left) if activity is None else ByState(idle=left)
                 elif left > DUST:
-                    lost.add(left, None)
+                    lost += ByState(unknown=left)
             elif device.allocation is AllocationState.UNALLOCATED:
-                free.add(left, ratio)
+                free += _ratios(left, activity)
             else:
-                lost.add(left, ratio)
+                lost += _ratios(left, activity)
         if covered < 1 - DUST:  # slices without an instance, or of one that the driver does not describe
-            rest = free if views[0].rest_is_free else lost
-            rest.add(1 - covered, 0.0 if up and rest is free and not views[0].lacks_instances else None)
+            if up and views[0].rest_is_free and not views[0].lacks_instances:
+                free += ByState(idle=1 - covered)
+            elif views[0].rest_is_free:
+                free += ByState(unknown=1 - covered)
+            else:
+                lost += ByState(unknown=1 - covered)
         mode = mode_of_rest(views)
         parts += [
-            rest.part(gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
+            _part_without_holder(rest, gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
             for owner, rest in ((UNALLOCATED, free), (UNATTRIBUTED, lost))
-            if rest.share > 0
+            if rest.total > 0
         ]
         if covered > 1 + DUST:
             parts = [part.scaled(1 / covered) for part in parts]
@@ -233,14 +233,14 @@ class Divider:
     def _part(self, view: DeviceView, use: PodUse) -> GpuPart:
         holder = use.holder
         slot, pod = self._describe(view, holder)
-        share = slot.share_ratio
-        if use.activity is None or view.state is not DeviceState.UP:
-            return GpuPart(slot=slot, pod=pod, unknown_ratio=share)
-        # A sharer of a quarter can use at most that quarter: then it is fully active, not idle for three quarters.
-        of_its_share = use.activity.ratio / holder.device_share_ratio if holder.device_share_ratio > 0 else 0.0
-        active = share * min(1.0, max(0.0, of_its_share))
-        estimated = use.activity.source is ActivitySource.ESTIMATED
-        return GpuPart(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active, estimated=estimated)
+        activity = use.activity if view.state is DeviceState.UP else None
+        return GpuPart(
+            slot=slot,
+            pod=pod,
+            ratios=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
+            estimated=activity is not None and activity.source is ActivitySource.ESTIMATED,
+            bottleneck=activity.profile.bottleneck if activity and activity.profile else None,
+        )
 
     def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:
         owner = self.owner_of(holder)
@@ -273,6 +273,11 @@ class Divider:
         )
         self._known[holder.key] = (holder, slot, pod)
         return slot, pod
+
+
+def _part_without_holder(ratios: ByState, gpu_uuid: str, account: Account) -> GpuPart:
+    slot = Slot(device_uuid=gpu_uuid, gpu_uuid=gpu_uuid, account=account, share_ratio=ratios.total)
+    return GpuPart(slot=slot, ratios=ratios)
 
 
 def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:

@@ -279,7 +279,7 @@ class Meter:
 def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
     """Convert parts of a GPU into seconds and joules."""
     shares = [part.slot.share_ratio for part in division.parts]
-    weights = [part.active_ratio for part in division.parts]
+    weights = [part.ratios.active for part in division.parts]
     foreign = energy is not None and division.foreign_ratio > 0
     if foreign:
         shares.append(0.0)
@@ -290,12 +290,11 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
             gpu_uuid=division.gpu_uuid,
             account=part.slot.account,
             pod=part.pod,
-            active_seconds=part.active_ratio * interval,
-            idle_seconds=part.idle_ratio * interval,
-            unknown_seconds=part.unknown_ratio * interval,
+            seconds=part.ratios.scaled(interval),
             energy_joules=own,
             interval_seconds=interval,
             estimated=part.estimated,
+            bottleneck=part.bottleneck,
         )
         for part, own in zip(division.parts, joules, strict=False)
     ]

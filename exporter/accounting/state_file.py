@@ -16,8 +16,10 @@ from urllib.parse import quote
 
 from exporter.errors import StateError
 
-VERSION = 2
-"""Version of the layout of the file's content; a file of another version is not read."""
+VERSION = 3
+"""Version of the layout of the file's content; a newer file is not read."""
+OLDEST_VERSION = 2
+"""The oldest layout that is read: without profiled time. Its active time becomes unprofiled."""
 MAX_BYTES = 16 * 1024 * 1024
 """A full ledger with 110 pods is under 2 MB: a larger file is foreign, or a leak that must not fill the disk."""
 UNSYNCED = "state_unsynced"
@@ -76,8 +78,9 @@ class StateFile:
                 "state_newer",
                 f"is of version {int(version)}, this program knows {VERSION}; with the newer program, move it back",
             )
-        if int(version) < VERSION:
-            raise self.set_aside("state_older", f"is of version {int(version)}, this program reads {VERSION} only")
+        if int(version) < OLDEST_VERSION:
+            reads = f"this program reads {OLDEST_VERSION} to {VERSION}"
+            raise self.set_aside("state_older", f"is of version {int(version)}, {reads}")
         try:
             state = json.loads(body)
         except (ValueError, RecursionError) as error:

@@ -297,9 +297,7 @@ def _at_pace(portion: Portion, pace: float) -> Portion:
     """Return a portion of a simulated node with its seconds multiplied by ``pace``."""
     return replace(
         portion,
-        active_seconds=pace * portion.active_seconds,
-        idle_seconds=pace * portion.idle_seconds,
-        unknown_seconds=pace * portion.unknown_seconds,
+        seconds=portion.seconds.scaled(pace),
         interval_seconds=pace * (portion.interval_seconds or 0.0),
     )
 

@@ -18,7 +18,7 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.report import APART, total_of
 from exporter.errors import ExporterError
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 from exporter.model.formatting import iso
 
 FocusRow = dict[str, str]
@@ -364,7 +364,7 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
     }
 
 
-def _own(part: ChargePart, figures: Figures, money: Money, cost: Decimal) -> FocusRow:
+def _own(part: ChargePart, figures: Figures, money: ByState, cost: Decimal) -> FocusRow:
     """The columns that FOCUS has no place for."""
     kinds = [exact(amount) for amount in (money.active, money.idle, money.unknown)]
     active_cost, idle_cost, unknown_cost = parts_of(cost, kinds)

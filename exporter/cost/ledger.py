@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from exporter.errors import ConfigError
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 from exporter.model.formatting import day, minute
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
@@ -138,8 +138,13 @@ class Figures:
     """Allocated seconds that had no price and are in no money."""
     energy_joules: float | None = None
     """``None`` where none was measured."""
-    money: Mapping[str, Money] = field(default_factory=dict)
+    money: Mapping[str, ByState] = field(default_factory=dict)
     """By ISO 4217 currency; a currency in which nothing was priced is absent."""
+
+    @property
+    def seconds(self) -> ByState:
+        """The seconds by state."""
+        return ByState(unprofiled=self.active_seconds, idle=self.idle_seconds, unknown=self.unknown_seconds)
 
     @property
     def allocated_seconds(self) -> float:
@@ -160,9 +165,9 @@ class Figures:
         """
         return not (self.allocated_seconds or self.energy_joules or any(money.total for money in self.money.values()))
 
-    def money_in(self, currency: str) -> Money:
+    def money_in(self, currency: str) -> ByState:
         """The money of one currency; none at all where nothing was priced in it."""
-        return self.money.get(currency, Money())
+        return self.money.get(currency, ByState())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from exporter.cost.render import console_for, hours_of, money_of
 from exporter.cost.report_csv import CSV_HOURS, csv_figures, csv_stream, encodable, guarded
 from exporter.errors import ExporterError
 from exporter.metrics.ledger_collector import energy_joules
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Money, Owner, Price, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, ByState, Owner, Price, ShareMode, Totals
 from exporter.model.formatting import decimal, hour_digits, iso, moment
 from exporter.web.node_api import account_keys, owned_keys, price_keys
 
@@ -90,13 +90,13 @@ class NodeReport:
     @property
     def coverage_ratio(self) -> float | None:
         """Part of the GPU-seconds with known activity; ``None`` where there are none."""
-        total = self.total
-        return 1 - total.unknown_seconds / total.allocated_seconds if total.allocated_seconds else None
+        seconds = self.total.seconds
+        return 1 - seconds.unknown / seconds.total if seconds.total else None
 
     @property
     def missing_seconds(self) -> float:
         """What the lines and what is withheld lack of the capacity; 0 within rounding, or something is wrong."""
-        missing = self.capacity_seconds - self.withheld_seconds - self.total.allocated_seconds
+        missing = self.capacity_seconds - self.withheld_seconds - self.total.seconds.total
         return missing if abs(missing) > _TOLERATED_SECONDS + self.capacity_seconds * _TOLERATED_RATIO else 0.0
 
 
@@ -148,7 +148,7 @@ def _rank(line: Line) -> tuple[int, float, float, str, str, str, str]:
     cost = sum(money.total for money in line.totals.money.values())
     owner = line.owner
     place = APART.index(owner) + 1 if owner in APART else 0
-    return (place, -cost, -line.totals.allocated_seconds, owner_name(owner), owner.team, line.model, line.mode)
+    return (place, -cost, -line.totals.seconds.total, owner_name(owner), owner.team, line.model, line.mode)
 
 
 def summed(report: NodeReport, by: By) -> NodeReport:
@@ -200,22 +200,23 @@ def _line(entry: Mapping[str, Any]) -> Line:
     )
     joules = entry["energy_joules"]
     totals = Totals(
-        active_seconds=_number(entry["active_seconds"]),
-        idle_seconds=_number(entry["idle_seconds"]),
-        unknown_seconds=_number(entry["unknown_seconds"]),
+        seconds=_by_state(entry, "seconds"),
         energy_joules=0.0 if joules is None else _number(joules),
         energy_unknown_seconds=_number(entry["energy_unknown_seconds"]),
         unpriced_seconds=_number(entry["unpriced_seconds"]),
-        money={
-            _text(money["currency"]): _money(*(_number(money[name]) for name in ("cost", "idle_cost", "unknown_cost")))
-            for money in entry["money"]
-        },
+        money={_text(money["currency"]): _by_state(money, "cost", _number(money["cost"])) for money in entry["money"]},
     )
     return Line(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]), totals=totals)
 
 
-def _money(total: float, idle: float, unknown: float) -> Money:
-    return Money(active=total - idle - unknown, idle=idle, unknown=unknown)
+def _by_state(entry: Mapping[str, Any], unit: str, total: float | None = None) -> ByState:
+    """Read the figures of an entry; agents of before have no profiled states, and of active money only the rest."""
+    names = ByState.__slots__ if f"unprofiled_{unit}" in entry else ("idle", "unknown")
+    known = ByState(**{name: _number(entry[f"{name}_{unit}"]) for name in names})
+    if len(names) > len(("idle", "unknown")):
+        return known
+    active = _number(entry["active_seconds"]) if total is None else total - known.total
+    return known + ByState(unprofiled=active)
 
 
 def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
@@ -322,7 +323,7 @@ def _foot(report: NodeReport) -> Iterator[Remark]:
     total, digits = report.total, hour_digits(report.capacity_seconds)
     whole = f"{decimal(report.capacity_seconds / HOUR, digits)} GPU-hours metered"
     error = f"conservation error {report.conservation_error_seconds:.1e} s"
-    yield Remark("Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}")
+    yield Remark("Sum", f"{decimal(total.seconds.total / HOUR, digits)} of {whole}, {error}")
     if report.withheld_seconds > 0:
         yield Remark("", f"{report.withheld_seconds:,.0f} s are of pods whose owner is not known yet", "note")
     if report.missing_seconds:

@@ -37,7 +37,7 @@ from exporter.cost.queries import (
     asked_at,
 )
 from exporter.errors import PrometheusError
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 
 APART = frozenset({UNALLOCATED, UNATTRIBUTED})
 _ACTIVE, _IDLE, _UNKNOWN, _UNPRICED, _ENERGY = range(5)
@@ -75,7 +75,7 @@ class _Cell:
             unpriced_seconds=plain[_UNPRICED],
             energy_joules=plain[_ENERGY] or None,
             money={
-                currency: Money(active=amounts[_ACTIVE], idle=amounts[_IDLE], unknown=amounts[_UNKNOWN])
+                currency: ByState(unprofiled=amounts[_ACTIVE], idle=amounts[_IDLE], unknown=amounts[_UNKNOWN])
                 for currency, amounts in self.money.items()
             },
         )

@@ -142,10 +142,10 @@ def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
 
 def hours_of(figures: Figures | Totals, states: Figures | Totals | None, digits: int) -> list[str]:
     """Hours held, active, idle and unknown, as text; the latter three empty without an owner."""
-    whole = decimal(figures.allocated_seconds / HOUR, digits)
+    whole = decimal(figures.seconds.total / HOUR, digits)
     if states is None:
         return [whole, "", "", ""]
-    seconds = (states.active_seconds, states.idle_seconds, states.unknown_seconds)
+    seconds = (states.seconds.active, states.seconds.idle, states.seconds.unknown)
     return [whole, *(decimal(value / HOUR, digits) for value in seconds)]
 
 

@@ -22,7 +22,7 @@ from exporter.cost.ledger import (
     label_keys,
     pairs,
 )
-from exporter.model import Money
+from exporter.model import ByState
 from exporter.model.formatting import percent_down
 
 ShareIdle = Literal["none", "even", "weighted"]
@@ -409,7 +409,7 @@ def total_of(many: Iterable[Figures]) -> Figures:
         unpriced_seconds=unpriced,
         energy_joules=energy,
         money={
-            currency: Money(active=active, idle=idle, unknown=unknown)
+            currency: ByState(unprofiled=active, idle=idle, unknown=unknown)
             for currency, (active, idle, unknown) in money.items()
         },
     )

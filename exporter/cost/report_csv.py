@@ -114,10 +114,10 @@ def _figures(figures: Figures, states: Figures | None) -> CsvCells:
 
 def csv_figures(figures: Figures | Totals, states: Figures | Totals | None, energy_joules: float | None) -> CsvCells:
     """Hours, energy and money by column, rounded; what is not known, or has no owner, has no cell."""
-    seconds: dict[str, float] = {"gpu_hours": figures.allocated_seconds, "unpriced_hours": figures.unpriced_seconds}
+    seconds: dict[str, float] = {"gpu_hours": figures.seconds.total, "unpriced_hours": figures.unpriced_seconds}
     if states:
-        seconds["active_hours"], seconds["idle_hours"] = states.active_seconds, states.idle_seconds
-        seconds["unknown_hours"] = states.unknown_seconds
+        seconds["active_hours"], seconds["idle_hours"] = states.seconds.active, states.seconds.idle
+        seconds["unknown_hours"] = states.seconds.unknown
     cells: CsvCells = {title: round(value / HOUR, HOUR_DIGITS) for title, value in seconds.items()}
     if energy_joules is not None:
         cells["energy_kwh"] = round(energy_joules / JOULES_PER_KWH, HOUR_DIGITS)

@@ -25,7 +25,7 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.report import total_of
 from exporter.errors import StoreError
-from exporter.model import Money, NodeFacts
+from exporter.model import ByState, NodeFacts
 from exporter.model.formatting import day as day_name
 
 APPLICATION_ID = 0x47435831
@@ -376,5 +376,5 @@ def _figures(currency: str, row: Sequence[float | None]) -> Figures:
         unknown_seconds=unknown or 0.0,
         unpriced_seconds=unpriced or 0.0,
         energy_joules=energy,
-        money={currency: Money(active=active_cost, idle=idle_cost, unknown=unknown_cost)} if currency else {},
+        money={currency: ByState(unprofiled=active_cost, idle=idle_cost, unknown=unknown_cost)} if currency else {},
     )

@@ -112,6 +112,14 @@ GPU_ACTIVITY_RATIO = _device("gpu_activity_ratio", "source", "measured_by").mean
     "Activity of the device over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
     "source is the measure, measured_by the library (nvml, dcgm); absent if unmeasured."
 )
+GPU_EFFECTIVE_RATIO = _device("gpu_effective_ratio").meaning(
+    "Use of the resource nearest to its limit over the last sample, 0-1 and at most gpu_activity_ratio: an upper bound "
+    "on useful work. Absent if a resource of the device was not measured."
+)
+GPU_BOTTLENECK = _device("gpu_bottleneck", "resource").meaning(
+    "Part of the profiled active time of the last 15 minutes in which a kind of resource was the limit: compute, "
+    "memory, transfer, video, or starved (none near its limit). Sums to 1; absent without profiled active time."
+)
 GPU_MEMORY_USED_BYTES = _device("gpu_memory_used_bytes").meaning(
     "Framebuffer memory in use, in bytes to the MiB, without the driver's own. A partitioned GPU has a series in "
     "addition to those of its instances: filter gpu_instance before summing."
@@ -248,6 +256,9 @@ GPU_POD_ACTIVITY_RATIO = _pod("gpu_pod_activity_ratio", "source").meaning(
     "gpu_activity_ratio. source estimated: most of it is divided by share, because of containers of one pod, "
     "MPS, or missing process data."
 )
+GPU_POD_EFFECTIVE_RATIO = _pod("gpu_pod_effective_ratio").meaning(
+    "gpu_effective_ratio of a holder that has its GPU or MIG instance alone; absent where holders share one."
+)
 GPU_POD_IDLE_FOR_SECONDS = _pod("gpu_pod_idle_for_seconds").meaning(
     "Measured idle seconds of the holder since its activity last reached the idle threshold; absent while it may "
     "be either. Unmeasured time does not count; more than 5 minutes of it restart the value at 0."
@@ -283,9 +294,9 @@ GPU_POD_UNRESOLVED_DEVICES = _own(
 ).meaning("Devices in doubt, by reason: listed with the container and unknown here, or used by the pod and not listed.")
 
 GPU_LEDGER_SECONDS_TOTAL = _owner("gpu_ledger_seconds_total", "state").meaning(
-    "GPU-seconds of an owner, by share and state: active_unprofiled (weighted by activity), idle (the rest), "
-    "unknown (activity not measured). Over all owners and states, Unallocated and Unattributed included: the "
-    "node's GPUs times the elapsed time."
+    "GPU-seconds of an owner, by share and state: active_effective, active_ineffective, active_unprofiled (together "
+    "weighted by activity), idle (the rest), unknown (activity not measured). Over all owners and states, Unallocated "
+    "and Unattributed included: the node's GPUs times the elapsed time."
 )
 GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner("gpu_ledger_energy_joules_total").meaning(
     "The owner's part of the GPUs' energy, in joules: of the idle part by share, of the rest by active seconds. Absent "
@@ -316,6 +327,17 @@ GPU_OWNER_ACTIVE_GPU_SECONDS = _workload("gpu_owner_active_gpu_seconds", "window
 GPU_OWNER_MEASURED_GPU_SECONDS = _workload("gpu_owner_measured_gpu_seconds", "window").meaning(
     "Active and idle GPU-seconds of the owner over the window: the measured part of gpu_owner_gpus times the "
     "window. Absent if 0 and the owner holds nothing, or only estimated GPUs."
+)
+GPU_OWNER_PROFILED_GPU_SECONDS = _workload("gpu_owner_profiled_gpu_seconds", "window").meaning(
+    "The part of gpu_owner_active_gpu_seconds in which all resources of the device were measured. Absent if 0."
+)
+GPU_OWNER_EFFECTIVE_GPU_SECONDS = _workload("gpu_owner_effective_gpu_seconds", "window").meaning(
+    "The effective part of gpu_owner_profiled_gpu_seconds: active time times the use of the resource nearest to its "
+    "limit. Absent with it."
+)
+GPU_OWNER_BOTTLENECK_GPU_SECONDS = _workload("gpu_owner_bottleneck_gpu_seconds", "window", "resource").meaning(
+    "gpu_owner_profiled_gpu_seconds by the kind of resource that was the limit, as in gpu_bottleneck; they sum to it. "
+    "Only for the window 1h. Absent if 0."
 )
 GPU_OWNER_UNDERUSED_GPUS = _workload("gpu_owner_underused_gpus").meaning(
     "GPUs held now with own activity below 10 % over 15 minutes or below 5 % over an hour. Absent if 0."

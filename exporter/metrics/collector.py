@@ -26,6 +26,7 @@ from exporter.metrics.text_format import (
 from exporter.model import (
     CLOCK_EVENTS,
     AllocationState,
+    Bottleneck,
     DeviceEvents,
     DeviceState,
     DeviceView,
@@ -123,9 +124,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     yield from _health(view, identity, events)
     if view.state is not DeviceState.UP:
         return
-    if view.activity is not None:
-        measured = (("source", view.activity.source), ("measured_by", view.activity.measured_by))
-        yield catalog.GPU_ACTIVITY_RATIO, plus(identity, *measured), view.activity.ratio
+    yield from _activity(view, identity, snapshot.history.bottlenecks.get(view.uuid, {}))
     yield catalog.GPU_MEMORY_USED_BYTES, identity, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
     yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
     yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, identity, view.unattributed_activity_ratio
@@ -133,6 +132,16 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     yield catalog.GPU_UNATTRIBUTED_PROCESSES, identity, view.unattributed_processes
     if view.instance is None:
         yield from _board(view, identity)
+
+
+def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottleneck, float]) -> Iterator[_Row]:
+    if view.activity is not None:
+        measured = (("source", view.activity.source), ("measured_by", view.activity.measured_by))
+        yield catalog.GPU_ACTIVITY_RATIO, plus(identity, *measured), view.activity.ratio
+        if view.activity.profile is not None:
+            yield catalog.GPU_EFFECTIVE_RATIO, identity, view.activity.profile.effective_ratio
+    for resource, part in bottlenecks.items():
+        yield catalog.GPU_BOTTLENECK, plus(identity, ("resource", resource)), part
 
 
 def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[_Row]:
@@ -199,7 +208,8 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
 
 def _series(use: PodUse, *, up: bool) -> int:
     """How many series ``_holders`` makes of one."""
-    measured = (use.activity, use.idle_for_seconds, use.memory_used_bytes) if up else ()
+    profile = use.activity and use.activity.profile
+    measured = (use.activity, profile, use.idle_for_seconds, use.memory_used_bytes) if up else ()
     optional = (alerts_off_until_seconds(use.facts), *measured)
     return _ALWAYS + len(optional) - optional.count(None)
 
@@ -215,6 +225,9 @@ def _holders(page: PageBuilder, shown: list[_Held]) -> None:
     active = [(plain, use.activity) for plain, use in measured if use.activity is not None]
     sources = [plus(plain, ("source", activity.source)) for plain, activity in active]
     page.column(catalog.GPU_POD_ACTIVITY_RATIO, sources, [activity.ratio for _, activity in active])
+    profiled = [(plain, activity.profile) for plain, activity in active if activity.profile]
+    ratios = [profile.effective_ratio for _, profile in profiled]
+    page.column(catalog.GPU_POD_EFFECTIVE_RATIO, [plain for plain, _ in profiled], ratios)
     carried, uses = [plain for plain, _ in measured], [use for _, use in measured]
     page.column(catalog.GPU_POD_IDLE_FOR_SECONDS, carried, [use.idle_for_seconds for use in uses])
     page.column(catalog.GPU_POD_MEMORY_USED_BYTES, carried, [use.memory_used_bytes for use in uses])

@@ -8,8 +8,8 @@ from exporter.metrics.catalog import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, WO
 from exporter.metrics.text_format import NO_LABELS, LabelNames, Labels, Metric, PageBuilder, labels, plus
 from exporter.model import (
     Account,
+    ByState,
     LedgerView,
-    Money,
     Owner,
     OwnersView,
     OwnerUse,
@@ -25,17 +25,11 @@ _OWNER = LabelNames("ledger", *OWNER_LABELS)
 _STATE = LabelNames("state")
 
 _POD_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
-    (catalog.GPU_POD_ALLOCATED_SECONDS_TOTAL, attrgetter("allocated_seconds")),
-    (catalog.GPU_POD_ACTIVE_SECONDS_TOTAL, attrgetter("active_seconds")),
-    (catalog.GPU_POD_IDLE_SECONDS_TOTAL, attrgetter("idle_seconds")),
-    (catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, attrgetter("unknown_seconds")),
+    (catalog.GPU_POD_ALLOCATED_SECONDS_TOTAL, attrgetter("seconds.total")),
+    (catalog.GPU_POD_ACTIVE_SECONDS_TOTAL, attrgetter("seconds.active")),
+    (catalog.GPU_POD_IDLE_SECONDS_TOTAL, attrgetter("seconds.idle")),
+    (catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, attrgetter("seconds.unknown")),
 )
-_STATES: tuple[tuple[str, Callable[[Totals], float], Callable[[Money], float]], ...] = (
-    ("active_unprofiled", attrgetter("active_seconds"), attrgetter("active")),
-    ("idle", attrgetter("idle_seconds"), attrgetter("idle")),
-    ("unknown", attrgetter("unknown_seconds"), attrgetter("unknown")),
-)
-"""Value of the label ``state``, its seconds and its money."""
 
 # As good as all: seconds are sums of floats.
 _NEARLY_ALL = 1 - 1e-9
@@ -59,7 +53,7 @@ def collect_ledger(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) 
 
 def energy_joules(totals: Totals) -> float | None:
     """The energy of an account, ``None`` where it was never measured; without seconds nothing was yet."""
-    never = totals.energy_unknown_seconds >= totals.allocated_seconds * _NEARLY_ALL
+    never = totals.energy_unknown_seconds >= totals.seconds.total * _NEARLY_ALL
     return None if never and not totals.energy_joules else totals.energy_joules
 
 
@@ -90,23 +84,25 @@ def _owners(page: PageBuilder, ledger: ShownLedger, node: str) -> None:
     carried = [_owner_labels(account, ledger.identity, node) for account in ledger.accounts]
     shown = [*ledger.accounts.values()]
     priced, money = _money(carried, shown)
-    for state, seconds_of, money_of in _STATES:
-        _by_state(page, catalog.GPU_LEDGER_SECONDS_TOTAL, state, carried, map(seconds_of, shown))
-        _by_state(page, catalog.GPU_LEDGER_COST_TOTAL, state, priced, map(money_of, money))
+    _by_state(page, catalog.GPU_LEDGER_SECONDS_TOTAL, carried, [totals.seconds for totals in shown])
+    _by_state(page, catalog.GPU_LEDGER_COST_TOTAL, priced, money)
     page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, [*map(energy_joules, shown)])
     page.column(
         catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, carried, [totals.unpriced_seconds or None for totals in shown]
     )
 
 
-def _by_state(
-    page: PageBuilder, metric: Metric, state: str, carried: Iterable[Labels], values: Iterable[float]
-) -> None:
-    there = [(_STATE.behind(one, state), value) for one, value in zip(carried, values, strict=True) if value]
+def _by_state(page: PageBuilder, metric: Metric, carried: Iterable[Labels], figures: Iterable[ByState]) -> None:
+    there = [
+        (_STATE.behind(one, state), value)
+        for one, by_state in zip(carried, figures, strict=True)
+        for state, value in by_state
+        if value
+    ]
     page.column(metric, [one for one, _ in there], [value for _, value in there])
 
 
-def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[Money]]:
+def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[ByState]]:
     """The sums of each currency."""
     priced, money = [], []
     for one, totals in zip(carried, shown, strict=True):
@@ -176,6 +172,8 @@ _OWNER_COLUMNS: tuple[tuple[Metric, Callable[[OwnerUse], float | None]], ...] = 
 _OWNER_PARTS: tuple[tuple[Metric, Callable[[OwnerUse], Mapping[str, float]]], ...] = (
     (catalog.GPU_OWNER_ACTIVE_GPU_SECONDS, lambda use: _rounded(_shown(use, use.active_seconds))),
     (catalog.GPU_OWNER_MEASURED_GPU_SECONDS, lambda use: _rounded(_shown(use, use.measured_seconds))),
+    (catalog.GPU_OWNER_PROFILED_GPU_SECONDS, lambda use: _rounded(_shown(use, use.profiled_seconds))),
+    (catalog.GPU_OWNER_EFFECTIVE_GPU_SECONDS, lambda use: _rounded(_shown(use, use.effective_seconds))),
     (catalog.GPU_OWNER_UNUSED_GPUS, lambda use: _shown(use, use.unused_gpus)),
     (catalog.GPU_OWNER_POLICY, lambda use: {use.policy: 1} if use.policy else {}),
     (catalog.GPU_OWNER_COST_PER_HOUR, attrgetter("cost_per_hour")),
@@ -193,6 +191,11 @@ def _owner_series(page: PageBuilder, view: OwnersView, node: str) -> None:
         label = metric.labels[-1]
         parts = [(plus(one, (label, name)), value) for one, use in rows for name, value in values_of(use).items()]
         page.column(metric, [one for one, _ in parts], [value for _, value in parts])
+    for one, use in rows:
+        for resource, seconds in _rounded(use.bottleneck_seconds).items():
+            page.metric(
+                catalog.GPU_OWNER_BOTTLENECK_GPU_SECONDS, plus(one, ("window", "1h"), ("resource", resource)), seconds
+            )
 
 
 def _faults(page: PageBuilder, view: OwnersView, node: str) -> None:

@@ -1,7 +1,8 @@
 """Values of the ledger: owners, accounts, seconds, joules and money."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cache
 
 from exporter.model.attribution import HolderKey, ShareMode
@@ -82,62 +83,128 @@ class PodAccount:
         return self.device_uuid, self.namespace, self.pod, self.container
 
 
+class Bottleneck(StrEnum):
+    """The kind of resource that limits active time; a label value of ``gpu_bottleneck``."""
+
+    COMPUTE = "compute"
+    """An arithmetic pipe: tensor, FP64, FP32, FP16 or integer."""
+    MEMORY = "memory"
+    """The device's own memory."""
+    TRANSFER = "transfer"
+    """NVLink, PCIe or C2C, in one direction."""
+    VIDEO = "video"
+    """A video, JPEG or optical-flow engine."""
+    STARVED = "starved"
+    """None of them is near its limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByState:
+    """Seconds, money or parts of a GPU, by the state of the time; every figure that is divided by state is one."""
+
+    effective: float = 0.0
+    """Active, and near the limit of a resource of the hardware, by ``ResourceProfile.effective_ratio``."""
+    ineffective: float = 0.0
+    """The rest of the activity where all resources were measured."""
+    unprofiled: float = 0.0
+    """Activity without a measurement of all resources."""
+    idle: float = 0.0
+    unknown: float = 0.0
+    """Neither active nor idle: activity was not measured."""
+
+    @property
+    def active(self) -> float:
+        """Sum of the effective, ineffective and unprofiled parts."""
+        return self.effective + self.ineffective + self.unprofiled
+
+    @property
+    def profiled(self) -> float:
+        """Sum of the effective and ineffective parts."""
+        return self.effective + self.ineffective
+
+    @property
+    def measured(self) -> float:
+        """Sum of the active and idle parts."""
+        return self.active + self.idle
+
+    @property
+    def total(self) -> float:
+        """Sum over all states."""
+        return self.active + self.idle + self.unknown
+
+    def __add__(self, other: "ByState") -> "ByState":
+        """Return the sum of both, state by state."""
+        return ByState(
+            effective=self.effective + other.effective,
+            ineffective=self.ineffective + other.ineffective,
+            unprofiled=self.unprofiled + other.unprofiled,
+            idle=self.idle + other.idle,
+            unknown=self.unknown + other.unknown,
+        )
+
+    def scaled(self, factor: float) -> "ByState":
+        """Return the product of every part and a factor."""
+        return ByState(
+            effective=self.effective * factor,
+            ineffective=self.ineffective * factor,
+            unprofiled=self.unprofiled * factor,
+            idle=self.idle * factor,
+            unknown=self.unknown * factor,
+        )
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        """Yield each of ``STATES`` with its figure."""
+        return iter(
+            (
+                ("active_effective", self.effective),
+                ("active_ineffective", self.ineffective),
+                ("active_unprofiled", self.unprofiled),
+                ("idle", self.idle),
+                ("unknown", self.unknown),
+            )
+        )
+
+    @classmethod
+    def of(cls, figures: Mapping[str, float]) -> "ByState":
+        """Return the figures of a mapping by ``STATES``; an absent one is 0."""
+        return cls(**{_FIELD_OF_STATE[state]: figure for state, figure in figures.items()})
+
+
+_FIELD_OF_STATE = {state: name for (state, _), name in zip(ByState(), ByState.__slots__, strict=True)}
+STATES = tuple(_FIELD_OF_STATE)
+"""Values of the label ``state``, in the order of the fields of ``ByState``."""
+NO_SECONDS = ByState()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
     """One holder's (or no holder's) part of one physical GPU over one interval.
 
-    The portions of a GPU over an interval sum to the interval: their active, idle and unknown seconds to its length,
-    their energy to the GPU's. Seconds are share-weighted GPU-seconds.
+    The portions of a GPU over an interval sum to the interval: their seconds to its length, their energy to the GPU's.
+    Seconds are share-weighted GPU-seconds.
     """
 
     gpu_uuid: str
     account: Account
     pod: PodAccount | None = None
     """Container that held it; ``None`` for Unallocated and Unattributed."""
-    active_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    unknown_seconds: float = 0.0
+    seconds: ByState = NO_SECONDS
     energy_joules: float | None = None
     """Energy in joules; ``None`` if the GPU's energy was not measured over the interval."""
     interval_seconds: float | None = None
     """Length of the interval, to which the seconds of the GPU's portions sum; ``None`` for energy alone."""
     estimated: bool = False
     """Whether activity was only estimated: divided by share among the holders of a device."""
-
-    @property
-    def allocated_seconds(self) -> float:
-        """Sum of active, idle and unknown seconds."""
-        return self.active_seconds + self.idle_seconds + self.unknown_seconds
+    bottleneck: Bottleneck | None = None
+    """Class of the profiled seconds; ``None`` without them."""
 
     def part(self, ratio: float) -> "Portion":
         """Return the portion for a part of its interval, 0..1, with use and energy spread evenly over the interval."""
         return replace(
             self,
-            active_seconds=self.active_seconds * ratio,
-            idle_seconds=self.idle_seconds * ratio,
-            unknown_seconds=self.unknown_seconds * ratio,
+            seconds=self.seconds.scaled(ratio),
             energy_joules=None if self.energy_joules is None else self.energy_joules * ratio,
             interval_seconds=None if self.interval_seconds is None else self.interval_seconds * ratio,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Money:
-    """Cost in one currency, by the state of the seconds that it pays for."""
-
-    active: float = 0.0
-    idle: float = 0.0
-    unknown: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Sum over the states."""
-        return self.active + self.idle + self.unknown
-
-    def __add__(self, other: "Money") -> "Money":
-        """Return the sum of two amounts in the same currency, by state."""
-        return Money(
-            active=self.active + other.active, idle=self.idle + other.idle, unknown=self.unknown + other.unknown
         )
 
 
@@ -145,21 +212,15 @@ class Money:
 class Totals:
     """Sums of one account or one pod; they never decrease."""
 
-    active_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    unknown_seconds: float = 0.0
+    seconds: ByState = NO_SECONDS
     energy_joules: float = 0.0
     energy_unknown_seconds: float = 0.0
     """Allocated seconds without measured energy; if these are all seconds, joules are unknown rather than 0."""
-    money: Mapping[str, Money] = field(default_factory=dict)
-    """Money by ISO 4217 currency; a currency without priced seconds is absent."""
+    money: Mapping[str, ByState] = field(default_factory=dict)
+    """Money by ISO 4217 currency, by state of the seconds that it pays for; a currency without priced seconds is
+    absent."""
     unpriced_seconds: float = 0.0
     """Allocated seconds without a price; included in the seconds above."""
-
-    @property
-    def allocated_seconds(self) -> float:
-        """Sum of active, idle and unknown seconds."""
-        return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
     def __add__(self, other: "Totals") -> "Totals":
         """Return the sum of both, currency by currency."""
@@ -167,9 +228,7 @@ class Totals:
         for currency, amount in other.money.items():
             money[currency] = money[currency] + amount if currency in money else amount
         return Totals(
-            active_seconds=self.active_seconds + other.active_seconds,
-            idle_seconds=self.idle_seconds + other.idle_seconds,
-            unknown_seconds=self.unknown_seconds + other.unknown_seconds,
+            seconds=self.seconds + other.seconds,
             energy_joules=self.energy_joules + other.energy_joules,
             energy_unknown_seconds=self.energy_unknown_seconds + other.energy_unknown_seconds,
             money=money,
@@ -275,6 +334,13 @@ class OwnerUse:
     """Owner, never provisional; a pod with an unknown workload is its own owner (kind ``Pod``)."""
     active_seconds: Mapping[str, float] = field(default_factory=dict)
     """Active GPU-seconds by window, ended holders included; a window without measurement is absent."""
+    profiled_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The part of the active seconds in which all resources were measured, by window; a window without any is
+    absent."""
+    effective_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The effective part of ``profiled_seconds``, for the same windows."""
+    bottleneck_seconds: Mapping[str, float] = field(default_factory=dict)
+    """``profiled_seconds`` of the last hour by class, which they sum to; a class without any is absent."""
     measured_seconds: Mapping[str, float] = field(default_factory=dict)
     """Active and idle GPU-seconds by window; absent if they are 0 and no measurable device is held."""
     gpus: float | None = None

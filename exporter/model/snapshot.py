@@ -9,7 +9,7 @@ from typing import ClassVar
 from exporter.model.attribution import AllocationState, Attribution, Holder
 from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, Reading, SourceStatus
 from exporter.model.fields import Field
-from exporter.model.ledger import LedgerView, OwnersView, Price
+from exporter.model.ledger import Bottleneck, LedgerView, OwnersView, Price
 from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts
 
 
@@ -29,6 +29,18 @@ class ActivitySource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceProfile:
+    """How close a device was to the limits of its hardware over a sample; only if all of its resources were measured.
+
+    It is an upper bound on useful work: at most this part of what the device can do.
+    """
+
+    effective_ratio: float
+    """Use of the resource nearest to its limit, 0..1 and at most the activity."""
+    bottleneck: Bottleneck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
     """Activity over a sample, 0..1, and its source."""
 
@@ -36,6 +48,8 @@ class Activity:
     source: ActivitySource
     measured_by: str = "nvml"
     """Source of the reading: ``nvml`` or ``dcgm``."""
+    profile: ResourceProfile | None = None
+    """Effective part and bottleneck; ``None`` if a resource was not measured, or of a holder's part of a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +146,7 @@ _LEVELS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityHistory:
-    """Activity of each device in the last 15 minutes: means of steps of ten seconds."""
+    """Activity of each device in the last 15 minutes, by steps of ten seconds."""
 
     STEP_SECONDS: ClassVar[int] = 10
     STEPS: ClassVar[int] = 90
@@ -142,6 +156,8 @@ class ActivityHistory:
     """Unix time of the end of the newest step; ``None`` before the first one ends."""
     levels: Mapping[str, bytes] = field(default_factory=dict)
     """A byte per step as of ``level``, oldest first, by UUID of the device."""
+    bottlenecks: Mapping[str, Mapping[Bottleneck, float]] = field(default_factory=dict)
+    """Parts of the profiled active time by class, by UUID of the device; a class or a device without any is absent."""
 
     @staticmethod
     def level(ratio: float | None) -> int:

@@ -129,7 +129,7 @@ def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator
 
 
 def _state(name: str, row: TableRow) -> float | None:
-    return float(getattr(row.states, f"{name}_seconds")) if row.states else None
+    return float(getattr(row.states.seconds, name)) if row.states else None
 
 
 def _money(figures: Figures | None, currency: str, part: str) -> float | None:

@@ -10,9 +10,9 @@ from exporter.model import (
     Account,
     Activity,
     ActivityHistory,
+    ByState,
     DeviceView,
     Field,
-    Money,
     NodeFacts,
     Owner,
     PodAccount,
@@ -109,9 +109,12 @@ def _source(source: SourceStatus) -> dict[str, Any]:
 
 
 def _activity(activity: Activity | None) -> dict[str, Any]:
+    profile = activity.profile if activity else None
     return {
         "activity_ratio": activity.ratio if activity else None,
         "activity_source": activity.source.value if activity else None,
+        "effective_ratio": profile.effective_ratio if profile else None,
+        "bottleneck": profile.bottleneck.value if profile else None,
     }
 
 
@@ -295,10 +298,8 @@ def _pod(pod: PodAccount) -> dict[str, Any]:
 def totals_keys(totals: Totals) -> dict[str, Any]:
     """How totals are spelt in JSON, in every document; share-weighted GPU-seconds, ``None`` is not measured."""
     return {
-        "allocated_seconds": totals.allocated_seconds,
-        "active_seconds": totals.active_seconds,
-        "idle_seconds": totals.idle_seconds,
-        "unknown_seconds": totals.unknown_seconds,
+        "allocated_seconds": totals.seconds.total,
+        **{f"{name}_seconds": seconds for name, seconds in _parts(totals.seconds).items()},
         "unpriced_seconds": totals.unpriced_seconds,
         "energy_joules": energy_joules(totals),
         "energy_unknown_seconds": totals.energy_unknown_seconds,
@@ -308,16 +309,25 @@ def totals_keys(totals: Totals) -> dict[str, Any]:
 
 def owned_keys(totals: Totals, states: Totals | None) -> dict[str, Any]:
     """Return totals with the active, idle and unknown part of owners alone; ``None`` of a line without an owner."""
-    names = ("active_seconds", "idle_seconds", "unknown_seconds")
-    parts = {name: getattr(states, name) if states else None for name in names}
+    seconds = _parts(states.seconds if states else None)
+    parts = {f"{name}_seconds": one for name, one in seconds.items()}
     owned = {one["currency"]: one for one in _money(states.money)} if states else {}
-    nothing = dict.fromkeys(("idle_cost", "unknown_cost"), 0.0 if states else None)
+    nothing = {f"{name}_cost": 0.0 if states else None for name in seconds if name != "active"}
     money = [{**one, **nothing, **owned.get(one["currency"], {}), "cost": one["cost"]} for one in _money(totals.money)]
     return {**totals_keys(totals), **parts, "money": money}
 
 
-def _money(money: Mapping[str, Money]) -> list[dict[str, Any]]:
+_PARTS = ("active", *ByState.__slots__)
+
+
+def _parts(figures: ByState | None) -> dict[str, float | None]:
+    """Return the sum of the active states, and every state; ``None`` of a line without an owner."""
+    return {name: getattr(figures, name) if figures else None for name in _PARTS}
+
+
+def _money(money: Mapping[str, ByState]) -> list[dict[str, Any]]:
     return [
-        {"currency": currency, "cost": one.total, "idle_cost": one.idle, "unknown_cost": one.unknown}
+        {"currency": currency, "cost": one.total}
+        | {f"{name}_cost": amount for name, amount in _parts(one).items() if name != "active"}
         for currency, one in sorted(money.items())
     ]

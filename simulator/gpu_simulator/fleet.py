@@ -69,7 +69,7 @@ class FleetTruth:
     @property
     def capacity_seconds(self) -> float:
         """GPU-seconds of all GPUs that were there."""
-        return self.sum().allocated_seconds
+        return self.sum().seconds.total
 
 
 def fleet_truth(plan: FleetPlan) -> FleetTruth:
@@ -99,10 +99,12 @@ def truth_json(truth: FleetTruth) -> dict[str, Any]:
 
 
 def _line_json(key: TruthKey, totals: Totals) -> dict[str, Any]:
-    names = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
+    seconds = totals.seconds
     return {
         **{name: value for name, value in key._asdict().items() if value},
-        **{name: getattr(totals, name) for name in names},
+        **{f"{name}_seconds": getattr(seconds, name) for name in ("active", "idle", "unknown")},
+        "unpriced_seconds": totals.unpriced_seconds,
+        "energy_joules": totals.energy_joules,
         "money": {currency: {"total": money.total, "idle": money.idle} for currency, money in totals.money.items()},
     }
 

@@ -8,7 +8,7 @@ from operator import add
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from exporter.model import Money, Totals
+from exporter.model import ByState, Totals
 from gpu_simulator.fleet_plan import (
     DAY_HOURS,
     DAY_SECONDS,
@@ -227,9 +227,9 @@ class FleetFigures(NamedTuple):
         return self.active_ms + self.idle_ms + self.unknown_ms
 
     @property
-    def money(self) -> Money:
+    def money(self) -> ByState:
         """Money by state."""
-        return Money(active=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
+        return ByState(unprofiled=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
 
     def __add__(self, other: tuple[Any, ...]) -> "FleetFigures":
         """Return the sum of two lines."""
@@ -238,9 +238,7 @@ class FleetFigures(NamedTuple):
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
         return Totals(
-            active_seconds=self.active_ms / MS,
-            idle_seconds=self.idle_ms / MS,
-            unknown_seconds=self.unknown_ms / MS,
+            seconds=ByState(unprofiled=self.active_ms / MS, idle=self.idle_ms / MS, unknown=self.unknown_ms / MS),
             unpriced_seconds=self.unpriced_ms / MS,
             energy_joules=float(self.energy_joules),
             money={currency: self.money} if self.money.total else {},
