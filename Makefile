@@ -73,7 +73,7 @@ check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules,
 	$(RUN) scripts/rules.py --check
 	$(RUN) scripts/openapi_doc.py --check
 	$(RUN) scripts/architecture_doc.py --check
-	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
+	promtool check rules rules/*.yaml
 	.venv/bin/hadolint Dockerfile
 	$(RUN) scripts/chart.py --check
 	helm lint --strict --quiet deploy/helm/gpu-cost-exporter

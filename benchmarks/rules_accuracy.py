@@ -19,6 +19,8 @@ from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_o
 from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
 
 OURS = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost"})
+BUSY = frozenset({"GPUIneffective"})
+RULES = ROOT / "rules" / "prometheus-rules.yaml"
 PLATFORMS_OWN = {"kube-system", "cw-hpc-verification"}
 ADAPTER_SAMPLES = 8000.0
 """promtool keeps at most 10,000 samples of a query, and the adapter asks for two hours of each GPU, every 30 s."""
@@ -127,16 +129,16 @@ def undeclared(workload: Workload) -> bool:
 
 def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
     """Evaluate everything."""
-    ours = run(shapes, ROOT / "rules" / "prometheus-rules.yaml", OURS, agent_page)
+    ours = run(shapes, (RULES,), OURS, agent_page)
     yield Contestant(name="ours", alerts=OURS, shapes=shapes, firings=ours)
     on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
     if on_dcgm.is_file():
         name = "ours, on dcgm-exporter's series"
         small = [shape for shape in shapes if samples(shape) <= ADAPTER_SAMPLES]
-        firings = run(small, on_dcgm, OURS, corpus_public.add, most=ADAPTER_SAMPLES)
+        firings = run(small, (on_dcgm,), OURS, corpus_public.add, most=ADAPTER_SAMPLES)
         yield Contestant(name=name, alerts=OURS, shapes=small, firings=firings)
     rules = ROOT / "benchmarks" / "public_rules.yaml"
-    public = run(shapes, rules, alerts_of(rules), corpus_public.add, step=30.0)
+    public = run(shapes, (rules,), alerts_of(rules), corpus_public.add, step=30.0)
     for alert, name in (
         ("PublicInstant", "`GPU_UTIL < 10`, for 30m"),
         ("PublicAverage", "1 h average < 10, for 30m"),
@@ -170,7 +172,8 @@ def main() -> int:
     if not PROMTOOL.exists():
         print("promtool is not unpacked: make install")
         return 0
-    shapes = load()
+    everything = load()
+    shapes = [shape for shape in everything if shape.file != "effective.yaml"]
     everybody = list(contestants(shapes))
     workloads = [workload for shape in shapes for workload in shape.workloads]
     wasted = sum(workload.waste is not None for workload in workloads)
@@ -181,6 +184,10 @@ def main() -> int:
         "Without those of which something was declared:",
         ((one.name, score(one, undeclared)) for one in everybody),
     )
+    busy = [shape for shape in everything if shape not in shapes]
+    firings = run(busy, (RULES, RULES.with_stem(f"{RULES.stem}-ineffective")), BUSY, agent_page)
+    told = score(Contestant(name="GPUIneffective", alerts=BUSY, shapes=busy, firings=firings), lambda _: True)
+    table("Busy GPUs, far from every limit of the hardware or not:", [("GPUIneffective", told)])
     for name, of in scores if arguments.names else ():
         print(f"\n{name}\n  missed: {_names(of.missed)}\n  false: {_names(of.false)}")
     return 0

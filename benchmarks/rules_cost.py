@@ -18,7 +18,7 @@ from typing import Any
 
 import remote_write
 import yaml
-from measure_rules import Figures, Prometheus, table
+from measure_rules import CPU, Cost, Figures, Meter, Prometheus, table
 from remote_write import Sender, encode_labels, encode_samples
 from rules_fleet import STEP_SECONDS, Fleet, Pattern, Series
 
@@ -29,12 +29,12 @@ LOOKBACK_SECONDS = 600
 """So much is written of a series that rules do not look back on: they read its newest value."""
 WATCHED_SECONDS = 300
 """Groups with a longer interval are not watched running: once a minute they would get in the way of the others."""
-WARM_SECONDS = 90
+SETTLE_SECONDS, IDLE_SECONDS, WARM_SECONDS = 30, 60, 90
+RESIDENT = "process_resident_memory_bytes"
 LEARNT_SECONDS = 9000
 OFFSET_SECONDS = 1e6
 """What counters counted before the first sample."""
 SAMPLE_BYTES = 18
-ENOUGH_SECONDS, MOST_EVALUATIONS = 0.3, 10
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _RANGE = re.compile(r"([a-z_:][\w:]*)\s*(?:\{[^}]*\})?\s*(?:\[([\dsmhdw]+)\])?(?:\s*offset\s+([\dsmhdw]+))?")
 
@@ -108,7 +108,12 @@ def grid(at: float) -> int:
 
 
 def learn(
-    fleet: Fleet, groups: list[dict[str, Any]], back: Mapping[str, float], program: str, epoch: int
+    fleet: Fleet,
+    groups: list[dict[str, Any]],
+    every: Mapping[str, int],
+    back: Mapping[str, float],
+    program: str,
+    epoch: int,
 ) -> list[Series]:
     """What rules record that other rules look back on, from a server with a short past: its labels and its values now.
 
@@ -121,9 +126,9 @@ def learn(
         while feeder.reached + SCRAPE_SECONDS <= time.time():
             feeder.feed(time.time())
         for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
-            now = feeder.reached - SCRAPE_SECONDS
+            now, step = feeder.reached - SCRAPE_SECONDS, every[rule["record"]]
             length = int(min(back[rule["record"]], LEARNT_SECONDS))
-            times = range(now - length, now + 1, SCRAPE_SECONDS)
+            times = range(now - length // step * step, now + 1, step)
             for row in prometheus.query(at_any_time(rule["expr"]), now):
                 value = float(row["value"][1])
                 counts = "_total" in rule["record"]
@@ -157,13 +162,13 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
     for group in groups:
         figures.intervals[group["name"]] = seconds(group.get("interval", "30s"))
     begun = time.time()
-    recorded = learn(fleet, groups, back, arguments.prometheus, grid(begun))
     every = {
         rule["record"]: int(figures.intervals[group["name"]])
         for group in groups
         for rule in group["rules"]
         if "record" in rule
     }
+    recorded = learn(fleet, groups, every, back, arguments.prometheus, grid(begun))
     say(f"{fleet.gpus} GPUs: rules look back on {len(recorded)} recorded series")
     with tempfile.TemporaryDirectory(prefix="rules-cost-") as name, serving(Path(name), arguments.prometheus) as server:
         port, prometheus = server
@@ -174,29 +179,28 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
         while feeder.reached + SCRAPE_SECONDS <= time.time():
             feeder.feed(time.time())
         say(f"{fleet.gpus} GPUs: {feeder.samples / 1e6:.1f} M samples in {time.time() - begun:.0f} s")
-        _run(prometheus, feeder, 30)
-        before = prometheus.own("process_cpu_seconds_total"), time.time()
-        _run(prometheus, feeder, 45)
-        idle = (prometheus.own("process_cpu_seconds_total") - before[0]) / (time.time() - before[1])
-        resident = prometheus.own("process_resident_memory_bytes")
-        nothing = cpu_seconds(prometheus, "vector(1)")
+        _run(prometheus, feeder, SETTLE_SECONDS)
+        before, since = prometheus.own(CPU)[0], time.time()
+        _run(prometheus, feeder, IDLE_SECONDS)
+        figures.cores = (prometheus.own(CPU)[0] - before) / (time.time() - since)
+        resident = prometheus.own(RESIDENT)[0]
+        meter = Meter(prometheus)
+        figures.garbage_cpu = meter.garbage_cpu
         for group in groups:
             for place, rule in enumerate(group["rules"]):
-                spent = mean_cpu(prometheus, rule["expr"], figures.intervals[group["name"]]) - nothing
-                figures.cpu[group["name"], place, rule_name(rule)] = max(0.0, spent)
+                cost = mean_cost(meter, rule["expr"], figures.intervals[group["name"]])
+                figures.costs[group["name"], place, rule_name(rule)] = cost
                 feeder.feed(time.time())
         feeder.recorded = []
         watched = [group for group in groups if figures.intervals[group["name"]] <= WATCHED_SECONDS]
         (Path(name) / "rules" / "rules.yaml").write_text(yaml.safe_dump({"groups": watched}), encoding="utf-8")
         prometheus.reload()
         _run(prometheus, feeder, WARM_SECONDS)  # the first evaluations meet cold caches
-        before = prometheus.own("process_cpu_seconds_total"), time.time()
         _run(prometheus, feeder, arguments.minutes * 60, figures)
-        busy = (prometheus.own("process_cpu_seconds_total") - before[0]) / (time.time() - before[1])
-        figures.cores, figures.resident = (idle, busy), (resident, prometheus.own("process_resident_memory_bytes"))
+        figures.resident = resident, prometheus.own(RESIDENT)[0]
         figures.recorded = _counts(prometheus, 'count by (__name__) ({__name__=~".+:.+"})', "__name__")
         figures.alerts = _counts(prometheus, "count by (alertname) (ALERTS)", "alertname")
-        if failed := prometheus.own("prometheus_rule_evaluation_failures_total"):
+        if failed := prometheus.own("prometheus_rule_evaluation_failures_total")[0]:
             figures.errors.add(f"{failed:.0f} evaluations failed")
     return figures
 
@@ -211,28 +215,17 @@ def rule_name(rule: Mapping[str, Any]) -> str:
     return str(rule.get("record") or rule["alert"])
 
 
-def mean_cpu(prometheus: Prometheus, expression: str, interval: float) -> float:
-    """CPU time of one evaluation; the mean over an hour where one turn of it is the dear one."""
+def mean_cost(meter: Meter, expression: str, interval: float) -> Cost:
+    """Cost of one evaluation; the mean over an hour where one turn of it is the expensive one."""
     if "minute()" not in expression:
-        return cpu_seconds(prometheus, expression)
+        return meter.cost(expression)
     hour, turns = time.time() // 3600 * 3600 - 3600, 3600 / interval
-    rest, full = (cpu_seconds(prometheus, expression, hour + after) for after in (1800, 600))
-    return (rest * (turns - 1) + full) / turns
-
-
-def cpu_seconds(prometheus: Prometheus, expression: str, at: float | None = None) -> float:
-    """CPU time of one evaluation: the mean of some, for the server tells its time in hundredths of a second."""
-    begun, count = prometheus.own("process_cpu_seconds_total"), 0
-    while True:
-        prometheus.query(expression, at)
-        count += 1
-        spent = prometheus.own("process_cpu_seconds_total") - begun
-        if spent >= ENOUGH_SECONDS or count == MOST_EVALUATIONS:
-            return spent / count
+    rest, full = (meter.cost(expression, hour + after) for after in (1800, 600))
+    return Cost(*((often * (turns - 1) + once) / turns for often, once in zip(rest, full, strict=True)))
 
 
 def _run(prometheus: Prometheus, feeder: Feeder, duration: float, figures: Figures | None = None) -> None:
-    """Go on with the samples as time passes, and look at the rules where ``figures`` are wanted."""
+    """Continue the samples as time passes, and look at the rules where ``figures`` are wanted."""
     seen: set[tuple[str, str]] = set()
     end = time.time() + duration
     while time.time() < end:

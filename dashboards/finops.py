@@ -31,13 +31,17 @@ HOURS = "GPU-hours"
 
 
 PARTS = (
-    ("Active", f'{HELD_IN_CLUSTER},state=~"active.*"'),
+    *(
+        (name, f'{HELD_IN_CLUSTER},state="active_{name.lower()}"')
+        for name in ("Effective", "Ineffective", "Unprofiled")
+    ),
     ("Idle", f'{HELD_IN_CLUSTER},state="idle"'),
     ("Unknown", f'{HELD_IN_CLUSTER},state="unknown"'),
     *((kind, f'{CLUSTER},workload_kind="{kind}"') for kind in ("Unattributed", "Unallocated")),
 )
 """What becomes of GPUs, with matchers; together they are all there is."""
 IDLE, UNALLOCATED = dict(PARTS)["Idle"], dict(PARTS)["Unallocated"]
+PROFILED = 'state=~"active_effective|active_ineffective"'
 
 
 def _money(window: Window, matchers: str = CLUSTER) -> str:
@@ -123,8 +127,9 @@ def _over_time() -> list[Panel]:
     return [
         periods(
             "Money by day",
-            "A bar for each day (UTC), the last one until now. Unknown: held, and nobody could measure whether it "
-            "worked.",
+            "A bar for each day (UTC), the last one until now. Effective: active, near a limit of the hardware; "
+            "unprofiled: active, and not every resource was measured. Unknown: held, and nobody could measure whether "
+            "it worked.",
             "1d",
             *_stack(DAY),
             span=24,
@@ -156,6 +161,13 @@ def _over_time() -> list[Panel]:
     ]
 
 
+def _effective(by: str, matchers: str) -> str:
+    """The effective part of profiled active time; absent without any."""
+    profiled = gained("seconds", by, RANGE, f"{matchers},{PROFILED}")
+    effective = gained("seconds", by, RANGE, f'{matchers},state="active_effective"')
+    return f"({effective} or 0 * {profiled}) / {profiled}"
+
+
 def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
     held = f'{HELD_IN_CLUSTER},{label}=~"${variable}"'
     cost = gained("cost", f"{label}, currency", RANGE, held)
@@ -164,14 +176,22 @@ def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...]
     return grid(
         f"By {title.lower()}",
         f"Money and GPU-hours of what pods held in the range, by {title.lower()}; an empty name is what has none. "
-        "Share: of this table's money in that currency. Idle: the part of it for time in which nothing was done.",
-        [cost, f"{cost} / on (currency) group_left () sum by (currency) ({cost})", f"{idle} / {cost}", hours],
+        "Share: of this table's money in that currency. Idle: the part of it for time in which nothing was done. "
+        "Effective: the effective part of profiled active time.",
+        [
+            cost,
+            f"{cost} / on (currency) group_left () sum by (currency) ({cost})",
+            f"{idle} / {cost}",
+            hours,
+            _effective(label, held),
+        ],
         [
             Column(label, title, links=links),
             Column("Value #A", "Cost", MONEY),
             Column("currency", "Currency"),
             Column("Value #B", "Share", "percentunit", gauge=True),
             Column("Value #C", "Idle", "percentunit", gauge=True),
+            Column("Value #E", "Effective", "percentunit", gauge=True),
             Column("Value #D", HOURS),
         ],
         sort="Cost",
@@ -198,11 +218,12 @@ def _waste() -> list[Panel]:
         gained("cost", by, RANGE, HELD_BY),
         f"{gained('seconds', WORKLOAD, RANGE, idle)} / {hours}",
         f"{hours} / 3600",
+        _effective(WORKLOAD, HELD_BY),
     )
     return [
         grid(
             "Top 20 by idle money",
-            "Workloads that lost most money to idle GPUs in the range, twenty of each currency.",
+            "Workloads that lost most money to idle GPUs in the range, twenty of each currency. Effective: as above.",
             [top, *(of_top(column, top) for column in columns)],
             [
                 Column("workload_name", "Workload", links=(link("Cost page", TO_OWNER),)),
@@ -213,6 +234,7 @@ def _waste() -> list[Panel]:
                 Column("Value #B", "Cost", MONEY),
                 Column("currency", "Currency"),
                 Column("Value #C", "Idle part", "percentunit", gauge=True),
+                Column("Value #E", "Effective", "percentunit", gauge=True),
                 Column("Value #D", HOURS),
             ],
             sort="Idle cost",

@@ -12,7 +12,7 @@ WORKLOADS = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team"'
 POOL = "model, instance_type, capacity_type"
 POOL_NAME = "{{model}} {{instance_type}} {{capacity_type}}"
 ACTIVITY_OF_BOARDS = f'gpu_activity_ratio{{{NODES},gpu_instance=""}}'
-FUNNEL = ("Capacity", "Allocated", "Active", "Effective")
+FUNNEL = ("Capacity", "Allocated", "Working", "Active", "Effective")
 FREE = (
     f'sum by (cluster, node) (max by ({DEVICE}) (gpu_allocation_state{{{NODES},gpu_instance="",state="unallocated"}}) '
     f"and on ({DEVICE}) max by ({DEVICE}) (gpu_up{{{NODES}}}) == 1)"
@@ -49,8 +49,9 @@ def _funnel() -> list[Panel]:
     return [
         bars(
             "GPUs: from what is there to what is used",
-            "Capacity: physical GPUs, those that are down too. Allocated: held by pods, by share. Active: held and at "
-            "work for 5 % of the last 15 minutes or more. Effective: so many GPUs would do it if they never waited.",
+            "Capacity: physical GPUs, those that are down too. Allocated: held by pods, by share. Working: held and at "
+            "work for 5 % of the last 15 minutes or more. Active: so many GPUs would do it if they never waited. "
+            "Effective: so many would do it at the limit of their hardware; time that is not profiled is not in it.",
             *((f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name) for name in FUNNEL),
         ),
         bars(
@@ -92,9 +93,13 @@ def _funnel() -> list[Panel]:
 def _over_time() -> list[Panel]:
     return [
         graph(
-            "Capacity, allocated, active, effective",
-            "GPUs by share, as in the funnel above. The gap between two lines is what is lost at that step.",
-            *((f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name) for name in FUNNEL),
+            "Capacity, allocated, working, active, effective",
+            "GPUs by share, as in the funnel above. The gap between two lines is what is lost at that step. Between "
+            "Active and Profiled nothing is lost: that part was not profiled.",
+            *(
+                (f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name)
+                for name in (*FUNNEL[:-1], "Profiled", "Effective")
+            ),
             span=24,
         )
     ]

@@ -25,8 +25,12 @@ MONEY = "locale"
 ALL_DAYS = 1100
 """More points than there are days in three years: a step of a day stays one."""
 COLOURS = {
+    "Working": "light-green",
     "Active": "green",
-    "Effective": "green",
+    "Unprofiled": "green",
+    "Profiled": "semi-dark-green",
+    "Effective": "dark-green",
+    "Ineffective": "light-orange",
     "Idle": "orange",
     "Unknown": "purple",
     "Unattributed": "red",

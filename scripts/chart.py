@@ -24,6 +24,7 @@ def outputs() -> dict[Path, str]:
     values = read(CHART / "values.yaml")
     copies = {
         CHART / "files" / "prometheus-rules.yaml": ROOT / "rules" / "prometheus-rules.yaml",
+        CHART / "files" / "prometheus-rules-ineffective.yaml": ROOT / "rules" / "prometheus-rules-ineffective.yaml",
         **{
             CHART / "files" / "dashboards" / f"{name}.json": ROOT / "dashboards" / f"{name}.json" for name in DASHBOARDS
         },

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "rules" / "src"
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
 DCGM_RULES = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
+INEFFECTIVE_RULES = ROOT / "rules" / "prometheus-rules-ineffective.yaml"
 MANIFEST = ROOT / "deploy" / "kustomize" / "base" / "prometheusrule.yaml"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 RUNBOOK_PAGE = ROOT / "exporter" / "service" / "templates" / "runbook.html"
@@ -133,6 +134,12 @@ def for_dcgm_exporter() -> str:
     return re.sub(r"annotate\s+a\s+pod\s+or\s+the\s+namespace:\s+gpu-cost-exporter/alerts-until=<[^>]+>", MUTE, text)
 
 
+def ineffective() -> str:
+    """The alert that is off by default, with its comments: nobody has to look for what it is."""
+    head, _ = (SOURCE / "ineffective.yaml").read_text(encoding="utf-8").split(GROUPS, 1)
+    return DCGM_HEADER + head + GROUPS + groups_of("ineffective")
+
+
 def manifest(rules: str) -> str:
     """Wrap the text of a rules file as a PrometheusRule."""
     return MANIFEST_HEADER + indented(rules[rules.index(GROUPS) :], 2)
@@ -166,6 +173,7 @@ def outputs() -> dict[Path, str]:
     return {
         RULES: rules,
         DCGM_RULES: for_dcgm_exporter(),
+        INEFFECTIVE_RULES: ineffective(),
         MANIFEST: manifest(rules),
         RUNBOOK_PAGE: page(RUNBOOK.read_text(encoding="utf-8")),
     }

@@ -92,9 +92,9 @@ def _parted(shapes: Iterable[Shape], most: float) -> Iterator[tuple[Shape, ...]]
     yield tuple(part)
 
 
-def needed(rules: Path, alerts: frozenset[str]) -> dict[str, Any]:
+def needed(rules: Sequence[Path], alerts: frozenset[str]) -> dict[str, Any]:
     """The alerts and the recorded series that they read, as a rules file without the words that nobody reads here."""
-    groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
+    groups = [group for path in rules for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     records = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule} - {RECORDED}
     wanted = set(alerts)
     while True:
@@ -123,14 +123,14 @@ def needed(rules: Path, alerts: frozenset[str]) -> dict[str, Any]:
 
 
 def evaluate(
-    fleet: Fleet, rules: Path, alerts: frozenset[str], page: Callable[[Shape, Series], object]
+    fleet: Fleet, rules: Sequence[Path], alerts: frozenset[str], page: Callable[[Shape, Series], object]
 ) -> list[Firing]:
     """Evaluate rules over a fleet's series.
 
     Args:
         fleet: The shapes.
-        rules: A rules file.
-        alerts: The alerts of it that are asked for.
+        rules: Rules files.
+        alerts: The alerts of them that are asked for.
         page: Adds the series of a shape.
 
     Returns:
@@ -210,7 +210,7 @@ def _seconds(text: str) -> float:
 
 def run(
     shapes: Sequence[Shape],
-    rules: Path,
+    rules: Sequence[Path],
     alerts: frozenset[str],
     page: Callable[[Shape, Series], object],
     step: float = 120.0,

@@ -1,10 +1,10 @@
 """What the agent of a node judges of its owners: its own windows and figures, fed with the seconds of the corpus."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from corpus_support import Pod, Shape, Use, Workload
+from corpus_support import Pod, Shape, Use, Workload, combine
 
 from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.windows import Windows
@@ -30,7 +30,6 @@ from exporter.model import (
 )
 
 HOUR = 3600.0
-STATES = ("active_unprofiled", "idle", "unknown")
 BUSY_FROM = 0.01
 """The agent's default ``--idle-threshold``."""
 
@@ -52,18 +51,18 @@ class _Held:
     facts: PodFacts
     own: Owner
     """Its owner before that is known."""
-    seconds: list[tuple[float, float, float]]
-    """(active, idle, unknown) since it began, by share."""
+    seconds: list[ByState]
+    """Since it began, by share."""
     idle_for: list[float | None]
 
-    def portion(self, owner: Owner, before: tuple[float, float, float], number: int) -> Portion:
-        active, idle, unknown = (now - then for now, then in zip(self.seconds[number], before, strict=True))
+    def portion(self, owner: Owner, before: ByState, number: int) -> Portion:
+        seconds = self.seconds[number] + before.scaled(-1.0)
         return Portion(
             gpu_uuid=self.gpu.uuid,
             account=Account(owner=owner, model=self.gpu.model, mode=self.holder.mode),
             pod=self.account,
-            seconds=ByState(unprofiled=active, idle=max(0.0, idle), unknown=unknown),
-            interval_seconds=active + idle + unknown,
+            seconds=replace(seconds, idle=max(0.0, seconds.idle), unprofiled=max(0.0, seconds.unprofiled)),
+            interval_seconds=seconds.total,
             estimated=self.use.source == "estimated",
         )
 
@@ -103,7 +102,7 @@ class OwnedNode:
 
     def views(self, away: Sequence[tuple[float, float]] = ()) -> Iterator[OwnersView | None]:
         """What is shown at each time; ``None`` while the agent is ``away``."""
-        windows, fed = Windows(), [(0.0, 0.0, 0.0)] * len(self._held)
+        windows, fed = Windows(), [ByState()] * len(self._held)
         restarts = [end for end, lost in self.restarts if lost]
         for number, t in enumerate(self.times):
             if any(start <= t < end for start, end in away):
@@ -129,8 +128,7 @@ class OwnedNode:
         for held in self._held:
             price, owner = self._prices.get(held.gpu.uuid), held.facts.owner
             for begin, end in pairwise(hours):
-                spent = zip(STATES, held.seconds[begin], held.seconds[end], strict=True)
-                for state, before, after in spent if price else ():
+                for state, spent in held.seconds[end] + held.seconds[begin].scaled(-1.0) if price else ():
                     labels: Labels = (
                         ("workload_namespace", owner.namespace),
                         ("workload_kind", owner.kind),
@@ -140,8 +138,8 @@ class OwnedNode:
                         ("state", state),
                         ("currency", price.currency),
                     )
-                    if after > before:
-                        yield labels, self.times[end], price.per_hour * (after - before) / HOUR
+                    if spent > 0:
+                        yield labels, self.times[end], price.per_hour * spent / HOUR
 
     def _devices(self, number: int, t: float, *, known: bool) -> list[DeviceView]:
         devices: dict[str, list[tuple[_Held, PodUse]]] = {}
@@ -207,10 +205,22 @@ class OwnedNode:
             pod_uid=pod.uid,
         )
         owner = Owner(namespace=workload.namespace, kind=workload.kind, name=pod.owner, team=workload.team)
-        seconds = []
-        for t, (active, unknown) in zip(self.times, track.integrals(self.times, pod.start, pod.end), strict=True):
-            lasted = min(max(t, pod.start), pod.end) - pod.start
-            seconds.append((use.share * active, use.share * (lasted - active - unknown), use.share * unknown))
+        profiled = combine([track, use.near], lambda values: 0.0 if None in values else values[0])
+        effective = combine([track, use.near], lambda values: 0.0 if None in values else min(values))
+        seconds = [
+            ByState(
+                effective=near,
+                ineffective=whole - near,
+                unprofiled=active - whole,
+                idle=min(max(t, pod.start), pod.end) - pod.start - active - unknown,
+                unknown=unknown,
+            ).scaled(use.share)
+            for t, (active, unknown), (whole, _), (near, _) in zip(
+                self.times,
+                *(one.integrals(self.times, pod.start, pod.end) for one in (track, profiled, effective)),
+                strict=True,
+            )
+        ]
         since = track.last_busy(self.times, pod.start, BUSY_FROM)
         idle_for = [
             None if track.at(t) is None else t - max(last, self.began(t, pod.start))
@@ -270,6 +280,8 @@ def _owner_rows(use: OwnerUse, node: str) -> Iterator[Row]:
     several = {
         ("gpu_owner_active_gpu_seconds", "window"): shown(use.active_seconds),
         ("gpu_owner_measured_gpu_seconds", "window"): shown(use.measured_seconds),
+        ("gpu_owner_profiled_gpu_seconds", "window"): shown(use.profiled_seconds),
+        ("gpu_owner_effective_gpu_seconds", "window"): shown(use.effective_seconds),
         ("gpu_owner_unused_gpus", "window"): shown(use.unused_gpus),
         ("gpu_owner_policy", "policy"): {use.policy: 1.0} if use.policy else {},
         ("gpu_owner_cost_per_hour", "currency"): use.cost_per_hour,

@@ -186,6 +186,8 @@ class Use:
     util: Track | None
     """What ``nvidia-smi`` says of the device; ``None`` where it says nothing (MIG)."""
     engine: Track
+    near: Track
+    """Use of the resource that is nearest to its limit, as a part of it; unknown is unprofiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,6 +396,7 @@ class _Builder:
             part=part,
             util=None if profile else track(raw["util"], *span) if "util" in raw else part,
             engine=track(raw["engine"], *span) if "engine" in raw else part,
+            near=track(raw.get("effective", "?"), *span),
         )
 
 

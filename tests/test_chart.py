@@ -159,9 +159,12 @@ def test_validation_sees_misspelt_keys_of_custom_resources_too(tmp_path: Path) -
     assert any("hostPid" in line for line in kubernetes_validate("1.37", path))
 
 
-def test_the_rules_are_the_repositorys() -> None:
-    rule = of_kind(read(rendered(values="monitoring: {rules: {enabled: true}}")), "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("more", "names"), [("", [""]), (", ineffective: true", ["", "-ineffective"])])
+def test_the_rules_are_the_repositorys(more: str, names: list[str]) -> None:
+    rule = of_kind(read(rendered(values=f"monitoring: {{rules: {{enabled: true{more}}}}}")), "PrometheusRule")
+    files = [ROOT / "rules" / f"prometheus-rules{name}.yaml" for name in names]
+    groups = [group for file in files for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]]
+    assert rule["spec"] == {"groups": groups}
 
 
 LINKS = """

@@ -12,8 +12,8 @@ from corpus_support import Shape, load, seconds, track
 from exporter.metrics import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
-RULES = ROOT / "rules" / "prometheus-rules.yaml"
-WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost"})
+RULES = tuple(ROOT / "rules" / f"prometheus-rules{part}.yaml" for part in ("", "-ineffective"))
+WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost", "GPUIneffective"})
 BESIDE = frozenset({"GPUExporterCrashLooping"})
 """Alerts of the agents that see the workloads."""
 SHAPES = load()
@@ -89,6 +89,24 @@ def test_one_workload_is_one_alert_however_many_gpus_and_names_it_has(subject: S
     index = Index(SHAPES)
     mine = [one for one in fired() if index.subject(one, one.episodes[0][0]) == subject]
     assert sorted(one.alert for one in mine) == ["GPUIdle", "GPUUnderutilised"]
+
+
+@needs_promtool
+def test_of_busy_gpus_those_that_are_far_from_every_limit_are_found_and_nobody_else_is_blamed() -> None:
+    shapes = [shape for shape in SHAPES if shape.file == "effective.yaml"]
+    wasted = {
+        Subject(shape.name, f"{work.namespace}/{work.name}")
+        for shape in shapes
+        for work in shape.workloads
+        if work.waste is not None
+    }
+    blamed = {subject for subject, alerts in told(fired(), Index(SHAPES)).items() if "GPUIneffective" in alerts}
+    found = blamed & wasted
+    assert (len(shapes), len(wasted)) == (12, 6)
+    assert {"precision": len(found) / len(blamed), "recall": len(found) / len(wasted)} == {
+        "precision": 1.0,
+        "recall": 1.0,
+    }
 
 
 @cache

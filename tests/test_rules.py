@@ -16,8 +16,15 @@ from exporter.service import metrics
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"
 DCGM_RULES_FILE = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
+INEFFECTIVE_RULES_FILE = ROOT / "rules" / "prometheus-rules-ineffective.yaml"
+FILES = (RULES_FILE, DCGM_RULES_FILE, INEFFECTIVE_RULES_FILE)
 TEXT = RULES_FILE.read_text(encoding="utf-8")
-RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(TEXT)["groups"] for rule in group["rules"]]
+RULES: list[dict[str, Any]] = [
+    rule
+    for path in (RULES_FILE, INEFFECTIVE_RULES_FILE)
+    for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
@@ -71,7 +78,7 @@ def listed(expression: str) -> set[str]:
     return {f"{before}{word}{after}" for before, words, after in found for word in words.split("|")}
 
 
-@pytest.mark.parametrize("path", [RULES_FILE, DCGM_RULES_FILE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_prometheus_accepts_the_rules(promtool: str, path: Path) -> None:
     result = subprocess.run([promtool, "check", "rules", str(path)], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -85,7 +92,7 @@ def test_the_rules_pass_their_unit_tests(promtool: str, path: Path) -> None:
 
 OWNER = "cluster, node, workload_namespace, workload_kind, workload_name, team"
 LEDGER_LABELS = (
-    f"{OWNER.replace('node', 'node, ledger')}, cost_labels, model, mode,\n{' ' * 12}state, currency, quantity"
+    f"__name__, {OWNER.replace('node', 'node, ledger')}, cost_labels, model,\n{' ' * 12}mode, state, currency"
 )
 # A change that someone could make in good faith: the part of the rules, before, after; then the file of unit tests and
 # the beginning of the case that must notice it.
@@ -212,7 +219,7 @@ def test_every_alert_says_who_should_do_what_and_where_to_look(alert: dict[str, 
     assert annotations["runbook_url"] == f"http://localhost:9401/runbook#{alert['alert'].lower()}"
 
 
-@pytest.mark.parametrize("path", [RULES_FILE, DCGM_RULES_FILE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_rules_fit_on_a_screen(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if len(line) > 140] == []
@@ -250,7 +257,7 @@ def test_the_rules_of_the_ledger_list_its_labels_once() -> None:
     ]
     long = [set(re.findall(r"\w+", found)) for found in lists if found.count(",") > 2]
     names = [name for name in catalog.BY_NAME if name.startswith("gpu_ledger_") and name.endswith("_total")]
-    assert long == [{"cluster", "quantity", *(label for name in names for label in catalog.BY_NAME[name].labels)}]
+    assert long == [{"cluster", "__name__", *(label for name in names for label in catalog.BY_NAME[name].labels)}]
 
 
 def test_at_most_twelve_rules_adapt_the_series_of_dcgm_exporter() -> None:
@@ -272,7 +279,7 @@ def test_each_text_of_an_alert_asks_prometheus_at_most_once(alert: dict[str, Any
 
 
 def test_money_and_idleness_never_page() -> None:
-    for part in ("waste", "cost", "service"):
+    for part in ("waste", "cost", "service", "ineffective"):
         groups = yaml.safe_load((ROOT / "rules" / "src" / f"{part}.yaml").read_text(encoding="utf-8"))["groups"]
         alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
         assert alerts

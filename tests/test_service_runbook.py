@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "http://127.0.0.1:9"
 RULES = [
     rule
-    for group in yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
+    for name in ("prometheus-rules", "prometheus-rules-ineffective")
+    for group in yaml.safe_load((ROOT / "rules" / f"{name}.yaml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
 SECTIONS = dict(

@@ -24,6 +24,9 @@ QUICKER_STILL = (
     stack.Substitution(shipped="interval: 5m", demo="interval: 2s", what="how often the ledger is recorded"),
 )
 NO_DATA = {
+    "workload:gpu_effective:ratio": "a notebook that does nothing has no active time",
+    "workload:gpu_bottleneck_seconds:sum": "a notebook that does nothing has no active time",
+    'workload_name="$workload_name"}[1d]': "the node's own first hour is not recorded yet",
     "gpu_shared_idle_gpus": "the agent knows the processes of every sharer",
     "workload:gpu_large_cost:increase1h": "nothing costs 20 an hour in the first minutes",
     '{quantity="cost",workload_namespace="$workload_namespace"}[7d]': "the node's own first hour is not recorded yet",
