@@ -1,10 +1,11 @@
 """Converts a fleet's report to its one JSON document, for the command and the API."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from exporter.cost.ledger import Figures, Window, pairs
 from exporter.cost.report import FleetReport, ReportLine, close, figures_before, is_part
+from exporter.model import state_columns
 
 
 class PeriodDocument(TypedDict):
@@ -26,6 +27,9 @@ class MoneyDocument(TypedDict):
     currency: Annotated[str, "ISO 4217."]
     cost: Annotated[float, "Of all priced seconds."]
     active_cost: Annotated[float | None, "Of owners' active seconds; null of a line without an owner, as below."]
+    effective_cost: Annotated[float | None, "Of the parts of active seconds, as below."]
+    ineffective_cost: Annotated[float | None, "With it and unprofiled_cost active_cost."]
+    unprofiled_cost: Annotated[float | None, "Of active seconds that were not profiled."]
     idle_cost: Annotated[float | None, "Of owners' idle seconds."]
     unknown_cost: Annotated[float | None, "Of owners' unknown seconds."]
 
@@ -35,10 +39,15 @@ class FiguresDocument(TypedDict):
 
     allocated_seconds: Annotated[float, "GPU-seconds weighted by share; of an owner active, idle and unknown together."]
     active_seconds: Annotated[float | None, "Of owners: at work. Null of a line without an owner; here and below."]
+    effective_seconds: Annotated[float | None, "Active, weighted by use of the nearest limit; null: nothing profiled."]
+    ineffective_seconds: Annotated[float | None, "The rest of the profiled active seconds."]
+    unprofiled_seconds: Annotated[float | None, "Active seconds of which it is not known."]
     idle_seconds: Annotated[float | None, "Of owners: idle."]
     unknown_seconds: Annotated[float | None, "Of owners: not measured."]
     unpriced_seconds: Annotated[float, "Allocated seconds that had no price and are in no money."]
     active_ratio: Annotated[float | None, "Of owners: active of what was measured; null where nothing was."]
+    effective_ratio: Annotated[float | None, "Of owners: effective of what was profiled; null where nothing was."]
+    profiled_ratio: Annotated[float | None, "Profiled of what was active: coverage of effective_ratio."]
     energy_joules: Annotated[float | None, "Measured energy; null where none was."]
     money: Annotated[list[MoneyDocument], "By currency; empty where nothing was priced."]
 
@@ -237,26 +246,22 @@ def _line(
 
 def _figures(figures: Figures, states: Figures | None) -> FiguresDocument:
     """Return figures as plain values, named as the agent's ledger names its totals."""
-    return {
-        "allocated_seconds": figures.allocated_seconds,
-        "active_seconds": states.active_seconds if states else None,
-        "idle_seconds": states.idle_seconds if states else None,
-        "unknown_seconds": states.unknown_seconds if states else None,
+    seconds = states.seconds if states else None
+    found = {
+        "allocated_seconds": figures.seconds.total,
+        **{f"{name}_seconds": value for name, value in state_columns(seconds).items()},
         "unpriced_seconds": figures.unpriced_seconds,
-        "active_ratio": states.active_ratio if states else None,
+        **{name: getattr(seconds, name, None) for name in ("active_ratio", "effective_ratio", "profiled_ratio")},
         "energy_joules": figures.energy_joules,
         "money": _money(figures, states),
     }
+    return cast("FiguresDocument", found)
 
 
 def _money(figures: Figures, states: Figures | None) -> list[MoneyDocument]:
-    return [
-        {
-            "currency": currency,
-            "cost": money.total,
-            "active_cost": states.money_in(currency).active if states else None,
-            "idle_cost": states.money_in(currency).idle if states else None,
-            "unknown_cost": states.money_in(currency).unknown if states else None,
-        }
-        for currency, money in sorted(figures.money.items())
-    ]
+    found = []
+    for currency, money in sorted(figures.money.items()):
+        parts = state_columns(states.money_in(currency) if states else None)
+        costs = {f"{name}_cost": value for name, value in parts.items()}
+        found.append(cast("MoneyDocument", {"currency": currency, "cost": money.total, **costs}))
+    return found

@@ -35,6 +35,7 @@ from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS,
 from exporter.model.ledger import (
     NO_SECONDS,
     PLATFORM_NAMESPACES,
+    STATE_COLUMNS,
     STATES,
     UNALLOCATED,
     UNATTRIBUTED,
@@ -55,6 +56,7 @@ from exporter.model.ledger import (
     ShownLedger,
     Totals,
     shown_windows,
+    state_columns,
 )
 from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts, PodMetadata
 from exporter.model.snapshot import (
@@ -78,6 +80,7 @@ __all__ = [
     "NO_SECONDS",
     "PLATFORM_NAMESPACES",
     "STATES",
+    "STATE_COLUMNS",
     "UNALLOCATED",
     "UNATTRIBUTED",
     "WINDOWS",
@@ -134,5 +137,6 @@ __all__ = [
     "XidTier",
     "is_other_pod",
     "shown_windows",
+    "state_columns",
     "xid_tier",
 ]
