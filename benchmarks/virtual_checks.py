@@ -297,7 +297,7 @@ class Checks:
     def books(self, agent: Agent, expected: Expected) -> None:
         """Check that the ledger's sums are those that were worked out beside it."""
         sheets = agent.ledgers.sheets()
-        totals = [tally.totals() for sheet in sheets for tally in sheet.accounts.values()]
+        totals = [totals for sheet in sheets for totals in sheet.accounts.values()]
         allocated = sum(one.seconds.total for one in totals)
         capacity = sum(one.capacity_seconds + one.provisional_seconds for one in sheets)
         what = f"{allocated} allocated, {capacity} capacity, {expected.capacity} in truth"

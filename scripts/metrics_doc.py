@@ -20,11 +20,12 @@ Made by `scripts/metrics_doc.py` from `exporter/metrics/catalog.py`, `dcgm_field
 `exporter/service/metrics.py` and `rules/src/recorded.md`; do not edit.
 
 A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device is also absent while
-its readings contradict each other, and while only an unmeasured engine could be busy;
-`gpu_exporter_errors_total{part="activity"}` counts each beginning (reasons `contradiction` and `incomplete`);
-[troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` supports text
-format 0.0.4 and OpenMetrics 1.0. A scrape shows the last sample and calls neither driver nor kubelet;
-`gpu_exporter_sample_timestamp_seconds` is the time of the sample.
+its readings contradict each other, and while only an unmeasured engine could be busy. Effective time is absent while
+a resource of the device is not measured ([effective.md](effective.md)).
+`gpu_exporter_errors_total{part="activity"}` counts each beginning (`contradiction`, `incomplete`,
+`impossible_profile`); [troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons.
+`/metrics` supports text format 0.0.4 and OpenMetrics 1.0. A scrape shows the last sample and calls neither driver nor
+kubelet; `gpu_exporter_sample_timestamp_seconds` is the time of the sample.
 """
 
 LABELS = """\

@@ -35,9 +35,9 @@ from exporter.model import (
     PodUse,
     PoolUse,
     Price,
-    Profile,
     ProfilingState,
     Reading,
+    ResourceProfile,
     SharedIdle,
     ShareMode,
     ShownLedger,
@@ -151,7 +151,7 @@ FACTS = PodFacts(
 PROFILED = Activity(
     ratio=0.8732,
     source=ActivitySource.ENGINE,
-    profile=Profile(effective_ratio=0.25, bottleneck=Bottleneck.STARVED),
+    profile=ResourceProfile(effective_ratio=0.25, bottleneck=Bottleneck.STARVED),
 )
 
 

@@ -9,6 +9,7 @@ from exporter.model import (
     Activity,
     ActivitySource,
     AllocationState,
+    Bottleneck,
     DeviceState,
     DeviceView,
     Field,
@@ -17,6 +18,7 @@ from exporter.model import (
     MigInstance,
     Owner,
     PodUse,
+    ResourceProfile,
     ShareMode,
 )
 
@@ -80,12 +82,14 @@ def holder(
     )
 
 
-def activity(ratio: float | None) -> Activity | None:
-    return None if ratio is None else Activity(ratio=ratio, source=ActivitySource.ENGINE)
+def activity(ratio: float | None, effective: float | None = None) -> Activity | None:
+    """Make an activity; ``effective`` is None while it is not profiled."""
+    profile = None if effective is None else ResourceProfile(effective_ratio=effective, bottleneck=Bottleneck.MEMORY)
+    return None if ratio is None else Activity(ratio=ratio, source=ActivitySource.ENGINE, profile=profile)
 
 
-def use(held: Holder, ratio: float | None) -> PodUse:
-    return PodUse(holder=held, age_seconds=1.0, activity=activity(ratio))
+def use(held: Holder, ratio: float | None, effective: float | None = None) -> PodUse:
+    return PodUse(holder=held, age_seconds=1.0, activity=activity(ratio, effective))
 
 
 def whole(
@@ -223,6 +227,7 @@ def _random_view(
                 uid=random.choice((None, "uid-1", "uid-2")),
             ),
             None if busy is None else busy * weight / sum(weights),
+            random.choice((None, 0.0, random.random())) if replicas == 1 else None,
         )
         for name, weight in zip(names, weights, strict=False)
     )
@@ -230,7 +235,7 @@ def _random_view(
         gpu=board,
         instance=instance,
         state=state,
-        activity=activity(busy),
+        activity=activity(busy, random.choice((None, random.random()))),
         share_ratio=ratio,
         allocation=AllocationState.ALLOCATED if pods else AllocationState.UNALLOCATED,
         pods=pods,

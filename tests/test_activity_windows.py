@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.accounting.windows import COARSE_SECONDS, FINE_SECONDS, HOLDER_SECONDS, OWNERS_LIMIT, Windows
-from exporter.model import WINDOWS, Account, ByState, Owner, PodAccount, Portion, ShareMode
+from exporter.model import WINDOWS, Account, Bottleneck, ByState, Owner, PodAccount, Portion, ShareMode
 
 JOB = Owner(namespace="ml", kind="Job", name="train")
 OTHER_JOB = Owner(namespace="ml", kind="Job", name="tune")
@@ -37,8 +37,15 @@ def portion(
         gpu_uuid="GPU-0",
         account=Account(owner=owner, model="H100", mode=ShareMode.EXCLUSIVE),
         pod=pod or pod_account(),
-        seconds=ByState(unprofiled=active, idle=idle, unknown=interval - active - idle),
+        seconds=ByState(
+            effective=active / 4,
+            ineffective=active / 4,
+            unprofiled=active / 2,
+            idle=idle,
+            unknown=interval - active - idle,
+        ),
         interval_seconds=interval,
+        bottleneck=Bottleneck.VIDEO if active == interval else Bottleneck.COMPUTE,
     )
 
 
@@ -150,6 +157,19 @@ def test_a_restart_changes_nothing_but_the_time_that_it_takes(found: list[Step],
             assert other.at(now).of_owner(JOB)[window] == pytest.approx(sums, abs=0.01)
         for window, sums in one.at(now).of_holder(KEY, None).items():
             assert other.at(now).of_holder(KEY, None)[window] == pytest.approx(sums, abs=0.01)
+        for window, sums in one.at(now).profile_of(JOB).items():
+            assert other.at(now).profile_of(JOB)[window] == pytest.approx(sums, abs=0.01)
+            assert sums[1] == pytest.approx(sum(sums[2:]), abs=0.01) == pytest.approx(2 * sums[0], abs=0.01)
+
+
+def test_windows_of_a_file_without_profiles_continue() -> None:
+    windows = Windows()
+    windows.add([portion(JOB, 1.0)], 10.0)
+    older = {name: part for name, part in windows.dump().items() if name != "profiles"}
+    restored = Windows.load(json.loads(json.dumps(older)), 11.0)
+    restored.add([portion(JOB, 1.0)], 11.0)
+    assert restored.at(11.0).of_owner(JOB)["15m"] == pytest.approx((2.0, 2.0))
+    assert restored.at(11.0).profile_of(JOB)["15m"][:2] == pytest.approx((0.25, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +228,7 @@ def test_an_owner_known_late_has_what_it_would_have_had(seed: int) -> None:
             windows.add([own, portion(JOB, 1.0, interval=interval, pod=pod_account(1))], now)
     for window, sums in early.at(now).of_owner(JOB).items():
         assert late.at(now).of_owner(JOB)[window] == pytest.approx(sums, abs=0.02)
+        assert late.at(now).profile_of(JOB)[window] == pytest.approx(early.at(now).profile_of(JOB)[window], abs=0.02)
 
 
 def test_a_pod_that_ended_before_its_owner_was_known_counts_for_it() -> None:

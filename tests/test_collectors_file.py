@@ -138,7 +138,7 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
         "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, gauge, old\n"
         "DCGM_FI_PROF_HMMA_UTIL_RATIO, gauge, of 4.6\n"
         "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ, gauge, of 4.9\n"
-        "1076, gauge, by number\n"
+        "1077, gauge, by number\n"
         "1610, gauge, by its new number\n"
         "DCGM_FI_DEV_FABRIC_CLUSTER_UUID, label, x\n"
         "1013, gauge, again\n",
@@ -148,11 +148,11 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
         ("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 1013, Era.LEGACY, Kind.GAUGE),
         ("DCGM_FI_PROF_HMMA_UTIL_RATIO", 1014, Era.LEGACY, Kind.GAUGE),
         ("DCGM_FI_DEV_SM_APP_CLOCK_HERTZ", 110, Era.NEW, Kind.GAUGE),
-        ("DCGM_FI_PROF_C2C_TX_ALL_BYTES", 1076, Era.LEGACY, Kind.GAUGE),
+        ("DCGM_FI_PROF_C2C_TX_DATA_BYTES", 1077, Era.LEGACY, Kind.GAUGE),
         ("DCGM_FI_DEV_VIDEO_MAX_CLOCK_HERTZ", 115, Era.NEW, Kind.GAUGE),
         ("DCGM_FI_DEV_FABRIC_CLUSTER_UUID", 172, Era.LEGACY, Kind.LABEL),
     ]
-    assert read.fields == ALWAYS_READ | {Field(number) for number in (1013, 1014, 110, 1076, 115, 172)}
+    assert read.fields == ALWAYS_READ | {Field(number) for number in (1013, 1014, 110, 1077, 115, 172)}
     assert read.dcgm_only == read.rows
     assert read.warnings == (
         (

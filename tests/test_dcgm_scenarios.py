@@ -43,6 +43,7 @@ SPLIT_BY_PROCESSES = {
     "DCGM_FI_DEV_FB_USED": "as above",
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "as above",
 }
+PROFILED = ("gpu_activity_ratio", "gpu_effective_ratio", "gpu_bottleneck")
 NOT_OF_DEVICES = ("gpu_exporter_", "gpu_pod_", "gpu_owner_", "gpu_ledger_", "gpu_unattributed_activity_ratio")
 """Of the program, or follows from who held a device and whose processes were active on it."""
 
@@ -112,7 +113,7 @@ def unexplained(one: Seen, other: Seen, reasons: Mapping[str, str]) -> Iterator[
             continue
         if name in SPLIT_BY_PROCESSES and told.get("pod") in shared:
             continue
-        if device in blind and (name == "gpu_activity_ratio" or name.startswith("DCGM_FI_PROF_")):
+        if device in blind and name.startswith((*PROFILED, "DCGM_FI_PROF_")):
             continue
         yield name, labels
 

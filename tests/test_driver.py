@@ -257,9 +257,12 @@ def _sampled(take: Callable[[object], object]) -> object:
 
 
 _integral = st.builds(
-    Load, **dict.fromkeys(("engine", "sm", "occupancy", "tensor", "dram", "fp64", "fp32", "fp16"), st.floats(0, 1e6))
+    Load,
+    **dict.fromkeys(
+        ("engine", "sm", "occupancy", "tensor", "dram", "fp64", "fp32", "fp16", "integer"), st.floats(0, 1e6)
+    ),
 )
-_ids = {1: "engine", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram", 11: "fp64", 12: "fp32", 13: "fp16"}
+_ids = {1: "engine", 2: "sm", 3: "occupancy", 4: "integer", 5: "tensor", 10: "dram", 11: "fp64", 12: "fp32", 13: "fp16"}
 
 
 @settings(deadline=None)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from exporter.gpu.nvml import activity
 from exporter.gpu.nvml.source import NvmlSource
-from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, DeviceState, Field
+from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, LIMITED, DeviceState, Field
 from gpu_simulator import driver as simulated_driver
 from gpu_simulator.truth import Fault
 
 ENGINE = Field.PROF_GR_ENGINE_ACTIVE
-RATIOS = [field for field in activity.METRICS if not field.name.endswith("_BYTES")]
 RATES = [field for field in activity.METRICS if field.name.endswith("_BYTES")]
+RATIOS = [field for field in activity.METRICS if field not in RATES]
 EVERYTHING = frozenset(activity.METRICS)
 READ = EVERYTHING | {Field.FB_USED}
 """A GPU that answers nothing but GPM counts as down."""
@@ -31,6 +31,9 @@ def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field
         return
     if raw < -1:
         assert (value, clamped) == (None, True), "a counter that began again is no idle device"
+        return
+    if field in LIMITED and raw > 105:
+        assert (value, clamped) == (None, True), "a pipe cannot be used above its limit"
         return
     assert value is not None
     assert 0 <= value <= 1

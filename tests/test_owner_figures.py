@@ -9,7 +9,19 @@ from metering_support import gpu, holder, instances_of, whole
 from owner_windows_support import DOLLARS, HOUR, MINUTE, STEP, TRAIN, OwnedNode, held
 
 from exporter.accounting.windows import Windows
-from exporter.model import WINDOWS, Activity, ActivitySource, AllocationState, DeviceState, DeviceView, Owner, ShareMode
+from exporter.model import (
+    WINDOWS,
+    Activity,
+    ActivitySource,
+    AllocationState,
+    Bottleneck,
+    DeviceState,
+    DeviceView,
+    Owner,
+    PodUse,
+    ResourceProfile,
+    ShareMode,
+)
 
 ESTIMATED = ActivitySource.ESTIMATED
 
@@ -32,6 +44,37 @@ def test_an_owner_has_the_sum_of_its_holders() -> None:
     assert use.active_seconds["1h"] == pytest.approx(1.25 * HOUR)
     assert use.active_seconds["15m"] == pytest.approx(1.25 * 900)
     assert (use.estimated_gpus, use.underused_gpus, dict(use.unused_gpus)) == (None, None, {})
+
+
+def test_profiled_seconds_of_an_owner_are_by_window_and_bottleneck() -> None:
+    node = OwnedNode()
+    memory = ResourceProfile(effective_ratio=0.6, bottleneck=Bottleneck.MEMORY)
+    starved = ResourceProfile(effective_ratio=0.05, bottleneck=Bottleneck.STARVED)
+
+    def profiled(device: str, ratio: float, profile: ResourceProfile) -> PodUse:
+        activity = Activity(ratio=ratio, source=ActivitySource.ENGINE, profile=profile)
+        return replace(held(holder("a", device), ratio), activity=activity)
+
+    def quarter(source: ActivitySource) -> DeviceView:
+        return whole(held(holder("d", "GPU-3", share=0.25, mode=ShareMode.SHARED), 0.5, source=source), index=3)
+
+    views = (
+        whole(profiled("GPU-0", 0.8, memory)),
+        whole(profiled("GPU-1", 0.5, starved), index=1),
+        whole(held(holder("c", "GPU-2"), 1.0), index=2),
+    )
+    node.until(2 * HOUR, *views)
+    use = node.use()
+    assert use.active_seconds["1h"] == pytest.approx(2.3 * HOUR)
+    assert dict(use.profiled_seconds) == pytest.approx({name: 1.3 * min(WINDOWS[name], 2 * HOUR) for name in WINDOWS})
+    assert dict(use.effective_seconds) == pytest.approx({name: 0.65 * min(WINDOWS[name], 2 * HOUR) for name in WINDOWS})
+    assert dict(use.bottleneck_seconds) == pytest.approx({"memory": 0.8 * HOUR, "starved": 0.5 * HOUR})
+    node.until(2 * HOUR + MINUTE, *views, quarter(ActivitySource.PROCESS_SAMPLES))
+    assert dict(node.use().profiled_seconds), "a holder with measured activity is in no doubt"
+    node.until(2 * HOUR + 2 * MINUTE, *views, quarter(ESTIMATED))
+    assert dict(node.use().profiled_seconds) == {}, "what was estimated cannot be taken out of it"
+    node.until(2 * HOUR + 3 * MINUTE)
+    assert node.use().effective_seconds["24h"] == pytest.approx(0.65 * 2.05 * HOUR, rel=0.01), "ended holders count"
 
 
 def test_cost_labels_divide_no_owner() -> None:

@@ -87,6 +87,11 @@ def test_a_process_that_ended_since_the_last_poll_is_there_once_more() -> None:
         assert ended[11].sm_ratio is not None
 
 
+def test_process_with_a_graphics_context_is_marked() -> None:
+    with simulated(gpu(processes=(process(11), process(12, comm="Xorg")))):
+        assert {pid: one.graphics for pid, one in by_pid(poller().poll(100.0)).items()} == {11: False, 12: True}
+
+
 def test_no_process_is_an_answer_and_no_answer_is_none() -> None:
     with simulated(gpu()):
         assert poller().poll(100.0) == ()

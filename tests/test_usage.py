@@ -16,6 +16,7 @@ from exporter.accounting.meter import Meter
 from exporter.model import (
     UNATTRIBUTED,
     AllocationState,
+    ByState,
     DeviceState,
     DeviceView,
     Field,
@@ -59,6 +60,22 @@ def shared(pod: str, ratio: float | None, *, quarter: float = 0.25) -> tuple[Hol
 
 def test_the_first_sample_of_a_gpu_charges_nothing(meter: Meter) -> None:
     assert meter.add([whole(use(holder("a"), 0.5))], 100.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("effective", "expected"),
+    [
+        (None, {"active_unprofiled": 1.5}),
+        (0.25, {"active_effective": 0.5, "active_ineffective": 1.0}),
+        (0.9, {"active_effective": 1.5}),
+    ],
+)
+def test_activity_is_divided_by_how_near_the_gpu_is_to_its_limits(
+    meter: Meter, effective: float | None, expected: dict[str, float]
+) -> None:
+    (portion,) = after(meter, [whole(use(holder("a"), 0.75, effective), busy=0.75)], dt=2.0)
+    assert {state: seconds for state, seconds in portion.seconds if seconds} == expected | {"idle": 0.5}
+    assert (portion.bottleneck is None) == (effective is None)
 
 
 def test_an_exclusive_holder_is_active_as_its_gpu_is(meter: Meter) -> None:
@@ -370,6 +387,7 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
     counters: dict[int, float] = {}
     at: dict[str, float] = {}
     steady = passed = joules = 0.0
+    charged = ByState()
     for step in steps:
         steady = max(0.0, steady + step)
         views = random_views(random, layouts, counters)
@@ -378,11 +396,12 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
             of_gpu = [portion for portion in portions if portion.gpu_uuid == uuid]
             interval = max(0.0, steady - at.get(uuid, steady))
             assert sum(p.seconds.total for p in of_gpu) == pytest.approx(interval, rel=1e-9, abs=1e-300)
-            assert all(min(p.seconds.active, p.seconds.idle, p.seconds.unknown) >= 0 for p in of_gpu)
+            assert all(seconds >= 0 for p in of_gpu for _, seconds in p.seconds)
             assert len({p.energy_joules is None for p in of_gpu}) <= 1
             passed += interval
             at[uuid] = max(steady, at.get(uuid, steady))
         joules += sum(portion.energy_joules or 0.0 for portion in portions)
+        charged = sum((portion.seconds for portion in portions), charged)
         ledgers.charge(portions, {"GPU-0": PRICE}, now=steady, steady=steady)
         state = json.loads(json.dumps(ledgers.begin_save(lambda owner, _: owner, now=steady, steady=steady)))
         ledgers.saved()
@@ -398,5 +417,6 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
     totals = view.accounts.values()
     assert view.capacity_seconds == pytest.approx(passed, rel=1e-9)
     assert sum(total.seconds.total for total in totals) == pytest.approx(passed, rel=1e-9)
+    assert dict(sum((total.seconds for total in totals), ByState())) == pytest.approx(dict(charged), rel=1e-9)
     assert sum(total.energy_joules for total in totals) == pytest.approx(joules, rel=1e-9)
     assert view.conservation_error_seconds <= 1e-9 * max(passed, 1.0)

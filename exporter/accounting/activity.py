@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 from functools import lru_cache
 
+from exporter.accounting import effective
 from exporter.model import (
     DECODERS,
     FLOW_ENGINES,
@@ -20,6 +21,7 @@ from exporter.model import (
     Gpu,
     Holder,
     ProcessUse,
+    ResourceProfile,
 )
 
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
@@ -206,6 +208,8 @@ class Observation:
     """Fields in ``values`` that DCGM measured."""
     process_count: int | None = None
     """Number of processes that the driver lists; ``None`` if it reports no list or an unreliable one."""
+    draws: bool = False
+    """Whether a process has a graphics context, whose units no source measures."""
     parent_values: Mapping[Field, int | float] = field(default_factory=dict)
     """Values of a MIG instance's GPU."""
 
@@ -306,7 +310,8 @@ class ActivityJudge:
     """Determines the activity of many devices, and keeps the necessary data of each."""
 
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Counts since start by (part, reason), one when each begins: ``contradiction`` and ``incomplete``."""
+    """Counts since start by (part, reason), one when each begins: ``contradiction``, ``incomplete`` and
+    ``impossible_profile``."""
     nvml_reads: bool = True
     """Whether NVML is a source: no other source measures the codecs of MIG instances."""
     _memory: dict[str, _Memory] = field(default_factory=dict)
@@ -339,7 +344,31 @@ class ActivityJudge:
             memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing
         ):
             return Judgement(activity=None, reason="incomplete")
-        return judgement
+        if self._is_in_doubt(memory, sample, missing):
+            return judgement
+        activity = judgement.activity
+        return Judgement(activity=replace(activity, profile=self._profile(memory, sample, found, activity.ratio)))
+
+    def _is_in_doubt(self, memory: _Memory, sample: Observation, missing: Sequence[EngineRow]) -> bool:
+        """Return whether something that no source measures may be in use, so that the rest is no limit."""
+        if sample.level is DeviceLevel.PARTITIONED_GPU or sample.draws:
+            return True
+        return any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
+
+    def _profile(self, memory: _Memory, sample: Observation, found: _Found, ratio: float) -> ResourceProfile | None:
+        profile = None
+        try:
+            profile = effective.profile_of(
+                sample.model,
+                sample.values,
+                sample.parent_values if sample.level is DeviceLevel.INSTANCE else None,
+                activity_ratio=ratio,
+                video_ratio=max((found[one][0] for one in found if one is not EngineClass.COMPUTE), default=0.0),
+            )
+            self._count(memory, "impossible_profile", holds=False)
+        except effective.ImpossibleReadingError:
+            self._count(memory, "impossible_profile", holds=True)
+        return profile
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""
@@ -477,6 +506,7 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
             replace(
                 device,
                 ratio=min(device.ratio, scale * own + scale * part),
+                profile=None,
                 source=ActivitySource.ESTIMATED if part > own else ActivitySource.PROCESS_SAMPLES,
             )
             for own, part in zip(measured, divided, strict=True)

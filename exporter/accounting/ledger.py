@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.model import (
-    NO_SECONDS,
     STATES,
     Account,
     ByState,
@@ -21,72 +20,47 @@ from exporter.model import (
     is_other_pod,
 )
 
-PLAIN = ("energy_joules", "energy_unknown_seconds", "unpriced_seconds")
+_PLAIN = ("energy_joules", "energy_unknown_seconds", "unpriced_seconds")
 _MOST = 1e300
 """Upper limit of a figure: the sum of two figures below it is finite."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """Sums for an account or a pod; they never decrease."""
+def charged(portion: Portion, price: Price | None) -> Totals:
+    """Return the sums of one portion alone.
 
-    seconds: ByState = NO_SECONDS
-    energy_joules: float = 0.0
-    energy_unknown_seconds: float = 0.0
-    unpriced_seconds: float = 0.0
-    money: dict[str, ByState] = field(default_factory=dict)
-    """Money by currency."""
-    _totals: Totals | None = None
-
-    def add(self, portion: Portion, currency: str | None, paid: ByState) -> None:
-        """Add a portion.
-
-        Args:
-            portion: The seconds and joules.
-            currency: Currency of the current price; ``None`` without a price.
-            paid: Cost of the portion at that price.
-        """
-        seconds = portion.seconds.total
-        self.seconds += portion.seconds
-        if portion.energy_joules is None:
-            self.energy_unknown_seconds += seconds
-        else:
-            self.energy_joules += portion.energy_joules
-        if currency is None:
-            self.unpriced_seconds += seconds
-        else:
-            self.money[currency] = self.money[currency] + paid if currency in self.money else paid
-        self._totals = None
-
-    def plus(self, other: "Tally") -> "Tally":
-        """Return the sum of both as a new tally."""
-        total = self.totals() + other.totals()
-        return Tally(seconds=total.seconds, **{name: getattr(total, name) for name in PLAIN}, money=dict(total.money))
-
-    def totals(self) -> Totals:
-        """Return the current sums; the same object until a portion is added."""
-        if self._totals is None:
-            plain: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
-            self._totals = Totals(seconds=self.seconds, **plain, money=dict(self.money))
-        return self._totals
-
-    def dump(self) -> dict[str, Any]:
-        """Return all sums, for JSON."""
-        data: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
-        money = {currency: dict(paid) for currency, paid in self.money.items()}
-        return data | {"seconds": dict(self.seconds), "money": money}
+    Args:
+        portion: The seconds and joules.
+        price: Price of the physical GPU at that time; ``None`` if it is unknown.
+    """
+    seconds, joules = portion.seconds.total, portion.energy_joules
+    return Totals(
+        seconds=portion.seconds,
+        energy_joules=joules or 0.0,
+        energy_unknown_seconds=seconds if joules is None else 0.0,
+        money={price.currency: money(portion, price)} if price else {},
+        unpriced_seconds=0.0 if price else seconds,
+    )
 
 
-def tally_of(data: Mapping[str, Any]) -> Tally:
-    """Parse the output of ``Tally.dump``.
+def _written(totals: Totals) -> dict[str, Any]:
+    """Return all sums, for JSON."""
+    plain = {name: getattr(totals, name) for name in _PLAIN}
+    by_currency = {currency: dict(paid) for currency, paid in totals.money.items()}
+    return plain | {"seconds": dict(totals.seconds), "money": by_currency}
+
+
+def _totals_of(data: Mapping[str, Any]) -> Totals:
+    """Parse the output of ``_written``.
 
     Raises:
         KeyError, TypeError, ValueError: The data has another form, or a figure in it is impossible.
     """
-    paid = {currency: _by_state(amounts) for currency, amounts in data["money"].items()}
-    plain: dict[str, Any] = {name: amount(data, name) for name in PLAIN}
     seconds = data.get("seconds") or {state: data[f"{state}_seconds"] for state in _OLD_STATES}
-    return Tally(seconds=_by_state(seconds), **plain, money=paid)
+    return Totals(
+        seconds=_by_state(seconds),
+        money={currency: _by_state(amounts) for currency, amounts in data["money"].items()},
+        **{name: amount(data, name) for name in _PLAIN},
+    )
 
 
 _OLD_STATES = {"active": "active_unprofiled", "idle": "idle", "unknown": "unknown"}
@@ -127,72 +101,72 @@ def text(data: Mapping[str, Any], name: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class PodTable:
-    """Tallies of pods; one is dropped ``linger_seconds`` after its last charge."""
+    """Sums of pods; those of a pod are dropped ``linger_seconds`` after its last charge."""
 
     linger_seconds: float = 300.0
-    _tallies: dict[PodAccount, Tally] = field(default_factory=dict)
+    _sums: dict[PodAccount, Totals] = field(default_factory=dict)
     _changed: dict[PodAccount, float] = field(default_factory=dict)
     """Monotonic time of the last charge in this process; a pod from before a restart has none at first."""
     _now: dict[HolderKey, PodAccount] = field(default_factory=dict)
     """The current pod by name."""
 
-    def tally(self, pod: PodAccount, steady: float) -> Tally:
-        """Return the tally of a pod, to be charged at a monotonic time.
+    def charge(self, pod: PodAccount, totals: Totals, steady: float) -> None:
+        """Add to the sums of a pod at a monotonic time.
 
         A pod stays the same when its UID becomes known or unknown; a different UID is another pod.
         """
         known = self._known(pod)
         self._changed[known] = steady
-        return self._tallies[known]
+        self._sums[known] += totals
 
     def _known(self, pod: PodAccount) -> PodAccount:
-        if pod in self._tallies:
+        if pod in self._sums:
             return pod
         before = self._now.get(pod.key)
-        tally = None
-        if before is not None and before in self._tallies and not is_other_pod(before.pod_uid, pod.pod_uid):
+        totals = Totals()
+        if before is not None and before in self._sums and not is_other_pod(before.pod_uid, pod.pod_uid):
             if pod.pod_uid is None and replace(pod, pod_uid=before.pod_uid) == before:
                 return before
-            tally = self._tallies.pop(before)
+            totals = self._sums.pop(before)
             self._changed.pop(before, None)
         self._now[pod.key] = pod
-        self._tallies[pod] = tally or Tally()
+        self._sums[pod] = totals
         return pod
 
     def drop_ended(self, steady: float) -> None:
         """Drop pods that ended long ago; call it only while time is metered, because only then an end is known."""
-        for pod in [*self._tallies]:
+        for pod in [*self._sums]:
             if steady <= self._changed.setdefault(pod, steady) + self.linger_seconds:
                 continue
-            del self._tallies[pod], self._changed[pod]
+            del self._sums[pod], self._changed[pod]
             if self._now.get(pod.key) == pod:
                 del self._now[pod.key]
 
     def shown(self) -> dict[PodAccount, Totals]:
         """Return the current totals."""
-        return {pod: tally.totals() for pod, tally in self._tallies.items()}
+        return dict(self._sums)
 
     def dump(self) -> list[dict[str, Any]]:
-        """Return all tallies, for JSON."""
+        """Return all sums, for JSON."""
         return [
-            {name: getattr(pod, name) for name in PodAccount.__slots__} | {"totals": tally.dump()}
-            for pod, tally in self._tallies.items()
+            {name: getattr(pod, name) for name in PodAccount.__slots__} | {"totals": _written(totals)}
+            for pod, totals in self._sums.items()
         ]
 
-    def restore(self, tallies: Mapping[PodAccount, Tally]) -> None:
+    def restore(self, sums: Mapping[PodAccount, Totals]) -> None:
         """Continue from the result of ``pods_of``."""
-        self._tallies = dict(tallies)
+        self._sums = dict(sums)
         self._changed = {}
-        self._now = {pod.key: pod for pod in tallies}
+        self._now = {pod.key: pod for pod in sums}
 
 
-def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Tally]:
+def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Totals]:
     """Parse the output of ``PodTable.dump``.
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: The data has another form.
     """
-    return {_pod_of(entry): tally_of(entry["totals"]) for entry in entries}
+    return {_pod_of(entry): _totals_of(entry["totals"]) for entry in entries}
 
 
 def _pod_of(entry: Mapping[str, Any]) -> PodAccount:
@@ -234,9 +208,9 @@ _OTHER = "=__other__"
 
 @dataclass(slots=True, kw_only=True)
 class Sheet:
-    """Sums per account over some time. Only ``charge`` changes a tally in place, so sheets may share the others."""
+    """Sums per account over some time."""
 
-    accounts: dict[Account, Tally] = field(default_factory=dict)
+    accounts: dict[Account, Totals] = field(default_factory=dict)
     capacity_seconds: float = 0.0
     """Sum of all intervals of all GPUs, without the seconds of provisional owners; never decreases."""
     conservation_error_seconds: float = 0.0
@@ -245,8 +219,8 @@ class Sheet:
     @property
     def provisional_seconds(self) -> float:
         """Allocated seconds of provisional owners."""
-        waiting = (tally for account, tally in self.accounts.items() if account.owner.provisional)
-        return sum((tally.seconds.total for tally in waiting), 0.0)
+        waiting = (totals for account, totals in self.accounts.items() if account.owner.provisional)
+        return sum((totals.seconds.total for totals in waiting), 0.0)
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], pods: PodTable, steady: float) -> None:
         """Add the portions of one sample.
@@ -262,14 +236,10 @@ class Sheet:
         intervals: dict[str, float | None] = {}
         for portion in portions:
             uuid = portion.gpu_uuid
-            price = prices.get(uuid)
-            currency, paid = (price.currency, money(portion, price)) if price else (None, NO_SECONDS)
-            tally = self.accounts.get(portion.account)
-            if tally is None:
-                tally = self.accounts[portion.account] = Tally()
-            tally.add(portion, currency, paid)
+            totals = charged(portion, prices.get(uuid))
+            self._add(portion.account, totals)
             if portion.pod is not None:
-                pods.tally(portion.pod, steady).add(portion, currency, paid)
+                pods.charge(portion.pod, totals, steady)
             seconds = portion.seconds.total
             sums[uuid] = sums.get(uuid, 0.0) + seconds
             if portion.account.owner.provisional:
@@ -291,9 +261,9 @@ class Sheet:
         for account in [account for account in self.accounts if account.owner.provisional]:
             owner = owner_of(account.owner, steady)
             if owner != account.owner:
-                tally = self.accounts.pop(account)
-                self.capacity_seconds += tally.seconds.total
-                self._add(replace(account, owner=owner), tally)
+                totals = self.accounts.pop(account)
+                self.capacity_seconds += totals.seconds.total
+                self._add(replace(account, owner=owner), totals)
 
     def fold(self) -> set[str]:
         """Move combinations of cost labels beyond ``COST_LABELS_LIMIT`` to ``__other__``.
@@ -325,23 +295,23 @@ class Sheet:
             capacity_seconds=self.capacity_seconds + other.capacity_seconds,
             conservation_error_seconds=self.conservation_error_seconds + other.conservation_error_seconds,
         )
-        for account, tally in other.accounts.items():
-            total._add(account, tally)
+        for account, totals in other.accounts.items():
+            total._add(account, totals)
         return total
 
     def divided(self) -> tuple["Sheet", "Sheet"]:
         """Return the sums of known owners, and the sums of provisional ones."""
-        waiting = {account: tally for account, tally in self.accounts.items() if account.owner.provisional}
+        waiting = {account: totals for account, totals in self.accounts.items() if account.owner.provisional}
         known = Sheet(
-            accounts={account: tally for account, tally in self.accounts.items() if account not in waiting},
+            accounts={account: totals for account, totals in self.accounts.items() if account not in waiting},
             capacity_seconds=self.capacity_seconds,
             conservation_error_seconds=self.conservation_error_seconds,
         )
         return known, Sheet(accounts=waiting)
 
-    def _add(self, account: Account, tally: Tally) -> None:
+    def _add(self, account: Account, totals: Totals) -> None:
         known = self.accounts.get(account)
-        self.accounts[account] = tally if known is None else known.plus(tally)
+        self.accounts[account] = totals if known is None else known + totals
 
 
 @dataclass(slots=True, kw_only=True)
@@ -362,9 +332,7 @@ class Ledger:
             created_at_seconds=self.created_at_seconds,
             capacity_seconds=self.sheet.capacity_seconds,
             accounts={
-                account: tally.totals()
-                for account, tally in self.sheet.accounts.items()
-                if not account.owner.provisional
+                account: totals for account, totals in self.sheet.accounts.items() if not account.owner.provisional
             },
         )
 
@@ -378,8 +346,8 @@ class Ledger:
             "conservation_error_seconds": self.sheet.conservation_error_seconds,
             "accounts": [
                 {name: getattr(account.owner, name) for name in Owner.__slots__}
-                | {"model": account.model, "mode": account.mode.value, "totals": tally.dump()}
-                for account, tally in self.sheet.accounts.items()
+                | {"model": account.model, "mode": account.mode.value, "totals": _written(totals)}
+                for account, totals in self.sheet.accounts.items()
             ],
         }
 
@@ -395,7 +363,7 @@ def ledger_of(data: Mapping[str, Any]) -> Ledger:
         created_at_seconds=amount(data, "created_at_seconds"),
         ended_at_seconds=None if data["ended_at_seconds"] is None else amount(data, "ended_at_seconds"),
         sheet=Sheet(
-            accounts={_account_of(entry): tally_of(entry["totals"]) for entry in data["accounts"]},
+            accounts={_account_of(entry): _totals_of(entry["totals"]) for entry in data["accounts"]},
             capacity_seconds=amount(data, "capacity_seconds"),
             conservation_error_seconds=amount(data, "conservation_error_seconds"),
         ),

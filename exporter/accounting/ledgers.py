@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.accounting.ledger import Ledger, PodTable, Sheet, Tally, ledger_of, pods_of
+from exporter.accounting.ledger import Ledger, PodTable, Sheet, ledger_of, pods_of
 from exporter.model import LedgerView, Owner, PodAccount, Portion, Price, Totals
 
 ACCOUNT_LIMIT = 2000
@@ -266,7 +266,7 @@ class KeptLedgers:
 
     ledger: Ledger
     former: tuple[Ledger, ...]
-    pods: Mapping[PodAccount, Tally]
+    pods: Mapping[PodAccount, Totals]
 
 
 def kept_of(data: Mapping[str, Any]) -> KeptLedgers:

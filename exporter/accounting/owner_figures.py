@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, inf, isnan
+from typing import Any
 
 from exporter.accounting.gpu_split import DUST
 from exporter.accounting.windows import Sums, WindowSample, owner_shown
@@ -10,6 +11,7 @@ from exporter.model import (
     PLATFORM_NAMESPACES,
     WINDOWS,
     AllocationState,
+    Bottleneck,
     DeviceView,
     Owner,
     OwnersView,
@@ -98,8 +100,10 @@ class _Draft:
         for name in unused:
             _plus(self.unused_gpus, name, share)
 
-    def done(self, owner: Owner, seconds: Mapping[str, Sums]) -> OwnerUse:
+    def done(self, owner: Owner, windows: WindowSample) -> OwnerUse:
         """Return the figures; unknown or missing ones are absent."""
+        seconds = windows.of_owner(owner)
+        profile = {} if self.excluded else windows.profile_of(owner)
         until = self.opt_out_until_seconds
         judged = {name: self._judged(seconds.get(name, (0.0, 0.0)), name) for name in WINDOWS}
         is_judged = self.gpus - self.estimated_gpus > DUST
@@ -107,6 +111,7 @@ class _Draft:
             owner=owner,
             active_seconds={name: active for name, (active, measured) in judged.items() if measured},
             measured_seconds={name: measured for name, (_, measured) in judged.items() if measured or is_judged},
+            **_profiled(profile),
             gpus=self.gpus,
             estimated_gpus=self.estimated_gpus or None,
             underused_gpus=self.underused_gpus or None,
@@ -152,7 +157,7 @@ def owners_view(
             draft = drafts.setdefault(shown_owner(use), _Draft())
             draft.add(use, price)
             draft.judge(use, windows, price)
-    held = [draft.done(owner, windows.of_owner(owner)) for owner, draft in drafts.items()]
+    held = [draft.done(owner, windows) for owner, draft in drafts.items()]
     return OwnersView(
         owners=(*held, *_ended(windows, drafts.keys())),
         pools=tuple(_pools(views, prices, free_shares)),
@@ -169,7 +174,19 @@ def _ended(windows: WindowSample, held: Iterable[Owner]) -> Iterable[OwnerUse]:
                 owner=owner,
                 active_seconds={name: active for name, (active, _) in seconds.items()},
                 measured_seconds={name: measured for name, (_, measured) in seconds.items()},
+                **_profiled(windows.profile_of(owner)),
             )
+
+
+def _profiled(profile: Mapping[str, Sums]) -> dict[str, Any]:
+    """Return the figures of a profile, as arguments of ``OwnerUse``."""
+    known = {name: sums for name, sums in profile.items() if sums[1] > DUST_SECONDS}
+    by_class = zip(Bottleneck, known["1h"][2:], strict=True) if "1h" in known else ()
+    return {
+        "effective_seconds": {name: sums[0] for name, sums in known.items()},
+        "profiled_seconds": {name: sums[1] for name, sums in known.items()},
+        "bottleneck_seconds": {kind: seconds for kind, seconds in by_class if seconds > DUST_SECONDS},
+    }
 
 
 def _pools(

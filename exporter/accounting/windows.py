@@ -1,5 +1,7 @@
 """Activity windows: active and measured GPU-seconds of holders, owners and shared devices over the last hours.
 
+Owners have effective and profiled seconds too.
+
 Sums only grow; their values are recorded at marks on a time axis. A window is the current sum less the sum at its
 start, interpolated between two marks. Reading one costs the same for a minute and for a day.
 """
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from exporter.model import WINDOWS, HolderKey, Owner, PodAccount, Portion, is_other_pod
+from exporter.model import WINDOWS, Bottleneck, HolderKey, Owner, PodAccount, Portion, is_other_pod
 
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
 """Minimum time between two marks: for windows up to ``FINE_WINDOW_SECONDS``, and for longer ones."""
@@ -32,8 +34,12 @@ _WRAP = 0xFFFFFFFF
 _MILLISECONDS = 1000
 _MOST_SECONDS = 1e15
 
-Sums = tuple[float, float]
-"""(active, measured) GPU-seconds."""
+Sums = tuple[float, ...]
+"""GPU-seconds: (active, measured); of a profile, (effective, profiled) and the profiled ones by bottleneck."""
+_Marked = tuple[int, ...]
+"""The same in milliseconds of 32 bits."""
+_USE = ("active", "measured")
+_PROFILE = ("effective", "profiled", *Bottleneck)
 _Place = tuple[int, float]
 """A mark's number, and the position (0..1) of an instant between it and the next mark."""
 
@@ -97,37 +103,40 @@ class _Axis:
 
 @dataclass(slots=True)
 class _Points:
-    """Values of two sums at consecutive marks, from the first mark after their start to the last change."""
+    """Values of some sums at consecutive marks, from the first mark after their start to the last change."""
 
+    width: int
+    """Number of sums."""
     first: int = 0
     values: "array[int]" = field(default_factory=lambda: array("I"))
 
-    def note(self, axis: _Axis, number: int, active: int, measured: int) -> None:
+    def note(self, axis: _Axis, number: int, sums: _Marked) -> None:
         """Record the sums at a mark. Unchanged sums need no point: the last point still applies."""
-        values = self.values
+        values, width = self.values, self.width
         if not values:
             self.first = number
-        elif (values[-2], values[-1]) == (active, measured):
+        elif tuple(values[-width:]) == sums:
             self._trim(axis)
             return
         else:
-            missing = number - self.first - len(values) // 2
-            values.extend((values[-2], values[-1]) * missing)
-        values.extend((active, measured))
+            missing = number - self.first - len(values) // width
+            values.extend(values[-width:] * missing)
+        values.extend(sums)
         self._trim(axis)
 
     def _trim(self, axis: _Axis) -> None:
         gone = axis.first - self.first
         if gone > 0:
-            del self.values[: 2 * min(gone, len(self.values) // 2 - 1)]
+            del self.values[: self.width * min(gone, len(self.values) // self.width - 1)]
             self.first = axis.first
 
-    def at(self, number: int) -> tuple[int, int]:
+    def at(self, number: int) -> _Marked:
         """Return the sums at a mark, 0 before the first point."""
-        place = min(2 * (number - self.first), len(self.values) - 2)
-        return (self.values[place], self.values[place + 1]) if place >= 0 else (0, 0)
+        width = self.width
+        place = min(width * (number - self.first), len(self.values) - width)
+        return tuple(self.values[place : place + width]) if place >= 0 else (0,) * width
 
-    def since(self, places: Sequence[_Place], axis: _Axis, now: tuple[int, int]) -> list[Sums]:
+    def since(self, places: Sequence[_Place], axis: _Axis, now: _Marked) -> list[Sums]:
         """Return the increase since each of some instants.
 
         Args:
@@ -135,19 +144,15 @@ class _Points:
             axis: Axis of the points.
             now: The current sums.
         """
-        (active, measured), values = now, self.values
-        newest, end = axis.last, len(values) - 2
+        newest = axis.last
         found = []
         for number, part in places:
-            place = min(2 * (number - self.first), end)
-            old_active, old_measured = (values[place], values[place + 1]) if place >= 0 else (0, 0)
-            of_active: float = (active - old_active) & _WRAP
-            of_measured: float = (measured - old_measured) & _WRAP
-            if part and of_measured:
-                new_active, new_measured = self.at(number + 1) if number < newest else now
-                of_active -= ((new_active - old_active) & _WRAP) * part
-                of_measured -= ((new_measured - old_measured) & _WRAP) * part
-            found.append((of_active / _MILLISECONDS, of_measured / _MILLISECONDS))
+            old = self.at(number)
+            increase: list[float] = _increase(old, now)
+            if part and any(increase):
+                after = self.at(number + 1) if number < newest else now
+                increase = [one - step * part for one, step in zip(increase, _increase(old, after), strict=True)]
+            found.append(tuple(one / _MILLISECONDS for one in increase))
         return found
 
     def plus(self, other: "_Points") -> "_Points":
@@ -155,61 +160,68 @@ class _Points:
         if not self.values or not other.values:
             return self if self.values else other
         first = min(self.first, other.first)
-        end = max(one.first + len(one.values) // 2 for one in (self, other))
+        end = max(one.first + len(one.values) // one.width for one in (self, other))
         values = array("I")
         for number in range(first, end):
             values.extend((one + more) & _WRAP for one, more in zip(self.at(number), other.at(number), strict=True))
-        return _Points(first, values)
+        return _Points(self.width, first, values)
 
     def dump(self) -> list[Any]:
         return [self.first, base64.b64encode(self.values.tobytes()).decode("ascii")]
 
     @classmethod
-    def load(cls, data: Sequence[Any], axis: _Axis) -> "_Points":
+    def load(cls, data: Sequence[Any], axis: _Axis, width: int) -> "_Points":
         first, text = data
-        points = cls(int(first))
+        points = cls(width, int(first))
         points.values.frombytes(base64.b64decode(text, validate=True))
-        count = len(points.values) // 2
-        if len(points.values) % 2 or (count and not axis.first <= points.first <= axis.first + len(axis.times) - count):
+        count = len(points.values) // width
+        if len(points.values) % width or (
+            count and not axis.first <= points.first <= axis.first + len(axis.times) - count
+        ):
             raise ValueError("points outside the marks")
         return points
 
 
-@dataclass(slots=True)
+def _increase(before: _Marked, after: _Marked) -> list[float]:
+    return [(new - old) & _WRAP for old, new in zip(before, after, strict=True)]
+
+
 class _Sums:
-    """Active and measured seconds since the start, and their points on the axes."""
+    """Sums of seconds since the start, and their points on the axes.
 
-    active: float = 0.0
-    measured: float = 0.0
-    changed: float = 0.0
-    """Instant of the last addition."""
-    fine: _Points = field(default_factory=_Points)
-    coarse: _Points = field(default_factory=_Points)
+    Args:
+        width: Number of sums.
+    """
 
-    def add(self, portion: Portion, measured: float, steady: float) -> None:
-        self.active += portion.seconds.active
-        self.measured += measured
+    __slots__ = ("changed", "coarse", "fine", "totals")
+
+    def __init__(self, width: int = len(_USE)) -> None:
+        self.totals = [0.0] * width
+        self.changed = 0.0
+        """Instant of the last addition."""
+        self.fine, self.coarse = _Points(width), _Points(width)
+
+    def add(self, seconds: Sequence[float], steady: float) -> None:
+        self.totals = [one + more for one, more in zip(self.totals, seconds, strict=True)]
         self.changed = steady
 
-    def now(self) -> tuple[int, int]:
-        """Return both sums in the form of a point."""
-        return round(self.active * _MILLISECONDS) & _WRAP, round(self.measured * _MILLISECONDS) & _WRAP
+    def now(self) -> _Marked:
+        """Return the sums in the form of a point."""
+        return tuple(round(one * _MILLISECONDS) & _WRAP for one in self.totals)
 
     def absorb(self, other: "_Sums") -> None:
-        self.active += other.active
-        self.measured += other.measured
-        self.changed = max(self.changed, other.changed)
+        self.add(other.totals, max(self.changed, other.changed))
         self.fine, self.coarse = self.fine.plus(other.fine), self.coarse.plus(other.coarse)
 
     def dump(self) -> list[Any]:
         return [*self.now(), self.changed, self.fine.dump(), self.coarse.dump()]
 
     @classmethod
-    def load(cls, data: Sequence[Any], fine: _Axis, coarse: _Axis) -> "_Sums":
-        active, measured, changed, of_fine, of_coarse = data
-        figures = tuple(_figure(value) for value in (active, measured, changed))
-        sums = cls(figures[0] / _MILLISECONDS, figures[1] / _MILLISECONDS, figures[2])
-        sums.fine, sums.coarse = _Points.load(of_fine, fine), _Points.load(of_coarse, coarse)
+    def load(cls, data: Sequence[Any], fine: _Axis, coarse: _Axis, width: int = len(_USE)) -> "_Sums":
+        *totals, changed, of_fine, of_coarse = data
+        sums = cls(width)
+        sums.add([_figure(one) / _MILLISECONDS for one in totals], _figure(changed))
+        sums.fine, sums.coarse = _Points.load(of_fine, fine, width), _Points.load(of_coarse, coarse, width)
         return sums
 
 
@@ -241,11 +253,11 @@ class WindowSample:
 
     def of_owner(self, owner: Owner) -> dict[str, Sums]:
         """Return active and measured seconds of an owner by window; empty for an unknown one."""
-        sums = self.windows.owners.get(owner)
-        if sums is None:
-            return {}
-        coarse = sums.coarse.since(self._coarse, self.windows.coarse, sums.now())
-        return self._fine_windows(sums) | dict(zip(COARSE_WINDOWS, coarse, strict=True))
+        return self._all_windows(self.windows.owners.get(owner))
+
+    def profile_of(self, owner: Owner) -> dict[str, Sums]:
+        """Return effective and profiled seconds by window, then profiled ones by bottleneck; empty without any."""
+        return self._all_windows(self.windows.profiles.get(owner))
 
     def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
         """Return active and measured seconds of a holder over each window up to 2 h."""
@@ -258,6 +270,12 @@ class WindowSample:
         """Return the same for all estimated holders of a device."""
         sums = self.windows.shared.get(device_uuid)
         return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0)) if sums is None else self._fine_windows(sums)
+
+    def _all_windows(self, sums: _Sums | None) -> dict[str, Sums]:
+        if sums is None:
+            return {}
+        coarse = sums.coarse.since(self._coarse, self.windows.coarse, sums.now())
+        return self._fine_windows(sums) | dict(zip(COARSE_WINDOWS, coarse, strict=True))
 
     def _fine_windows(self, sums: _Sums) -> dict[str, Sums]:
         found = sums.fine.since(self._fine, self.windows.fine, sums.now())
@@ -281,6 +299,8 @@ class Windows:
     coarse: _Axis = field(default_factory=lambda: _Axis(COARSE_SECONDS, COARSE_WINDOW_SECONDS))
     holders: dict[HolderKey, _Holder] = field(default_factory=dict)
     owners: dict[Owner, _Sums] = field(default_factory=dict)
+    profiles: dict[Owner, _Sums] = field(default_factory=dict)
+    """Effective and profiled seconds of the owners that have any."""
     shared: dict[str, _Sums] = field(default_factory=dict)
     """Sums by UUID of the device."""
     _last: float | None = None
@@ -311,13 +331,20 @@ class Windows:
             self._charge(holder, portion.account.owner, pod.namespace, pod.pod)
         holder.pod_uid = pod.pod_uid or holder.pod_uid
         holder.seen = steady
-        measured = portion.seconds.measured
+        use = portion.seconds.active, portion.seconds.measured
         if portion.estimated:
             holder.estimated_until = steady + ESTIMATED_SECONDS
-            self.shared.setdefault(pod.device_uuid, _Sums()).add(portion, measured, steady)
-        elif measured > 0:
-            holder.sums.add(portion, measured, steady)
-            holder.of_owner.add(portion, measured, steady)
+            self.shared.setdefault(pod.device_uuid, _Sums()).add(use, steady)
+        elif portion.seconds.measured > 0:
+            holder.sums.add(use, steady)
+            holder.of_owner.add(use, steady)
+            profiled = portion.seconds.profiled
+            if profiled and holder.owner:
+                sums = self.profiles.get(holder.owner)
+                if sums is None:
+                    sums = self.profiles[holder.owner] = _Sums(len(_PROFILE))
+                by_class = (profiled if kind is portion.bottleneck else 0.0 for kind in Bottleneck)
+                sums.add((portion.seconds.effective, profiled, *by_class), steady)
 
     def _charge(self, holder: _Holder, charged: Owner, namespace: str, pod: str) -> None:
         """Set a holder's owner; the pod's own windows move to it when the owner becomes known."""
@@ -339,6 +366,8 @@ class Windows:
         own, owner = own_owner(pod.namespace, pod.name), owner_shown(owner, pod.namespace, pod.name)
         if owner != own and own in self.owners:
             self.owners.setdefault(owner, _Sums()).absorb(self.owners.pop(own))
+            if own in self.profiles:
+                self.profiles.setdefault(owner, _Sums(len(_PROFILE))).absorb(self.profiles.pop(own))
             for holder in self.holders.values():
                 if holder.owner == own:
                     holder.charged = None  # its next portion finds the owner's sums again
@@ -348,14 +377,15 @@ class Windows:
         if fine is not None:
             self._forget(steady)
             for sums in self._all_sums():
-                sums.fine.note(self.fine, fine, *sums.now())
+                sums.fine.note(self.fine, fine, sums.now())
         if coarse is not None:
-            for sums in self.owners.values():
-                sums.coarse.note(self.coarse, coarse, *sums.now())
+            for sums in (*self.owners.values(), *self.profiles.values()):
+                sums.coarse.note(self.coarse, coarse, sums.now())
 
     def _all_sums(self) -> Iterator[_Sums]:
         yield from (holder.sums for holder in self.holders.values())
         yield from self.owners.values()
+        yield from self.profiles.values()
         yield from self.shared.values()
 
     def _forget(self, steady: float) -> None:
@@ -370,6 +400,7 @@ class Windows:
             if rank >= too_many and steady - ended[owner] <= COARSE_WINDOW_SECONDS:
                 break
             del self.owners[owner]
+            self.profiles.pop(owner, None)
 
     def at(self, steady: float) -> WindowSample:
         """Return the windows that end at an instant, in seconds of the monotonic clock."""
@@ -395,6 +426,7 @@ class Windows:
                 for key, holder in self.holders.items()
             ],
             "owners": [[_texts(owner), sums.dump()] for owner, sums in self.owners.items()],
+            "profiles": [[_texts(owner), sums.dump()] for owner, sums in self.profiles.items()],
             "shared": [[uuid, sums.dump()] for uuid, sums in self.shared.items()],
         }
 
@@ -416,6 +448,8 @@ class Windows:
                 axis.load(first, times, steady)
             axes = windows.fine, windows.coarse
             windows.owners = {_owner_of(texts): _Sums.load(sums, *axes) for texts, sums in data["owners"]}
+            profiles = data.get("profiles", ())  # absent in files of layout 2
+            windows.profiles = {_owner_of(texts): _Sums.load(sums, *axes, len(_PROFILE)) for texts, sums in profiles}
             windows.shared = {_text(uuid): _Sums.load(sums, *axes) for uuid, sums in data["shared"]}
             for entry in data["holders"]:
                 device, namespace, pod, container = (_text(text) for text in entry["key"])

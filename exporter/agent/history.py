@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from exporter.gpu.merge import by_index, identities
 from exporter.model import (
     CLOCK_EVENTS,
     ActivityHistory,
+    Bottleneck,
     DeviceEvents,
     DeviceState,
     DeviceView,
@@ -326,11 +328,14 @@ class ActivityLog:
     _levels: dict[str, bytes] = field(default_factory=dict)
     _samples: dict[str, list[float]] = field(default_factory=dict)
     """Measured samples of each device in the step that has not ended."""
+    _limited: dict[str, deque[dict[Bottleneck, float]]] = field(default_factory=dict)
+    """Sums of profiled activity by bottleneck of each device: of each of the last steps, the newest has not ended."""
+    _bottlenecks: Mapping[str, Mapping[Bottleneck, float]] = field(default_factory=dict)
     _step: int | None = None
     """Number of the step that has not ended."""
     _sampled_at: float = -inf
 
-    def add(self, views: Iterable[DeviceView], at: float, tolerated_gap_seconds: float) -> None:
+    def add(self, views: Sequence[DeviceView], at: float, tolerated_gap_seconds: float) -> None:
         """Add a sample of the devices that exist now; former ones are forgotten.
 
         Args:
@@ -342,9 +347,13 @@ class ActivityLog:
         is_gap = at - self._sampled_at > tolerated_gap_seconds
         self._end_steps(at, dict.fromkeys(ratios) if is_gap else ratios)
         self._sampled_at = at
-        for uuid, ratio in ratios.items():
-            if ratio is not None:
-                self._samples.setdefault(uuid, []).append(ratio)
+        for view in views:
+            if view.activity is not None:
+                self._samples.setdefault(view.uuid, []).append(view.activity.ratio)
+                if view.activity.profile and view.activity.ratio > 0:
+                    newest = self._limited.setdefault(view.uuid, deque(({},), maxlen=_MOST_STEPS))[-1]
+                    kind = view.activity.profile.bottleneck
+                    newest[kind] = newest.get(kind, 0.0) + view.activity.ratio
 
     def history(self, now: float, steady: float, tolerated_gap_seconds: float) -> ActivityHistory:
         """Return the steps that have ended; ``now`` is Unix time, ``steady`` the same instant."""
@@ -353,7 +362,9 @@ class ActivityLog:
         if not self._levels or self._step is None:
             return ActivityHistory()
         ended = self._step * ActivityHistory.STEP_SECONDS
-        return ActivityHistory(ends_at_seconds=now - (steady - ended), levels=self._levels)
+        return ActivityHistory(
+            ends_at_seconds=now - (steady - ended), levels=self._levels, bottlenecks=self._bottlenecks
+        )
 
     def _end_steps(self, at: float, between: Mapping[str, float | None]) -> None:
         """End the steps before an instant; those without a sample have the activity ``between`` the samples."""
@@ -367,8 +378,23 @@ class ActivityLog:
                 for uuid, ratio in between.items()
             }
             self._samples = {}
+            self._end_limited(ended, between)
         if self._step is None or ended > 0:
             self._step = step
+
+    def _end_limited(self, ended: int, here: Mapping[str, object]) -> None:
+        """Sum the steps that have ended, and begin a new one; forget devices without profiled activity in them."""
+        found: dict[str, Mapping[Bottleneck, float]] = {}
+        for uuid in self._limited.keys() & here:
+            sums: dict[Bottleneck, float] = {}
+            for kind, activity in chain.from_iterable(step.items() for step in self._limited[uuid]):
+                sums[kind] = sums.get(kind, 0.0) + activity
+            if sums:
+                total = sum(sums.values())
+                found[uuid] = {kind: part / total for kind, part in sums.items()}
+        self._bottlenecks, self._limited = found, {uuid: self._limited[uuid] for uuid in found}
+        for steps in self._limited.values():
+            steps.extend({} for _ in range(min(ended, _MOST_STEPS)))
 
     def _mean(self, uuid: str) -> bytes:
         samples = self._samples.get(uuid)

@@ -82,8 +82,11 @@ def divide(
         known: Looks up pods.
         now: Seconds of the monotonic clock.
     """
-    split = split_activity(judgement.activity, holders, _samples(matched, values, len(holders)) if matched else None)
     sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
+    device = judgement.activity
+    if device is not None and not sole:
+        device = replace(device, profile=None)  # its resources cannot be divided among holders
+    split = split_activity(device, holders, _samples(matched, values, len(holders)) if matched else None)
     memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
     pods: list[PodUse] = []
     for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
@@ -254,6 +257,7 @@ class Viewer:
                 model=gpu.gpu.model,
                 from_dcgm=part.from_dcgm if part else gpu.from_dcgm,
                 process_count=None if processes is None else len(processes),
+                draws=any(process.graphics for process in processes or ()),
                 parent_values=gpu.values if part else {},
             )
             self._judgements[uuid] = self.judge.judge(sample, idle_below=self.clock.threshold_ratio)

@@ -22,7 +22,7 @@ from exporter.metrics.dcgm_names import (
     table_lines,
 )
 from exporter.metrics.text_format import Kind, Metric
-from exporter.model import Field
+from exporter.model import PIPES, Field
 
 HIGHEST_ID = 1650
 """Numeric ids up to here exist, or may exist, in DCGM 4.7."""
@@ -91,6 +91,18 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.DEC_UTIL,
         Field.JPG_UTIL,
         Field.OFA_UTIL,
+        # What effective time is made of.
+        *PIPES,
+        Field.PROF_DRAM_ACTIVE,
+        Field.PROF_PCIE_TX_BYTES,
+        Field.PROF_PCIE_RX_BYTES,
+        Field.PROF_NVLINK_TX_BYTES,
+        Field.PROF_NVLINK_RX_BYTES,
+        Field.SM_CLOCK,
+        Field.MAX_SM_CLOCK,
+        Field.PCIE_LINK_GEN,
+        Field.PCIE_MAX_LINK_GEN,
+        Field.PCIE_LINK_WIDTH,
         # What the own metrics show.
         Field.FB_USED,
         Field.FB_TOTAL,

@@ -31,7 +31,16 @@ from exporter.model.devices import (
     XidTier,
     xid_tier,
 )
-from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
+from exporter.model.fields import (
+    CODECS,
+    DECODERS,
+    FLOW_ENGINES,
+    JPEG_DECODERS,
+    LIMITED,
+    MOST_OF_LIMIT,
+    PIPES,
+    Field,
+)
 from exporter.model.ledger import (
     NO_SECONDS,
     PLATFORM_NAMESPACES,
@@ -66,7 +75,7 @@ from exporter.model.snapshot import (
     DeviceView,
     MeteringView,
     PodUse,
-    Profile,
+    ResourceProfile,
     Snapshot,
 )
 
@@ -76,8 +85,11 @@ __all__ = [
     "DECODERS",
     "FLOW_ENGINES",
     "JPEG_DECODERS",
+    "LIMITED",
+    "MOST_OF_LIMIT",
     "NO_PROCESS_MEMORY_MIB",
     "NO_SECONDS",
+    "PIPES",
     "PLATFORM_NAMESPACES",
     "STATES",
     "STATE_COLUMNS",
@@ -122,9 +134,9 @@ __all__ = [
     "Portion",
     "Price",
     "ProcessUse",
-    "Profile",
     "ProfilingState",
     "Reading",
+    "ResourceProfile",
     "ShareMode",
     "SharedIdle",
     "ShownLedger",

@@ -118,6 +118,8 @@ class ProcessUse:
     """Whether it was sampled since the previous poll and is no longer listed: it has activity, but no memory."""
     mps: bool = False
     """Whether the driver lists it as a client of an MPS server, or did so at the previous poll."""
+    graphics: bool = False
+    """Whether the driver lists a graphics context of it, whose raster and ray-tracing units no source measures."""
 
     @property
     def busiest_ratio(self) -> float | None:

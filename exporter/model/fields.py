@@ -112,6 +112,9 @@ class Field(IntEnum):
     PROF_PCIE_RX_BYTES = 1010
     PROF_NVLINK_TX_BYTES = 1011
     PROF_NVLINK_RX_BYTES = 1012
+    PROF_PIPE_INT_ACTIVE = 1016
+    PROF_C2C_TX_ALL_BYTES = 1076
+    PROF_C2C_RX_ALL_BYTES = 1078
     NVLINK_COUNT_RX_ERRORS = 1206
     NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS = 1209
     NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS = 1211
@@ -158,6 +161,21 @@ FLOW_ENGINES = tuple(Field(one) for one in range(1033, 1035))
 
 CODECS = frozenset({*DECODERS, *JPEG_DECODERS, *FLOW_ENGINES})
 """All fields of the video, JPEG and optical-flow engines."""
+
+PIPES = (
+    Field.PROF_PIPE_TENSOR_ACTIVE,
+    Field.PROF_PIPE_FP64_ACTIVE,
+    Field.PROF_PIPE_FP32_ACTIVE,
+    Field.PROF_PIPE_FP16_ACTIVE,
+    Field.PROF_PIPE_INT_ACTIVE,
+)
+"""Activity of each arithmetic pipe, ratio 0..1."""
+
+MOST_OF_LIMIT = 1.05
+"""Use of a limited resource that noise explains; more is impossible."""
+
+LIMITED = frozenset({*PIPES, Field.PROF_DRAM_ACTIVE})
+"""Ratios that are left out above ``MOST_OF_LIMIT``: cut off to 1, they would make a device look fully used."""
 
 PROFILING = frozenset({*range(1001, 1100), 1532, 1533})
 """Fields of the profiling module or GPM, watched separately; reading one live terminates the engine."""

@@ -103,7 +103,7 @@ class ByState:
     """Seconds, money or parts of a GPU, by the state of the time; every figure that is divided by state is one."""
 
     effective: float = 0.0
-    """Active, and near the limit of a resource of the hardware: activity weighted by ``Profile.effective_ratio``."""
+    """Active, and near the limit of a resource of the hardware, by ``ResourceProfile.effective_ratio``."""
     ineffective: float = 0.0
     """The rest of the activity where all resources were measured."""
     unprofiled: float = 0.0

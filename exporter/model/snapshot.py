@@ -29,7 +29,7 @@ class ActivitySource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ResourceProfile:
     """How close a device was to the limits of its hardware over a sample; only if all of its resources were measured.
 
     It is an upper bound on useful work: at most this part of what the device can do.
@@ -48,7 +48,7 @@ class Activity:
     source: ActivitySource
     measured_by: str = "nvml"
     """Source of the reading: ``nvml`` or ``dcgm``."""
-    profile: Profile | None = None
+    profile: ResourceProfile | None = None
     """Effective part and bottleneck; ``None`` if a resource was not measured, or of a holder's part of a device."""
 
 

@@ -111,9 +111,12 @@ def _source(source: SourceStatus) -> dict[str, Any]:
 
 
 def _activity(activity: Activity | None) -> dict[str, Any]:
+    profile = activity.profile if activity else None
     return {
         "activity_ratio": activity.ratio if activity else None,
         "activity_source": activity.source.value if activity else None,
+        "effective_ratio": profile.effective_ratio if profile else None,
+        "bottleneck": profile.bottleneck.value if profile else None,
     }
 
 

@@ -145,7 +145,10 @@ _RATIO_COUNT = sum(not name.endswith("_per_second") for name in NAMES)
 """Ratios come first in ``Load``, then bytes per second."""
 _COMPUTE = tuple(
     NAMES.index(name)
-    for name in ("engine", "sm", "occupancy", "tensor", "dram", "fp16", "fp32", "fp64", "utilisation", "memory_copy")
+    for name in (
+        *("engine", "sm", "occupancy", "tensor", "dram", "fp16", "fp32", "fp64", "integer"),
+        *("utilisation", "memory_copy"),
+    )
 )
 _ENGINES = tuple(NAMES.index(name) for name in ("engine", "encode", "decode", "jpeg", "optical_flow"))
 _UTILISATION = NAMES.index("utilisation")
@@ -157,8 +160,9 @@ NOTHING: Vector = (0.0,) * len(NAMES)
 
 
 def mix(**factors: float) -> Vector:
-    """Return named factors as a vector; what is not named is 0, and ``utilisation`` follows ``engine``."""
+    """Return named factors as a vector; not named are 0, ``utilisation`` as ``engine``, ``integer`` half ``fp32``."""
     factors.setdefault("utilisation", factors.get("engine", 0.0))
+    factors.setdefault("integer", factors.get("fp32", 0.0) / 2)
     return tuple(float(factors.get(name, 0.0)) for name in NAMES)
 
 

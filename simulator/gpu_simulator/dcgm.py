@@ -54,7 +54,7 @@ _NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
 """The engine has lost its GPUs. With a driver that was replaced under it, it has them still and can ask nothing."""
 _FIXED = (50, 54, 51, 52, 53, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69)
 """What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
-_ECC_MODES, _HALF_OF_FP32 = (300, 301), 1016
+_ECC_MODES = (300, 301)
 _SHORTEST_MEAN_SECONDS = 0.05
 _KIB = 1024
 _LINK_BYTES = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
@@ -138,7 +138,6 @@ def _mean_of(entity: "_Entity", before: Load, group: int, field_id: int, seconds
         fixed = gpu.overrides[field]
         return _Blank.NOT_SUPPORTED if fixed is None else fixed
     mean: float = (getattr(entity.integral, of) - getattr(before, of)) / seconds if of else 0.0
-    mean /= 2 if field_id == _HALF_OF_FP32 else 1
     return round(mean) if field_id in _GROUPS["rates"] else mean
 
 

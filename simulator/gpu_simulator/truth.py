@@ -146,6 +146,7 @@ class Load:
     fp16: float = 0.0
     fp32: float = 0.0
     fp64: float = 0.0
+    integer: float = 0.0
     utilisation: float = 0.0
     """NVML's GPU utilisation (kernel-resident time)."""
     memory_copy: float = 0.0
@@ -157,6 +158,8 @@ class Load:
     pcie_rx_bytes_per_second: float = 0.0
     nvlink_tx_bytes_per_second: float = 0.0
     nvlink_rx_bytes_per_second: float = 0.0
+    c2c_tx_bytes_per_second: float = 0.0
+    c2c_rx_bytes_per_second: float = 0.0
     memory_used_bytes: int = 0
 
 

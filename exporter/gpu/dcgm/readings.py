@@ -22,7 +22,7 @@ from exporter.gpu.dcgm.library import (
     reason_of,
     records,
 )
-from exporter.model import Field, ProfilingState
+from exporter.model import LIMITED, MOST_OF_LIMIT, Field, ProfilingState
 from exporter.model.fields import COUNTERS, PROFILING
 
 Entity = tuple[int, int]
@@ -74,12 +74,13 @@ def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
 
     Args:
         field_id: Field of the value; parts of a whole are 0..1, and noise of the counters exceeds that. More than a
-            hundredth below 0 is not a value: a counter restarted, and 0 would mean an idle device.
+            hundredth below 0 is not a value: a counter restarted, and 0 would mean an idle device. One of ``LIMITED``
+            above ``MOST_OF_LIMIT`` is not a value either.
         value: Value in the field's unit.
     """
     if field_id not in RATIOS:
         return value, False
-    if value < -_NOISE:
+    if value < -_NOISE or (field_id in LIMITED and value > MOST_OF_LIMIT):
         return None, True
     return round(min(1.0, max(0.0, value)), _RATIO_DIGITS), not -_ROUNDING <= value <= 1 + _ROUNDING
 

@@ -10,7 +10,17 @@ import pynvml
 
 from exporter.gpu.nvml import library
 from exporter.gpu.nvml.library import NvmlCode
-from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, NO_PROCESS_MEMORY_MIB, Field, ProcessUse
+from exporter.model import (
+    CODECS,
+    DECODERS,
+    FLOW_ENGINES,
+    JPEG_DECODERS,
+    LIMITED,
+    MOST_OF_LIMIT,
+    NO_PROCESS_MEMORY_MIB,
+    Field,
+    ProcessUse,
+)
 
 _MIB = 2**20
 _MINIMUM_SECONDS = 0.1
@@ -29,6 +39,7 @@ METRICS: Mapping[Field, int] = {
     Field.PROF_GR_ENGINE_ACTIVE: 1,
     Field.PROF_SM_ACTIVE: 2,
     Field.PROF_SM_OCCUPANCY: 3,
+    Field.PROF_PIPE_INT_ACTIVE: 4,
     Field.PROF_PIPE_TENSOR_ACTIVE: 5,
     Field.PROF_DRAM_ACTIVE: 10,
     Field.PROF_PIPE_FP64_ACTIVE: 11,
@@ -38,18 +49,22 @@ METRICS: Mapping[Field, int] = {
     Field.PROF_PCIE_RX_BYTES: 21,
     Field.PROF_NVLINK_TX_BYTES: 61,
     Field.PROF_NVLINK_RX_BYTES: 60,
+    Field.PROF_C2C_TX_ALL_BYTES: 100,
+    Field.PROF_C2C_RX_ALL_BYTES: 102,
     **dict(zip(DECODERS, range(30, 38), strict=True)),
     **dict(zip(JPEG_DECODERS, range(40, 48), strict=True)),
     **dict(zip(FLOW_ENGINES, range(50, 52), strict=True)),
 }
 """GPM metric id by field. Ratios are reported as percent, bytes per second as MiB per second."""
 
+_C2C = (Field.PROF_C2C_TX_ALL_BYTES, Field.PROF_C2C_RX_ALL_BYTES)
 _RATES = frozenset(
     {
         Field.PROF_PCIE_TX_BYTES,
         Field.PROF_PCIE_RX_BYTES,
         Field.PROF_NVLINK_TX_BYTES,
         Field.PROF_NVLINK_RX_BYTES,
+        *_C2C,
     }
 )
 
@@ -59,7 +74,7 @@ class GpmLevel(Enum):
 
     GPU = auto()
     GPU_INSTANCE = auto()
-    """A whole MIG GPU instance: no PCIe, no NVLink."""
+    """A whole MIG GPU instance: no PCIe, no NVLink, no C2C."""
     COMPUTE_INSTANCE = auto()
     """One of several compute instances of a GPU instance: no memory bandwidth either."""
 
@@ -100,10 +115,11 @@ def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
     """Return the wanted fields that exist at a level, with their metric ids.
 
     The codecs of an instance are always included: no other source measures them. For a whole GPU, NVML has their
-    utilisation, and DCGM provides the single units that a collectors file selects.
+    utilisation, and DCGM provides the single units that a collectors file selects. C2C of a whole GPU is always
+    included too: DCGM need not try it on each board without that link.
     """
     wanted = frozenset(fields)
-    wanted = wanted - CODECS if level is GpmLevel.GPU else (wanted | CODECS) - _RATES
+    wanted = (wanted - CODECS) | {*_C2C} if level is GpmLevel.GPU else (wanted | CODECS) - _RATES
     if level is GpmLevel.COMPUTE_INSTANCE:
         wanted -= {Field.PROF_DRAM_ACTIVE}
     return {field: metric for field, metric in METRICS.items() if field in wanted}
@@ -113,7 +129,8 @@ def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
     """Return a metric in the field's unit, and whether it was out of range.
 
     A negative value becomes absent: a counter restarted between the samples, as when a MIG instance was created again
-    in place of another, and 0 would mean an idle device. A value less than a hundredth below 0 is noise.
+    in place of another, and 0 would mean an idle device. A value less than a hundredth below 0 is noise. One of
+    ``LIMITED`` above ``MOST_OF_LIMIT`` becomes absent too.
 
     Args:
         field: A ratio (0..1) or a rate (whole bytes per second).
@@ -126,6 +143,8 @@ def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
     if field in _RATES:
         return max(0, round(raw * _MIB)), raw < 0
     ratio = raw / 100
+    if field in LIMITED and ratio > MOST_OF_LIMIT:
+        return None, True
     return round(min(1.0, max(0.0, ratio)), _RATIO_DIGITS), not -_ROUNDING <= ratio <= 1 + _ROUNDING
 
 
@@ -266,7 +285,8 @@ class Sampler:
 
 
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
-_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
+_GRAPHICS_LIST = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", _GRAPHICS_LIST, _MPS_LIST)
 _NO_SUCH_LIST = frozenset({NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.INVALID_ARGUMENT})
 """Codes after which a list has no process; after any other code, processes may be missing."""
 _NO_VALUE = 2**64 - 1
@@ -353,6 +373,8 @@ class Poller:
         self._failed_lists: set[str] = set()
         """Existing lists with a failed last request."""
         self._mps_clients: frozenset[int] = frozenset()
+        self._drawing: frozenset[int] = frozenset()
+        """Processes with a graphics context."""
         self._polled_at = -math.inf
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
@@ -376,7 +398,7 @@ class Poller:
             # The clock was set back, and the driver's samples have its timestamps: none would be new for that time.
             self._last_us, self._baseline = 0, False
         self._polled_at = now
-        clients_before, self._mps_clients = self._mps_clients, frozenset()
+        clients_before, self._mps_clients, self._drawing = self._mps_clients, frozenset(), frozenset()
         memory = self._listed(now)
         if memory is None:
             return None
@@ -403,6 +425,7 @@ class Poller:
                     ofa_ratio=ofa,
                     ended=pid not in memory,
                     mps=pid in self._mps_clients or pid in clients_before,
+                    graphics=pid in self._drawing,
                 )
             )
         return tuple(result)
@@ -436,6 +459,8 @@ class Poller:
             self._failed_lists.discard(name)
             if name == _MPS_LIST:
                 self._mps_clients = frozenset(pid for pid, _ in rows)
+            elif name == _GRAPHICS_LIST:
+                self._drawing = frozenset(pid for pid, _ in rows)
             for pid, memory in rows:
                 # A process with both compute and graphics contexts is in two lists, with the same memory.
                 known = found.get(pid)
