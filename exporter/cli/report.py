@@ -36,11 +36,11 @@ from exporter.config.prometheus_options import (
 )
 from exporter.config.yaml_file import did_you_mean
 from exporter.cost import agent_client, node_report
+from exporter.cost.document import MEANINGS
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import DEFAULT_VERSION, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
 from exporter.cost.foot import failure_words
-from exporter.cost.funnel import MEANINGS
 from exporter.cost.ledger import (
     HOUR_SECONDS,
     LABEL,

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from exporter.cost.funnel import Funnel, funnel
+from exporter.cost.document import Funnel, funnel
 from exporter.cost.ledger import Failure, Figures, total_of
 from exporter.cost.report import FleetReport, filter_words, is_part
 from exporter.model import Totals

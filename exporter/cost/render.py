@@ -11,9 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.document import charged, document_without_lines, is_shared, line_documents, money_kinds
+from exporter.cost.document import PARTS, charged, document_without_lines, is_shared, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, clean, remarks, write_foot
-from exporter.cost.funnel import PARTS, parts
 from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey, total_of
 from exporter.cost.report import FleetReport, change, figures_before, is_apart
 from exporter.cost.report_csv import encodable, write_csv

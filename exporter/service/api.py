@@ -13,16 +13,17 @@ from exporter.cost import render
 from exporter.cost.budgets import BudgetState
 from exporter.cost.document import (
     FleetDocument,
+    Funnel,
     PeriodDocument,
     TrustDocument,
     WindowDocument,
     document,
+    parts,
     trust_document,
     window_document,
 )
 from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
-from exporter.cost.funnel import Funnel, parts
 from exporter.cost.ledger import Window
 from exporter.cost.live import PodDocument
 from exporter.cost.recommend_render import RecommendationDocument, recommendation_document

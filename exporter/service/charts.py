@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from exporter.cost.funnel import PARTS, parts
+from exporter.cost.document import PARTS, parts
 from exporter.cost.ledger import HOUR_SECONDS, Figures
 from exporter.cost.report import FleetReport, ReportLine
 from exporter.model.formatting import day, decimal, money, short_money

@@ -8,7 +8,7 @@ from math import inf
 from typing import Annotated, Generic, TypeVar
 
 from exporter.cost.budgets import Budget, BudgetState, complete_days, forecast, standings
-from exporter.cost.funnel import Funnel, funnel
+from exporter.cost.document import Funnel, funnel
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DAY_SECONDS,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from exporter.cost.document import MEANINGS
 from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
-from exporter.cost.funnel import MEANINGS
 from exporter.cost.holdings import PAYER, Recommendation
 from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey, total_of
 from exporter.cost.live import PriceNow, PriceRows

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.funnel import funnel
+from exporter.cost.document import funnel
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem, total_of
 from exporter.cost.live import PodDocument, PriceRows
 from exporter.cost.render import noun, title
