@@ -390,9 +390,10 @@ def owner_link(digest: Digest, line: Document) -> str:
 
 def advice(digest: Digest) -> Section:
     """Return what could be given back, shared or made smaller."""
-    title, href, found = "What to do", link(digest, "/recommendations"), digest.advice
+    title, href = "What to do", link(digest, "/recommendations")
+    found = [one for one in digest.advice or () if one["gpus"]]  # without GPUs it is information
     if not found:
-        lead = "Recommendations are not known; see below." if found is None else "Nothing is suggested."
+        lead = "Recommendations are not known; see below." if digest.advice is None else "Nothing is suggested."
         return Section(title=title, href=href, lead=lead)
     sums: dict[str, float] = {}
     for one in found:

@@ -445,6 +445,8 @@ def _written(
 ) -> Recommendation:
     reasons = (*found.reasons, *_doubts(lot))
     level = max(min(len(reasons), 2), _LEVELS_OF_RISK.index(found.least))
+    if found.advice == "bottleneck":
+        level = 0  # it asks for nothing
     return Recommendation(
         advice=found.advice,
         owner=lot.payer,
