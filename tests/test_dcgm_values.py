@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.library import Record
-from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement, decode, in_range
+from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement, decode
 from exporter.gpu.merge import alone, supplement
-from exporter.model import CODECS, Field
+from exporter.model import CODECS, Field, ratio_in_range
 from exporter.model.fields import PROFILING
 
 INT64_BLANK, INT32_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 0x7FFFFFF0, 2.0**47
@@ -88,7 +88,7 @@ def test_a_text_that_is_not_utf_8_is_told_as_far_as_it_can_be() -> None:
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
 def test_a_part_of_a_whole_is_between_0_and_1_and_told_when_it_had_to_be_made_so(value: float) -> None:
-    told, clamped = in_range(ACTIVE, value)
+    told, clamped = ratio_in_range(ACTIVE, value)
     if value < -0.01:
         assert (told, clamped) == (None, True), "a counter that began again is no idle device"
         return
@@ -96,11 +96,6 @@ def test_a_part_of_a_whole_is_between_0_and_1_and_told_when_it_had_to_be_made_so
     assert 0 <= told <= 1
     assert clamped or abs(told - value) <= 2e-6
     assert clamped == (value < -1e-6 or value > 1 + 1e-6)
-
-
-@given(st.one_of(st.integers(), st.floats(allow_nan=False)))
-def test_what_is_no_part_of_a_whole_is_left_as_it_is(value: float) -> None:
-    assert in_range(TEMPERATURE, value) == (value, False)
 
 
 @pytest.fixture
@@ -183,6 +178,13 @@ def test_a_lost_gpu_is_told_by_its_code(inbox: RecordBuffer) -> None:
         {GPU: {}},
         {GPU: abi.Code.GPU_IS_LOST},
     )
+
+
+@given(st.floats(-1e9, 1e9))
+def test_what_is_no_part_of_a_whole_is_left_as_it_is(value: float) -> None:
+    array = records((TEMPERATURE, abi.DOUBLE, value, 1))
+    found = RecordBuffer(pytest.fail).values(of(array), TimestampMovement(1.0, pytest.fail), 0.0)
+    assert found[1] == {GPU: {TEMPERATURE: value}}
 
 
 def test_clamped_values_are_counted(inbox: RecordBuffer, counted: list[str]) -> None:

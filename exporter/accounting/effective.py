@@ -76,7 +76,7 @@ def pcie_use(values: Values) -> float | None:
     """Return the use of a GPU's PCIe link in its busier direction, as a part of the negotiated link.
 
     The limit is the current generation times the current width. The generation falls while the GPU is idle and is read
-    every few seconds only: a use above 1 is compared with the highest generation of GPU and slot.
+    once a minute only: a use above 1 is compared with the highest generation of GPU and slot.
 
     Args:
         values: Values of the whole GPU.

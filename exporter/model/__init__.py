@@ -36,10 +36,10 @@ from exporter.model.fields import (
     DECODERS,
     FLOW_ENGINES,
     JPEG_DECODERS,
-    LIMITED,
     MOST_OF_LIMIT,
     PIPES,
     Field,
+    ratio_in_range,
 )
 from exporter.model.ledger import (
     NO_SECONDS,
@@ -85,7 +85,6 @@ __all__ = [
     "DECODERS",
     "FLOW_ENGINES",
     "JPEG_DECODERS",
-    "LIMITED",
     "MOST_OF_LIMIT",
     "NO_PROCESS_MEMORY_MIB",
     "NO_SECONDS",
@@ -148,6 +147,7 @@ __all__ = [
     "XidEvent",
     "XidTier",
     "is_other_pod",
+    "ratio_in_range",
     "shown_windows",
     "state_columns",
     "xid_tier",

@@ -174,8 +174,29 @@ PIPES = (
 MOST_OF_LIMIT = 1.05
 """Use of a limited resource that noise explains; more is impossible."""
 
-LIMITED = frozenset({*PIPES, Field.PROF_DRAM_ACTIVE})
+_LIMITED = frozenset({*PIPES, Field.PROF_DRAM_ACTIVE})
 """Ratios that are left out above ``MOST_OF_LIMIT``: cut off to 1, they would make a device look fully used."""
+_RATIO_DIGITS = 6
+"""Precision of ratios in DCGM's tools; further digits are noise of a division by percent."""
+_ROUNDING = 1e-6
+_NOISE = 0.01
+
+
+def ratio_in_range(field: int, value: float) -> tuple[float | None, bool]:
+    """Return a measured ratio limited to 0..1, and whether it was outside.
+
+    Noise of the counters exceeds the range. More than a hundredth below 0 is no value: a counter restarted between two
+    samples, as when a MIG instance was created again in place of another, and 0 would mean an idle device. So is a pipe
+    or memory above ``MOST_OF_LIMIT``.
+
+    Args:
+        field: Field of the ratio.
+        value: A finite number.
+    """
+    if value < -_NOISE or (value > MOST_OF_LIMIT and field in _LIMITED):
+        return None, True
+    return round(min(1.0, max(0.0, value)), _RATIO_DIGITS), not -_ROUNDING <= value <= 1 + _ROUNDING
+
 
 PROFILING = frozenset({*range(1001, 1100), 1532, 1533})
 """Fields of the profiling module or GPM, watched separately; reading one live terminates the engine."""

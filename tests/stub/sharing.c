@@ -275,12 +275,13 @@ static void measure(const struct device *device, int too_early, struct gpm_metri
     case 1: metric->value = engine; break;
     case 2: metric->value = engine * 0.9; break;
     case 3: metric->value = engine * 0.5; break;
+    case 4: metric->value = engine * 0.05; break;
     case 5: metric->value = engine * 0.4; break;
     case 10: metric->value = engine * 0.3; break;
     case 11: metric->value = engine * 0.01; break;
     case 12: metric->value = engine * 0.02; break;
     case 13: metric->value = engine * 0.03; break;
-    case 20: case 21: case 60: case 61: /* MiB/s, of the board only */
+    case 20: case 21: case 60: case 61: case 100: case 102: /* MiB/s, of the board only */
         metric->value = metric->id;
         if (device->instance >= 0) metric->result = NOT_SUPPORTED;
         break;

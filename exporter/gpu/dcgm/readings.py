@@ -22,7 +22,7 @@ from exporter.gpu.dcgm.library import (
     reason_of,
     records,
 )
-from exporter.model import LIMITED, MOST_OF_LIMIT, Field, ProfilingState
+from exporter.model import Field, ProfilingState, ratio_in_range
 from exporter.model.fields import COUNTERS, PROFILING
 
 Entity = tuple[int, int]
@@ -38,11 +38,6 @@ _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
 _BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>"})
 RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
 """Profiling fields that are parts of a whole: limited to 0..1 despite the counters' noise."""
-
-_RATIO_DIGITS = 6
-"""Precision of ratios in DCGM's tools."""
-_ROUNDING = 1e-6
-_NOISE = 0.01
 
 
 def decode(record: Record) -> Value | None:
@@ -67,22 +62,6 @@ def decode(record: Record) -> Value | None:
 def whole(value: Value | None) -> int | None:
     """Return a value as a whole number, ``None`` if there is none or it is text."""
     return None if value is None or isinstance(value, str) else int(value)
-
-
-def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
-    """Return a value limited to its range, and whether it was outside.
-
-    Args:
-        field_id: Field of the value; parts of a whole are 0..1, and noise of the counters exceeds that. More than a
-            hundredth below 0 is not a value: a counter restarted, and 0 would mean an idle device. One of ``LIMITED``
-            above ``MOST_OF_LIMIT`` is not a value either.
-        value: Value in the field's unit.
-    """
-    if field_id not in RATIOS:
-        return value, False
-    if value < -_NOISE or (field_id in LIMITED and value > MOST_OF_LIMIT):
-        return None, True
-    return round(min(1.0, max(0.0, value)), _RATIO_DIGITS), not -_ROUNDING <= value <= 1 + _ROUNDING
 
 
 class TimestampMovement:
@@ -191,7 +170,7 @@ class RecordBuffer:
             if not self._movement.is_fresh(entity, field_id, record.at_microseconds, self._now):
                 continue
             if not isinstance(value, str):
-                shown, clamped = in_range(field_id, value)
+                shown, clamped = ratio_in_range(field_id, value) if field_id in RATIOS else (value, False)
                 if clamped:
                     self._count("dcgm_clamped")
                 if shown is None:

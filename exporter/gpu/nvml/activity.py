@@ -15,11 +15,10 @@ from exporter.model import (
     DECODERS,
     FLOW_ENGINES,
     JPEG_DECODERS,
-    LIMITED,
-    MOST_OF_LIMIT,
     NO_PROCESS_MEMORY_MIB,
     Field,
     ProcessUse,
+    ratio_in_range,
 )
 
 _MIB = 2**20
@@ -30,10 +29,8 @@ OLDEST_SECONDS = 60.0
 _RETRY_SECONDS = 600.0
 _SOON_SECONDS = 10.0
 """Time to the next attempt after a refusal that may be temporary; doubles up to ``_RETRY_SECONDS``."""
-_RATIO_DIGITS = 6
-"""Precision of ratios in DCGM's tools; further digits are noise of the division by percent."""
-_ROUNDING = 1e-6
-_NOISE_PERCENT = 1.0
+_NOISE_MIB = 1.0
+"""A rate below 0 by more than this is none: its counter restarted."""
 
 METRICS: Mapping[Field, int] = {
     Field.PROF_GR_ENGINE_ACTIVE: 1,
@@ -126,11 +123,7 @@ def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
 
 
 def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
-    """Return a metric in the field's unit, and whether it was out of range.
-
-    A negative value becomes absent: a counter restarted between the samples, as when a MIG instance was created again
-    in place of another, and 0 would mean an idle device. A value less than a hundredth below 0 is noise. One of
-    ``LIMITED`` above ``MOST_OF_LIMIT`` becomes absent too.
+    """Return a metric in the field's unit, and whether it was out of range; ``None`` for a value that is none.
 
     Args:
         field: A ratio (0..1) or a rate (whole bytes per second).
@@ -138,14 +131,9 @@ def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
     """
     if not math.isfinite(raw):
         return None, False
-    if raw < -_NOISE_PERCENT:
-        return None, True
-    if field in _RATES:
-        return max(0, round(raw * _MIB)), raw < 0
-    ratio = raw / 100
-    if field in LIMITED and ratio > MOST_OF_LIMIT:
-        return None, True
-    return round(min(1.0, max(0.0, ratio)), _RATIO_DIGITS), not -_ROUNDING <= ratio <= 1 + _ROUNDING
+    if field not in _RATES:
+        return ratio_in_range(field, raw / 100)
+    return (None, True) if raw < -_NOISE_MIB else (max(0, round(raw * _MIB)), raw < 0)
 
 
 class Sampler:
@@ -264,8 +252,10 @@ class Sampler:
 
         A refused metric is tried again later: a single refusal does not mean that it is unknown.
         """
-        known = {}
+        known = dict(self._known)
         for field, metric in self._fields.items():
+            if field in known:
+                continue
             try:
                 code = self._ask([metric])[metric][0]
             except pynvml.NVMLError as error:

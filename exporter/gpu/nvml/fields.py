@@ -29,6 +29,8 @@ class Pace(IntEnum):
     """Every sample."""
     SLOW = auto()
     """Every few samples; the last value is reported in between."""
+    RARE = auto()
+    """Once a minute; the last value is reported in between."""
     STATIC = auto()
     """Until it is read once."""
 
@@ -201,8 +203,8 @@ GETTERS = (
     _one(Field.GPU_TEMP_LIMIT, _call("nvmlDeviceGetMarginTemperature"), Pace.SLOW),
     _one(Field.FAN_SPEED, _call("nvmlDeviceGetFanSpeed"), Pace.SLOW),
     Getter(fields=(Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE), read=_bar1, pace=Pace.SLOW),
-    _one(Field.PCIE_LINK_GEN, _call("nvmlDeviceGetCurrPcieLinkGeneration"), Pace.SLOW),
-    _one(Field.PCIE_LINK_WIDTH, _call("nvmlDeviceGetCurrPcieLinkWidth"), Pace.SLOW),
+    _one(Field.PCIE_LINK_GEN, _call("nvmlDeviceGetCurrPcieLinkGeneration"), Pace.RARE),
+    _one(Field.PCIE_LINK_WIDTH, _call("nvmlDeviceGetCurrPcieLinkWidth"), Pace.RARE),
     _milliwatts(Field.POWER_MGMT_LIMIT, _call("nvmlDeviceGetPowerManagementLimit")),
     _milliwatts(Field.POWER_MGMT_LIMIT_DEF, _call("nvmlDeviceGetPowerManagementDefaultLimit")),
     _milliwatts(Field.ENFORCED_POWER_LIMIT, _call("nvmlDeviceGetEnforcedPowerLimit")),

@@ -18,6 +18,7 @@ from exporter.gpu.nvml.library import NvmlCode
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
 _SLOW_SECONDS = 10.0
+_KEPT_SECONDS = {Pace.RARE: 60.0, Pace.STATIC: math.inf}
 _RETRY_SECONDS = 600.0
 _KIB = 1024
 _DOUBLE = 0
@@ -116,7 +117,8 @@ class NvmlDevice:
         self._left_out: dict[object, float] = {}
         self._batches: dict[bool, Batch] = {}
         self._static: dict[Field, Number] = {}
-        self._static_answered: set[int] = set()
+        self._kept_until: dict[int, float] = {}
+        """Time of the next call of each getter of a constant or rarely read value."""
         self._slow: dict[Field, Number] = {}
         self._slow_at = -math.inf
         self._nvlink: tuple[float, float] | None = None
@@ -132,13 +134,13 @@ class NvmlDevice:
         outcome = Outcome(values={}, codes=[])
         by_pace: dict[Pace, dict[Field, Number]] = {pace: {} for pace in Pace}
         for key, getter in enumerate(self._plan.getters):
-            if self._is_due(key, getter.pace, slow=slow):
+            if self._is_due(key, getter.pace, now, slow=slow):
                 self._get(key, getter, by_pace[getter.pace], outcome.codes, now)
             if NvmlCode.GPU_IS_LOST in outcome.codes:
                 return outcome
         self._get_batch(by_pace, outcome.codes, now, slow=slow)
         counted_at = now + self._plan.took()
-        self._static.update(by_pace[Pace.STATIC])
+        self._static |= by_pace[Pace.STATIC] | by_pace[Pace.RARE]
         if slow:
             self._slow, self._slow_at = by_pace[Pace.SLOW], now
         outcome.values = {**self._static, **self._slow, **by_pace[Pace.FAST]}
@@ -146,9 +148,11 @@ class NvmlDevice:
         self._add_nvlink_rate(outcome.values, counted_at)
         return outcome
 
-    def _is_due(self, key: int, pace: Pace, *, slow: bool) -> bool:
+    def _is_due(self, key: int, pace: Pace, now: float, *, slow: bool) -> bool:
         """Return whether a getter must be called now; one of a constant fact, until it is answered."""
-        return key not in self._static_answered if pace is Pace.STATIC else slow or pace is Pace.FAST
+        if pace in _KEPT_SECONDS:
+            return not 0 < self._kept_until.get(key, now) - now <= _KEPT_SECONDS[pace]
+        return slow or pace is Pace.FAST
 
     def _get(self, key: int, getter: Getter, into: dict[Field, Number], codes: list[int], now: float) -> None:
         if key in self._left_out:
@@ -157,9 +161,11 @@ class NvmlDevice:
             answer = getter.read(self.handle)
         except pynvml.NVMLError as error:
             self._failed(key, library.code_of(error), codes, now)
+            for field in getter.fields:
+                self._static.pop(field, None)
             return
-        if getter.pace is Pace.STATIC:
-            self._static_answered.add(key)
+        if getter.pace in _KEPT_SECONDS:
+            self._kept_until[key] = now + _KEPT_SECONDS[getter.pace]
         pairs = zip(getter.fields, answer, strict=True)
         into.update({field: value for field, value in pairs if value is not None})
 
