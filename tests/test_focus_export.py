@@ -205,14 +205,13 @@ def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() ->
 
 
 def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> None:
-    two = Figures(
-        seconds=ByState(unprofiled=7200), money={"USD": ByState(unprofiled=2.0), "EUR": ByState(unprofiled=1.0)}
-    )
+    two = Figures(seconds=ByState(effective=7200), money={"USD": ByState(effective=2.0), "EUR": ByState(effective=1.0)})
     _, rows = exported(ledger({key("a"): two}))
     assert [(row["BillingCurrency"], row["EffectiveCost"], row["ConsumedQuantity"]) for row in rows] == [
         ("EUR", "1.0", "2.0"),
         ("USD", "2.0", "0.0"),
     ]
+    assert [row["x_ActiveEffectiveCost"] for row in rows] == ["1.0", "2.0"]
 
 
 @pytest.mark.parametrize(("capacity_type", "pricing"), [("on-demand", "Standard"), ("spot", "Dynamic")])

@@ -369,10 +369,11 @@ def _own(part: ChargePart, figures: Figures, money: ByState, cost: Decimal) -> F
     """The columns that FOCUS has no place for."""
     effective, ineffective, unprofiled, idle, unknown = parts_of(cost, [exact(amount) for _, amount in money])
     seconds, owner = figures.seconds, part.owner
+    profiled = seconds.profiled or money.profiled  # of several currencies one has the seconds
     return {
         "x_ActiveCost": written(effective + ineffective + unprofiled),
-        "x_ActiveEffectiveCost": written(effective) if seconds.profiled else "",
-        "x_ActiveIneffectiveCost": written(ineffective) if seconds.profiled else "",
+        "x_ActiveEffectiveCost": written(effective) if profiled else "",
+        "x_ActiveIneffectiveCost": written(ineffective) if profiled else "",
         "x_ActiveUnprofiledCost": written(unprofiled),
         "x_ActiveRatio": _ratio(seconds.active_ratio),
         "x_Coverage": _ratio(seconds.measured / seconds.total if seconds.total else None),
