@@ -319,6 +319,13 @@ async def test_effective_time_is_absent_where_it_is_not_measured(
     assert not SHOWN & {family.name for family in families(snapshot, ExpositionOptions())}
 
 
+async def test_effective_time_is_absent_on_instances_without_profiling(tmp_path: Path) -> None:
+    snapshot = await metered(scenario.load("a100-mig"), tmp_path, "nvml", seconds=15)
+    assert {seconds.profiled for seconds in by_namespace(snapshot).values()} == {0.0}
+    assert by_namespace(snapshot)["ml"].unknown > 0
+    assert not SHOWN & {family.name for family in families(snapshot, ExpositionOptions())}
+
+
 async def test_effective_time_of_a_shared_gpu_is_the_devices_alone(tmp_path: Path) -> None:
     sharing = ", sharing: {strategy: time-slicing, replicas: 2}"
     snapshot = await metered(node_of("h100", sharing=sharing), tmp_path, "nvml", seconds=15)

@@ -49,7 +49,7 @@ def test_ten_killed_agents_go_on_from_what_they_had_shown(tmp_path: Path) -> Non
     with running_agent(*arguments, *state_dir) as agent:
         agent.until(
             lambda page: matching(
-                page, "gpu_ledger_seconds_total", workload_name="llama-pretrain", state="active_unprofiled"
+                page, "gpu_ledger_seconds_total", workload_name="llama-pretrain", state="active_effective"
             ),
             "owners are known and metered",
         )

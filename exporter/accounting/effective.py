@@ -19,7 +19,7 @@ _NOISE = 0.05
 
 _BEFORE_HOPPER = re.compile(
     r"\b(P4|P40|P100|V100|V100S|T4|T40|A2|A10|A10G|A16|A30|A40|A100|A800|L2|L4|L20|L40|L40S)\b"
-    r"|\bRTX (A?[2-8]000|[2-6]000 Ada|[2-4]0\d0)\b"
+    r"|\bRTX (A?[2-8][05]00|[2-4]0\d0)\b"
 )
 """Models on which integer work is in the FP32 pipe (DCGM: "FMA, FP32 and integer"), and no source has another pipe."""
 
@@ -35,11 +35,13 @@ _NVLINK_BYTES = (
     (re.compile(r"\bA30\b"), 100e9),
     (re.compile(r"\bV100-SXM"), 150e9),
     (re.compile(r"\bP100-SXM"), 80e9),
-    (re.compile(r"\b(A40|RTX A[4-6][05]00)\b"), 56.25e9),
+    (re.compile(r"\b(A40|RTX A(4500|5[05]00|6000))\b"), 56.25e9),
+    (re.compile(r"\bQuadro RTX [68]000\b"), 50e9),
 )
 """Bytes per second of all links together in one direction by model: links times speed, from NVIDIA's data sheets."""
 _WITHOUT_NVLINK = re.compile(
-    r"\b(P4|P40|T4|T40|A2|A10|A10G|A16|L2|L4|L20|L40|L40S)\b|V100-PCIE|P100-PCIE|\bAda\b|RTX PRO|RTX [45]0\d0"
+    r"\b(P4|P40|T4|T40|A2|A10|A10G|A16|L2|L4|L20|L40|L40S)\b|V100-PCIE|P100-PCIE"
+    r"|\bAda\b|RTX A[24]000|RTX PRO|RTX [45]0\d0"
 )
 _C2C_BYTES = 450e9
 """Bytes per second of NVLink-C2C in one direction: half of the 900 GB/s of NVIDIA's data sheets."""

@@ -39,7 +39,8 @@ Sums = tuple[float, ...]
 _Marked = tuple[int, ...]
 """The same in milliseconds of 32 bits."""
 _USE = ("active", "measured")
-_PROFILE = ("effective", "profiled", *Bottleneck)
+_CLASSES = tuple(Bottleneck)
+_PROFILE = ("effective", "profiled", *_CLASSES)
 _Place = tuple[int, float]
 """A mark's number, and the position (0..1) of an instant between it and the next mark."""
 
@@ -202,7 +203,9 @@ class _Sums:
         self.fine, self.coarse = _Points(width), _Points(width)
 
     def add(self, seconds: Sequence[float], steady: float) -> None:
-        self.totals = [one + more for one, more in zip(self.totals, seconds, strict=True)]
+        totals = self.totals
+        for place, more in enumerate(seconds):
+            totals[place] += more
         self.changed = steady
 
     def now(self) -> _Marked:
@@ -343,7 +346,7 @@ class Windows:
                 sums = self.profiles.get(holder.owner)
                 if sums is None:
                     sums = self.profiles[holder.owner] = _Sums(len(_PROFILE))
-                by_class = (profiled if kind is portion.bottleneck else 0.0 for kind in Bottleneck)
+                by_class = [profiled if kind is portion.bottleneck else 0.0 for kind in _CLASSES]
                 sums.add((portion.seconds.effective, profiled, *by_class), steady)
 
     def _charge(self, holder: _Holder, charged: Owner, namespace: str, pod: str) -> None:

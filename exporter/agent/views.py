@@ -84,7 +84,7 @@ def divide(
     """
     sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
     device = judgement.activity
-    if device is not None and not sole:
+    if device is not None and device.profile is not None and not sole:
         device = replace(device, profile=None)  # its resources cannot be divided among holders
     split = split_activity(device, holders, _samples(matched, values, len(holders)) if matched else None)
     memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
