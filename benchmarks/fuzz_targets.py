@@ -458,10 +458,9 @@ class FedPrometheus(PrometheusClient):
 
 
 def _check(figures: Figures) -> None:
-    plain = (figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds)
-    require_finite((*plain, figures.energy_joules), "a figure", least=0.0)
-    for money in figures.money.values():
-        require_finite((money.total, money.idle), "money", least=0.0)
+    require_finite((figures.unpriced_seconds, figures.energy_joules), "a figure", least=0.0)
+    for amounts in (figures.seconds, *figures.money.values()):
+        require_finite((value for _, value in amounts), "a figure by state", least=0.0)
 
 
 @target("prometheus", "ledger", PrometheusError)

@@ -16,7 +16,7 @@ from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import Filters, parse_window
-from exporter.cost.live import PodDocument, at_work_ratio, price_rows
+from exporter.cost.live import PodDocument, price_rows
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
@@ -85,7 +85,6 @@ async def served(
             ledger=ledger,
             prices=partial(price_rows, client),
             pods=live_pods(pods, prometheus_url),
-            at_work_ratio=partial(at_work_ratio, client),
             newest_hour=partial(newest_hour, client),
             labels=partial(label_values, client),
             recommendations=partial(read_recommendations, client, ledger),

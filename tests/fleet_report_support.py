@@ -37,6 +37,7 @@ def day(number: int, hours: int = 24) -> Window:
 def hours(
     *,
     active: float = 0.0,
+    profiled: tuple[float, float] = (0.0, 0.0),
     idle: float = 0.0,
     unknown: float = 0.0,
     unpriced: float = 0.0,
@@ -44,20 +45,25 @@ def hours(
     eur: float | None = None,
     kwh: float | None = None,
 ) -> Figures:
-    """Figures by GPU-hours and by what the money came to; money of a state is by its hours."""
-    whole = active + idle + unknown
-    idle_part, unknown_part = (idle / whole, unknown / whole) if whole else (0.0, 0.0)
+    """Figures by GPU-hours and by what the money came to; money of a state is by its hours.
+
+    ``profiled`` are effective and ineffective hours of the active ones, of which the rest is not profiled.
+    """
+    effective, ineffective = profiled
+    parts = ByState(
+        effective=effective,
+        ineffective=ineffective,
+        unprofiled=active - effective - ineffective,
+        idle=idle,
+        unknown=unknown,
+    )
     amounts = {"USD": usd, "EUR": eur}
     return Figures(
-        active_seconds=active * HOUR_SECONDS,
-        idle_seconds=idle * HOUR_SECONDS,
-        unknown_seconds=unknown * HOUR_SECONDS,
+        seconds=parts.scaled(HOUR_SECONDS),
         unpriced_seconds=unpriced * HOUR_SECONDS,
         energy_joules=None if kwh is None else kwh * 3.6e6,
         money={
-            name: ByState(
-                unprofiled=one * (1 - idle_part - unknown_part), idle=one * idle_part, unknown=one * unknown_part
-            )
+            name: parts.scaled(one / parts.total) if parts.total else ByState(unprofiled=one)
             for name, one in amounts.items()
             if one is not None
         },
@@ -111,7 +117,7 @@ def ledger(
 def small_ledger() -> FleetLedger:
     """Two days with all that a report must get right: every kind of line, two currencies, hostile names, a failure."""
     first = {
-        owner("vision", "resnet", "core"): hours(active=172.8, idle=19.2, usd=1344.0, kwh=110.5),
+        owner("vision", "resnet", "core"): hours(active=172.8, profiled=(43.2, 86.4), idle=19.2, usd=1344.0, kwh=110.5),
         owner("vision", "notebook", "core", kind="Notebook", mode="mig"): hours(idle=12.0, usd=84.0),
         owner("lab", HOSTILE, MARKUP): hours(active=6.0, unknown=18.0, usd=168.0),
         owner("lab", TURNED, "", model=A100): hours(active=10.0, idle=14.0, unpriced=24.0),
@@ -141,17 +147,12 @@ _MONEY = st.floats(0, 1e5)
 @st.composite
 def figures(draw: st.DrawFn) -> Figures:
     """Any figures."""
-    money = draw(st.dictionaries(st.sampled_from(["EUR", "USD"]), st.tuples(_MONEY, st.floats(0, 1)), max_size=2))
+    parts = st.builds(ByState, **dict.fromkeys(ByState.__slots__, _MONEY))
     return Figures(
-        active_seconds=draw(_SECONDS),
-        idle_seconds=draw(_SECONDS),
-        unknown_seconds=draw(_SECONDS),
+        seconds=draw(st.builds(ByState, **dict.fromkeys(ByState.__slots__, _SECONDS))),
         unpriced_seconds=draw(_SECONDS),
         energy_joules=draw(st.none() | _SECONDS),
-        money={
-            currency: ByState(unprofiled=total * (1 - part), idle=total * part)
-            for currency, (total, part) in money.items()
-        },
+        money=draw(st.dictionaries(st.sampled_from(["EUR", "USD"]), parts, max_size=2)),
     )
 
 

@@ -50,22 +50,29 @@ def held(
     per_hour: float | None = 2.10,
     *,
     active: float = 0.5,
+    profiled: tuple[float, float] = (0.0, 0.0),
     idle: float = 0.3,
     currency: str = "USD",
     unpriced_hours: float = 0.0,
 ) -> Figures:
-    """GPU-hours at a price, in parts active, idle and the rest unknown; ``None`` for no price."""
+    """GPU-hours at a price, in parts active, idle and the rest unknown; ``None`` for no price.
+
+    ``profiled`` are effective and ineffective parts of the hours, within the active ones.
+    """
+    effective, ineffective = profiled
+    parts = ByState(
+        effective=effective,
+        ineffective=ineffective,
+        unprofiled=active - effective - ineffective,
+        idle=idle,
+        unknown=max(0.0, 1 - active - idle),
+    )
     seconds = hours * 3600
     money = {}
     if per_hour is not None:
-        paid = (hours - unpriced_hours) * per_hour
-        money[currency] = ByState(
-            unprofiled=paid * active, idle=paid * idle, unknown=paid * max(0.0, 1 - active - idle)
-        )
+        money[currency] = parts.scaled((hours - unpriced_hours) * per_hour)
     return Figures(
-        active_seconds=seconds * active,
-        idle_seconds=seconds * idle,
-        unknown_seconds=seconds * max(0.0, 1 - active - idle),
+        seconds=parts.scaled(seconds),
         unpriced_seconds=seconds if per_hour is None else unpriced_hours * 3600,
         money=money,
     )

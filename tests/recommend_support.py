@@ -52,18 +52,21 @@ def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) ->
     """A line of so many GPU-hours at a price."""
     names = {"namespace": "ml", "kind": "Deployment", "workload": "w", "team": "t", "model": H100} | key
     money = {currency: ByState(unprofiled=per_hour * hours)}
-    return LineKey(**names), Figures(active_seconds=hours * 3600, money=money)
+    return LineKey(**names), Figures(seconds=ByState(unprofiled=hours * 3600), money=money)
 
 
-def prices_of(uses: Iterable[HeldDevice], per_hour: float) -> FleetLedger:
-    """What those would have paid at one price."""
+ACTIVE = ByState(unprofiled=1)
+
+
+def prices_of(uses: Iterable[HeldDevice], per_hour: float, parts: ByState = ACTIVE) -> FleetLedger:
+    """What those would have paid at one price, all of it in parts that sum to 1."""
     hours: dict[LineKey, float] = {}
     for one in uses:
         key = one.owner.at(DIMENSIONS)
         hours[key] = hours.get(key, 0.0) + one.held_hours * one.share_ratio
     return ledger(
         *(
-            (key, Figures(active_seconds=held * 3600, money={"USD": ByState(unprofiled=held * per_hour)}))
+            (key, Figures(seconds=parts.scaled(held * 3600), money={"USD": parts.scaled(held * per_hour)}))
             for key, held in hours.items()
         )
     )

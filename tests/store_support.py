@@ -18,10 +18,10 @@ from exporter.cost.ledger import (
     FleetLedger,
     LineKey,
     Window,
+    total_of,
 )
 from exporter.cost.ledger import chunks as cut
 from exporter.cost.query_rows import Progress
-from exporter.cost.report import total_of
 from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import PrometheusError
 from exporter.model import ByState, NodeFacts
@@ -35,16 +35,12 @@ FACTS = NodeFacts(instance_type="p5.48xlarge", capacity_type="on-demand", region
 
 def figures(chance: random.Random, currencies: tuple[str, ...]) -> Figures:
     """A line of some hours."""
-    active, idle, unknown = (chance.choice((0.0, chance.uniform(0, DAY_SECONDS))) for _ in range(3))
+    seconds = ByState(**{name: chance.choice((0.0, chance.uniform(0, DAY_SECONDS))) for name in ByState.__slots__})
     return Figures(
-        active_seconds=active + 1,
-        idle_seconds=idle,
-        unknown_seconds=unknown,
-        unpriced_seconds=0.0 if currencies else active,
-        energy_joules=chance.choice((None, active * 300)),
-        money={
-            code: ByState(unprofiled=active * 0.001, idle=idle * 0.001, unknown=unknown * 0.001) for code in currencies
-        },
+        seconds=seconds + ByState(unprofiled=1),
+        unpriced_seconds=0.0 if currencies else seconds.active,
+        energy_joules=chance.choice((None, seconds.active * 300)),
+        money={code: seconds.scaled(0.001) for code in currencies},
     )
 
 
@@ -115,15 +111,12 @@ def summed(
 def same(one: Figures, other: Figures) -> bool:
     """Equal but for the order in which numbers were added."""
     numbers = [
-        (getattr(one, name), getattr(other, name))
-        for name in ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds")
+        (one.unpriced_seconds, other.unpriced_seconds),
+        (one.energy_joules or 0.0, other.energy_joules or 0.0),
     ]
-    numbers += [(one.energy_joules or 0.0, other.energy_joules or 0.0)]
-    for code in one.money:
-        numbers += [
-            (getattr(one.money[code], state), getattr(other.money[code], state))
-            for state in ("active", "idle", "unknown")
-        ]
+    for currency in ("", *one.money):
+        amounts = one.amounts(currency), other.amounts(currency)
+        numbers += [(mine, theirs) for (_, mine), (_, theirs) in zip(*amounts, strict=True)]
     return (
         all(math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9) for a, b in numbers)
         and set(one.money) == set(other.money)

@@ -165,6 +165,7 @@ def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
         {
             "currency": "USD",
             "cost": 2.5,
+            "active_cost": 1.875,
             "effective_cost": 0.35,
             "ineffective_cost": 0.9,
             "unprofiled_cost": 0.625,

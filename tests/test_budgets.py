@@ -154,7 +154,7 @@ def test_a_moment_lies_in_its_period_and_the_next_period_begins_where_it_ends(no
 
 def line(cost: float, currency: str = "USD", unpriced: float = 0.0) -> Figures:
     return Figures(
-        active_seconds=3600.0,
+        seconds=ByState(unprofiled=3600.0),
         unpriced_seconds=unpriced,
         money={currency: ByState(unprofiled=cost)} if cost else {},
     )
@@ -281,7 +281,6 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
         prices=unpriced,
         ledger=source,
         pods=PodsOf(None, ""),
-        at_work_ratio=unasked,
         newest_hour=newest,
         labels=labels,
         recommendations=advice,

@@ -37,7 +37,7 @@ from exporter.cost.ledger import (
     Window,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.recommend import recommendation_document
+from exporter.cost.recommend_render import recommendation_document
 from exporter.cost.report import make_report
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days
@@ -67,7 +67,7 @@ def weeks(*, before: int = 7, after: Lines | None = None) -> FleetLedger:
         nobody(UNALLOCATED): hours(idle=24.0, usd=96.0),
     }
     new: Lines = after or {
-        owner("vision", "resnet", "core"): hours(active=60.0, idle=12.0, usd=288.0),
+        owner("vision", "resnet", "core"): hours(active=60.0, profiled=(12.0, 36.0), idle=12.0, usd=288.0),
         owner("lab", "notebook", "research", cluster="east"): hours(active=1.0, idle=11.0, usd=48.0),
         owner("lab", HOSTILE, MARKUP): hours(idle=24.0, eur=60.0),
         owner("<!channel>&`*_~|", TURNED): hours(idle=12.0, unknown=12.0, usd=36.0),

@@ -32,7 +32,7 @@ from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import Progress
 from exporter.errors import PrometheusError
-from exporter.model import ByState, Totals
+from exporter.model import Totals
 from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
 
@@ -72,7 +72,7 @@ def day(count: int = 1) -> Window:
 
 def totals(figures: Figures) -> Totals:
     return Totals(
-        seconds=ByState(unprofiled=figures.seconds.active, idle=figures.seconds.idle, unknown=figures.seconds.unknown),
+        seconds=figures.seconds,
         unpriced_seconds=figures.unpriced_seconds,
         energy_joules=figures.energy_joules or 0.0,
         money=figures.money,

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError
+from exporter.model import STATES
 from gpu_simulator.fleet import FleetTruth, Writing, fleet_truth, write_fleet
 from gpu_simulator.fleet_ledger import node_ledger, recording_hours
 from gpu_simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes, read_trace, task
@@ -150,13 +151,12 @@ def server(request: pytest.FixtureRequest) -> FleetServer:
 
 
 @pytest.mark.parametrize("level", ["owner", "workload"])
-@pytest.mark.parametrize("what", ["active", "idle", "unknown", "unpriced"])
+@pytest.mark.parametrize("what", [*STATES, "unpriced"])
 def test_engines_have_what_is_true(
     server: FleetServer, small_fleet: FleetPlan, fleet_truth: FleetTruth, what: str, level: str
 ) -> None:
     window = f"[{small_fleet.days}d]"
-    states = {"active": "active_unprofiled", "idle": "idle", "unknown": "unknown"}
-    inside = f'quantity="seconds",state="{states[what]}"' if what in states else f'quantity="{what}_seconds"'
+    inside = f'quantity="seconds",state="{what}"' if what in STATES else f'quantity="{what}_seconds"'
     answer = ask(
         server,
         f"sum by (cluster, workload_namespace, team) (sum_over_time({level}:gpu_ledger:delta1h{{{inside}}}{window}))",
@@ -164,7 +164,7 @@ def test_engines_have_what_is_true(
     )
     true: Counter[tuple[str, ...]] = Counter()
     for (cluster, team, namespace), totals in fleet_truth.total("cluster", "team", "namespace").items():
-        seconds = totals.unpriced_seconds if what == "unpriced" else getattr(totals.seconds, what)
+        seconds = {**dict(totals.seconds), "unpriced": totals.unpriced_seconds}[what]
         if seconds:
             true[tuple(label for label in (cluster, team, namespace) if label)] += seconds
     assert answer == pytest.approx(true, rel=1e-9)
@@ -199,7 +199,8 @@ def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: Flee
     assert capacity == pytest.approx(
         ask(server, 'sum by (cluster) (workload:gpu_ledger:delta1h{quantity="seconds"})', at), rel=1e-9
     )
-    funnel = [ask(server, f"cluster:gpu_{word}:sum", hour) for word in ("capacity", "allocated", "active", "effective")]
+    steps = ("capacity", "allocated", "working", "active", "profiled", "effective")
+    funnel = [ask(server, f"cluster:gpu_{step}:sum", hour) for step in steps]
     for cluster in capacity:
         counts = [step[cluster] for step in funnel]
         assert counts == sorted(counts, reverse=True)
@@ -208,7 +209,7 @@ def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: Flee
 
 def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_fleet: FleetPlan) -> None:
     at = small_fleet.end_seconds
-    known = 'quantity="seconds",workload_kind!~"Unallocated|Unattributed",state="active_unprofiled"'
+    known = 'quantity="seconds",workload_kind!~"Unallocated|Unattributed",state=~"active_.*"'
     by = "sum by (cluster, node, workload_name)"
     active = ask(server, f"{by} (owner:gpu_ledger:delta1h{{{known}}}) / 3600", at + 960)
     assert ask(server, f"{by} (workload_device:gpu_active:rate1h) > 0", at) == pytest.approx(active, abs=1e-4)
@@ -257,7 +258,7 @@ def test_the_command_writes_series_and_truth_that_agree(tmp_path: Path, capsys: 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fleet.txt", "truth.json"]
     rows = [LINE.fullmatch(row) for row in series.read_text(encoding="utf-8").splitlines() if row.startswith("owner:")]
     seconds = [row for row in rows if row and 'quantity="seconds"' in row[2]]
-    active = sum(float(row[3]) for row in seconds if 'state="active_unprofiled"' in row[2])
+    active = sum(float(row[3]) for row in seconds if 'state="active_' in row[2])
     assert max(int(row[4]) for row in rows if row) == (END_SECONDS + 900) * 1000
     told = json.loads(truth.read_text(encoding="utf-8"))
     assert told["simulated"] is True

@@ -87,6 +87,19 @@ def test_gpus_that_one_owner_held_all_day_are_one_row_that_is_not_split() -> Non
     assert (row["x_Namespace"], row["x_Workload"], row["x_Team"]) == ("research", "trainer", "vision")
 
 
+def test_active_money_is_divided_where_it_was_profiled_and_absent_where_not() -> None:
+    lines = {key("a"): held(7.0, active=0.9, profiled=(0.1, 0.6), idle=0.05), key("b"): held(5.0, active=0.9)}
+    _, (profiled, other) = exported(ledger(lines))
+    parts = [Decimal(profiled[f"x_Active{name}Cost"]) for name in ("Effective", "Ineffective", "Unprofiled")]
+    assert sum(parts) == Decimal(profiled["x_ActiveCost"])
+    rest = [Decimal(profiled[f"x_{name}Cost"]) for name in ("Active", "Idle", "Unknown")]
+    assert sum(rest) == Decimal(profiled["EffectiveCost"])
+    assert (profiled["x_EffectiveRatio"], profiled["x_ProfiledRatio"]) == ("0.142857", "0.777778")
+    names = ("x_ActiveEffectiveCost", "x_ActiveIneffectiveCost", "x_EffectiveRatio", "x_ProfiledRatio")
+    assert [other[name] for name in names] == ["", "", "", "0.0"]
+    assert other["x_ActiveUnprofiledCost"] == other["x_ActiveCost"]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_labels_are_tags_under_their_own_keys_and_part_a_workload(version: str) -> None:
     hostile = "gpu-cost-exporter/node=x,project=ads"
@@ -182,7 +195,9 @@ def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> 
 
 
 def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() -> None:
-    _, rows = exported(ledger({key("a"): Figures(active_seconds=3600, money={"USD": ByState(unprofiled=2.0)})}))
+    _, rows = exported(
+        ledger({key("a"): Figures(seconds=ByState(unprofiled=3600), money={"USD": ByState(unprofiled=2.0)})})
+    )
     kinds = {column.name: column.kind for column in COLUMNS} | OWN_COLUMNS
     numbers = [row[name] for row in rows for name in row if kinds[name] in {"decimal", "price"} and row[name]]
     assert numbers
@@ -190,12 +205,13 @@ def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() ->
 
 
 def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> None:
-    two = Figures(active_seconds=7200, money={"USD": ByState(unprofiled=2.0), "EUR": ByState(unprofiled=1.0)})
+    two = Figures(seconds=ByState(effective=7200), money={"USD": ByState(effective=2.0), "EUR": ByState(effective=1.0)})
     _, rows = exported(ledger({key("a"): two}))
     assert [(row["BillingCurrency"], row["EffectiveCost"], row["ConsumedQuantity"]) for row in rows] == [
         ("EUR", "1.0", "2.0"),
         ("USD", "2.0", "0.0"),
     ]
+    assert [row["x_ActiveEffectiveCost"] for row in rows] == ["1.0", "2.0"]
 
 
 @pytest.mark.parametrize(("capacity_type", "pricing"), [("on-demand", "Standard"), ("spot", "Dynamic")])

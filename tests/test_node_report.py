@@ -80,13 +80,15 @@ def test_what_an_agent_tells_is_read_back_whole() -> None:
 def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_apart() -> None:
     text = written(snapshot())
     assert "SIMULATED" in text
-    assert row(text, "vision/Job/resnet")[-6:] == ["1.0000", "0.7500", "0.1667", "0.0833", "2.50", "0.42"]
+    of_effect = ["0.1389", "27", "%", "0.2500"]
+    hours = ["1.0000", "0.7500", "0.1667", "0.0833"]
+    assert row(text, "vision/Job/resnet")[-10:] == [*hours, *of_effect, "2.50", "0.42"]
     lines = text.splitlines()
     order = [next(n for n, line in enumerate(lines) if line.startswith(one)) for one in ("vision", "Unatt", "Unall")]
     assert order == sorted(order)
     assert order[1] - order[0] > 1, "a rule between"
     assert row(text, "Unattributed")[-2:] == ["no", "price"]
-    assert row(text, "Total")[-6:-2] == ["2.0000", "0.7500", "0.1667", "0.0833"], "of owners"
+    assert row(text, "Total")[-10:-2] == ["2.0000", *hours[1:], *of_effect], "of owners"
     assert row(text, "Total")[-2:] == ["4.95*", "0.42"]
 
 

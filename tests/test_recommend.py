@@ -8,14 +8,16 @@ from exporter.cost.holdings import HeldDevice, Recommendation, profiles_of
 from exporter.cost.ledger import Figures, LineKey
 from exporter.cost.recommend import recommend
 from exporter.model import ByState
-from tests.recommend_support import A100, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
+from tests.recommend_support import A100, ACTIVE, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 
 MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
 SMALL = {"peak_memory_bytes": 12 * GB}
 
 
-def advice_on(*uses: HeldDevice, per_hour: float = 4.0, judge_servers: bool = False) -> list[Recommendation]:
-    return list(recommend(uses, prices_of(uses, per_hour), judge_servers=judge_servers))
+def advice_on(
+    *uses: HeldDevice, per_hour: float = 4.0, judge_servers: bool = False, parts: ByState = ACTIVE
+) -> list[Recommendation]:
+    return list(recommend(uses, prices_of(uses, per_hour, parts), judge_servers=judge_servers))
 
 
 def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what_it_pays_in_a_month() -> None:
@@ -237,15 +239,18 @@ def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
 def test_money_is_at_the_mean_of_what_was_paid_and_never_across_currencies() -> None:
     idle = use(0, 0.0)
     key, hour = paid(4.0, 100)
-    half = Figures(active_seconds=720_000, unpriced_seconds=360_000, money={"USD": ByState(unprofiled=600.0)})
+    half = Figures(
+        seconds=ByState(unprofiled=720_000), unpriced_seconds=360_000, money={"USD": ByState(unprofiled=600.0)}
+    )
     (one,) = recommend([idle], ledger((key, half)))
     assert one.per_month == pytest.approx(6.0 * 730)
     both = Figures(
-        active_seconds=hour.seconds.active, money={"USD": ByState(unprofiled=10.0), "EUR": ByState(unprofiled=10.0)}
+        seconds=ByState(unprofiled=hour.seconds.active),
+        money={"USD": ByState(unprofiled=10.0), "EUR": ByState(unprofiled=10.0)},
     )
     (one,) = recommend([idle], ledger((key, both)))
     assert (one.per_month, one.currency) == (None, "")
-    free = Figures(active_seconds=3600.0, unpriced_seconds=3600.0)
+    free = Figures(seconds=ByState(unprofiled=3600.0), unpriced_seconds=3600.0)
     (one,) = recommend([idle], ledger((key, free), paid(9.0, 10, workload="other")))
     assert one.per_month is None
 
@@ -347,10 +352,86 @@ def test_nothing_is_ever_suggested_from_what_is_estimated_or_was_hardly_measured
             assert one.uuid not in named
 
 
+def busy_at(effective_ratio: float, profiled_ratio: float = 1.0) -> ByState:
+    """A week that was active all the time."""
+    effective = effective_ratio * profiled_ratio
+    return ByState(effective=effective, ineffective=profiled_ratio - effective, unprofiled=1 - profiled_ratio)
+
+
+STARVED = {"bottlenecks": {"starved": 0.97 * HOURS, "compute": 0.03 * HOURS}, **SMALL}
+
+
+def test_a_starved_workload_fits_the_part_that_it_uses_however_long_it_is_active() -> None:
+    held = use(0, 0.96, **STARVED)
+    assert advice_on(held) == [], "without a profile it is only busy"
+    (one,) = advice_on(held, parts=busy_at(0.09))
+    assert (one.advice, one.title) == ("smaller-mig", "Move the H100 to a MIG instance 1g.20gb")
+    assert one.gpus == pytest.approx(0.75)
+    assert one.per_month == pytest.approx(4 * 730 * 0.75)
+    assert one.risk_level == "medium"
+    assert "SMs" in one.risk
+    told = " ".join(one.evidence)
+    assert "96.0 % active on the mean" in told
+    assert "at 9.0 % of its limit (100.0 % of the active time was profiled); in 97 % of that time nothing was" in told
+
+
+def test_a_starved_workload_without_mig_shares_or_takes_a_smaller_model() -> None:
+    little = {"model": L40S, "memory_total_bytes": 48 * GB, "peak_memory_bytes": 8 * GB}
+    (one,) = advice_on(use(0, 0.96, **{**STARVED, **little}), parts=busy_at(0.09))
+    assert (one.advice, one.title, one.risk_level) == ("share", "Share the L40S among 4 of its like", "high")
+    big = {"model": "NVIDIA GH200 480GB", "peak_memory_bytes": 8 * GB, "policy": "inference"}
+    (other,) = advice_on(use(0, 0.96, **{**STARVED, **big}), parts=busy_at(0.09))
+    assert (other.advice, other.title) == ("smaller-model", "Use a smaller model instead of 1 GH200")
+
+
+def of_class(name: str, ratio: float = 0.9, **more: object) -> HeldDevice:
+    other = "compute" if name == "starved" else "starved"
+    return use(0, 0.96, **{"bottlenecks": {name: ratio, other: 1 - ratio}, **more})
+
+
+INFORMED: dict[str, tuple[HeldDevice, str, str]] = {
+    "memory-bound": (
+        of_class("memory"),
+        "Try larger batches on the H100: active 96 %, at 60 % of its limit",
+        "no waste",
+    ),
+    "link-bound": (of_class("transfer"), "Overlap transfers with compute on the H100", "NVLink, PCIe"),
+    "starved, and full": (of_class("starved"), "Look for what starves the H100", "it was starved"),
+}
+
+
+@pytest.mark.parametrize(("held", "title", "words"), INFORMED.values(), ids=INFORMED)
+def test_what_limits_a_busy_workload_is_information_and_saves_nothing(held: HeldDevice, title: str, words: str) -> None:
+    (one,) = advice_on(held, parts=busy_at(0.6))
+    assert (one.advice, one.gpus, one.per_month, one.command, one.risk_level) == ("bottleneck", 0, None, "", "low")
+    assert one.title.startswith(title)
+    assert words in " ".join(one.evidence)
+
+
+UNINFORMED: dict[str, tuple[HeldDevice, ByState]] = {
+    "compute-bound": (of_class("compute"), busy_at(0.6)),
+    "video": (of_class("video"), busy_at(0.6)),
+    "no class has half of the time": (
+        use(0, 0.96, bottlenecks={"memory": 4, "transfer": 3, "starved": 3}),
+        busy_at(0.6),
+    ),
+    "mostly idle": (use(0, 0.1, bottlenecks={"memory": 1.0}), busy_at(0.6)),
+    "a tenth was not profiled": (of_class("memory"), busy_at(0.6, 0.89)),
+    "nothing was profiled": (of_class("memory"), busy_at(0.6, 0.0)),
+    "no class is known": (use(0, 0.96), busy_at(0.6)),
+}
+
+
+@pytest.mark.parametrize(("held", "parts"), UNINFORMED.values(), ids=UNINFORMED)
+def test_nothing_is_said_of_limits_where(held: HeldDevice, parts: ByState) -> None:
+    assert advice_on(of_class("memory"), parts=busy_at(0.6)) != []
+    assert advice_on(held, parts=parts) == []
+
+
 def test_lines_of_nobody_set_a_models_price_but_are_no_workload() -> None:
     free = (
         LineKey(kind="Unallocated", model=H100),
-        Figures(idle_seconds=36_000.0, money={"USD": ByState(unprofiled=50.0)}),
+        Figures(seconds=ByState(idle=36_000.0), money={"USD": ByState(unprofiled=50.0)}),
     )
     (one,) = recommend([use(0, 0.0, workload="new")], ledger(free))
     assert one.per_month == pytest.approx(5 * 730)

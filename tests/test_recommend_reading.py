@@ -40,13 +40,21 @@ FLEET = (
     use(12, 0.9, **OF_ALL, workload="busy", still_held=False, held_hours=100.0, measured_hours=100.0),
     use(10, 0.0, **OF_ALL, workload="reserved", policy="reserved"),
     use(11, 0.0, **OF_ALL, workload="quiet, please"),
+    use(
+        13, 0.96, **OF_ALL, workload="starved", peak_memory_bytes=12 * GB, bottlenecks={"starved": 600.0, "memory": 9.0}
+    ),
+    use(14, 0.96, **OF_ALL, workload="decoding", bottlenecks={"memory": 3000.0, "of a later agent": 100.0}),
 )
+EFFECTIVE_RATIO = 0.09
+"""Of what is profiled."""
 TRUTH = {
     "smaller-model": ("smaller-model", 730 * 3.5),
     "given-back": ("give-back", 730 * 4.0),
     "fewer": ("fewer-gpus", 730 * 4.0),
     "smaller-mig": ("smaller-mig", 730 * 4.0 * 5 / 7),
     "shared": ("share", 730 * 2.0 * 0.75),
+    "starved": ("smaller-mig", 730 * 4.0 * 0.75),
+    "decoding": ("bottleneck", None),
 }
 
 
@@ -71,7 +79,8 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
         "team": one.owner.team,
     }
     inside = labels(**device, **owner)
-    account = labels(cluster=one.owner.cluster, model=one.owner.model, **owner, **extra, state="idle")
+    account = labels(cluster=one.owner.cluster, model=one.owner.model, **owner, **extra)
+    parts = {"active_effective": EFFECTIVE_RATIO, "active_ineffective": 1 - EFFECTIVE_RATIO} if one.bottlenecks else {}
     level = "workload_device:gpu"
     for hour in range(int(HOURS)):
         at = END_SECONDS - int(HOURS) * 3600 + hour * 3600 + LATE_SECONDS
@@ -87,8 +96,13 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
             yield f"{level}_estimated:info", inside, 1.0, at
         over = at - LATE_SECONDS + 3600
         hourly, money = "workload:gpu_ledger:delta1h", one.share_ratio * PRICES[one.owner.model]
-        yield hourly, f'{account},quantity="seconds"', 3600 * one.share_ratio, over
-        yield hourly, f'{account},quantity="cost",currency="USD"', money, over
+        for state, part in (parts or {"idle": 1.0}).items():
+            inside_state = f'{account},state="{state}"'
+            yield hourly, f'{inside_state},quantity="seconds"', part * 3600 * one.share_ratio, over
+            yield hourly, f'{inside_state},quantity="cost",currency="USD"', part * money, over
+        for resource, seconds in one.bottlenecks.items():
+            of_class = labels(cluster=one.owner.cluster, **owner, **extra, resource=resource)
+            yield "workload:gpu_bottleneck_seconds:sum", of_class, seconds, over
         yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.owner.cluster, **extra), 3600.0, over
     of_workload = labels(cluster=one.owner.cluster, **owner, **extra)
     if one.policy:
@@ -152,6 +166,7 @@ def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prome
         exact = ("held_hours", "share_ratio", "peak_memory_bytes", "memory_total_bytes", "estimated", "policy")
         assert [getattr(one, field) for field in exact] == [getattr(truth, field) for field in exact]
         assert one.still_held == truth.still_held
+        assert one.bottlenecks == {name: pytest.approx(HOURS * hour) for name, hour in truth.bottlenecks.items()}
         for name_of in ("team", "kind", "model"):
             assert one.owner.value(name_of) == truth.owner.value(name_of)
         assert one.measured_hours == pytest.approx(truth.measured_hours)
@@ -161,11 +176,13 @@ def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prome
 
 def test_each_piece_of_advice_is_found_with_its_money_and_nothing_else_is_said(url: str) -> None:
     found = asyncio.run(recommendations_at(url))
-    assert [one.per_month for one in found] == sorted((one.per_month for one in found), reverse=True)
+    months = [one.per_month or 0.0 for one in found]
+    assert months == sorted(months, reverse=True)
     assert {one.owner.workload: one.advice for one in found} == {name: advice for name, (advice, _) in TRUTH.items()}
     for one in found:
-        assert one.per_month == pytest.approx(TRUTH[one.owner.workload][1])
-        assert (one.owner.cluster, one.currency) == ("prod", "USD")
+        month = TRUTH[one.owner.workload][1]
+        assert one.per_month == (month and pytest.approx(month))
+        assert (one.owner.cluster, one.currency) == ("prod", "USD" if month else "")
 
 
 def test_filters_pick_workloads(real_prometheus: str) -> None:
@@ -188,7 +205,7 @@ def test_the_command_tells_what_to_do_why_and_what_it_saves(
     assert "Give back 1 of 2 H100" in flat
     assert "2,920.00 USD" in flat
     assert "prod: Deployment ml/given-back" in flat
-    assert "a month, of 5 recommendations" in flat
+    assert "a month, of 6 recommendations" in flat
 
 
 def test_json_and_csv_have_the_same_and_json_adds_it_up(
@@ -197,14 +214,14 @@ def test_json_and_csv_have_the_same_and_json_adds_it_up(
     assert main(command(real_prometheus, "--format", "json")) == 0
     document = json.loads(capsys.readouterr().out)
     months = [one["per_month"] for one in document["recommendations"]]
-    assert document["per_month"]["USD"] == pytest.approx(sum(month for _, month in TRUTH.values()))
+    assert document["per_month"]["USD"] == pytest.approx(sum(month or 0.0 for _, month in TRUTH.values()))
     assert {one["owner_name"] for one in document["recommendations"]} == set(TRUTH)
     assert all(one["evidence"] and one["risk"] and one["devices"] for one in document["recommendations"])
     target = tmp_path / "recommendations.csv"
     assert main(command(real_prometheus, "--format", "csv", "--output", str(target))) == 0
     with target.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert [float(row["per_month"]) for row in rows] == months
+    assert [float(row["per_month"]) if row["per_month"] else None for row in rows] == months
     assert rows[0]["from"] == "2026-09-14T14:00:00Z"
 
 

@@ -167,7 +167,7 @@ def test_html_has_a_row_for_each_line_and_a_heading_for_each_column() -> None:
     page = Page(written(report, "html"))
     tags = [tag for tag, _ in page.elements]
     assert tags.count("tr") == 1 + len(report.held) + len(report.apart) + 1
-    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 9
+    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 12
     assert sum(attributes.get("scope") == "row" for _, attributes in page.elements) == tags.count("tr") - 1
 
 
@@ -197,12 +197,28 @@ def test_json_is_the_document_whose_money_is_its_parts() -> None:
         for money in figures["money"]:
             parts = money["active_cost"] + money["idle_cost"] + money["unknown_cost"]
             assert parts == pytest.approx(money["cost"])
+            of_active = [money[f"{name}_cost"] or 0.0 for name in ("effective", "ineffective", "unprofiled")]
+            assert sum(of_active) == pytest.approx(money["active_cost"])
     for line in apart:
         assert {line[name] for name in ("active_seconds", "idle_seconds", "unknown_seconds", "active_ratio")} == {None}
         assert {money["idle_cost"] for one in (line, *line["series"]) for money in one["money"]} == {None}
     for name in ("active_seconds", "idle_seconds", "unknown_seconds"):
         assert read["total"][name] == pytest.approx(sum(line[name] for line in held))
     assert read["total"]["energy_joules"] == pytest.approx(165.75 * 3.6e6)
+
+
+def test_what_was_not_profiled_is_apart_and_never_0() -> None:
+    report = report_of(small_ledger(), "workload")
+    resnet, other, *_ = document(report)["lines"]
+    assert (resnet["effective_ratio"], resnet["profiled_ratio"]) == (pytest.approx(1 / 3), pytest.approx(0.5))
+    assert resnet["unprofiled_seconds"] == pytest.approx(resnet["active_seconds"] / 2)
+    assert (other["effective_seconds"], other["ineffective_seconds"], other["effective_ratio"]) == (None, None, None)
+    assert other["unprofiled_seconds"] == other["active_seconds"] > 0
+    assert {row["effective_hours"] for row in records(report)[1:5]} == {""}
+    bare = written(report_of(ledger({owner("a", "x"): hours(active=3, idle=1, usd=8)})), "table")
+    assert "Effective" not in bare
+    assert "Unprofiled" not in bare
+    assert "active (75.0 %); nothing of what was active was profiled" in bare
 
 
 def keys_of(value: object) -> set[str]:

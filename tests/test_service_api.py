@@ -189,6 +189,8 @@ async def test_money_of_the_summary_adds_up_and_its_funnel_narrows(site: Running
     for money in summary["money"]:
         parts = ("active", "idle", "unknown", "unattributed", "unallocated")
         assert sum(money[part] for part in parts) == pytest.approx(money["total"])
+        of_active = [money[part] for part in ("effective", "ineffective", "unprofiled") if money[part] is not None]
+        assert sum(of_active) == pytest.approx(money["active"])
         assert money["total"] == pytest.approx(truth.sum().money[money["currency"]].total, rel=1e-6)
     funnel = summary["funnel"]
     assert funnel["total"] == pytest.approx(48.0, rel=0.02)

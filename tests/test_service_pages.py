@@ -24,7 +24,7 @@ from exporter.config.options import ServiceServingSettings
 from exporter.cost.ledger import Dimension, pairs, parse_window
 from exporter.cost.live import PodDocument
 from exporter.cost.report import FleetReport
-from exporter.model import Totals
+from exporter.model import ByState, Totals
 from exporter.model.formatting import brief_minutes, coverage, decimal, gpus, hours, money, percent
 from exporter.service.settings import ServeSettings
 from gpu_simulator.fleet import FleetTruth
@@ -223,16 +223,30 @@ def test_the_overview_tells_money_hours_and_how_far_to_trust_them(service: Serve
     assert "Forecast of the month" in shown.text
 
 
-def test_the_funnel_counts_gpus(service: Served, small_fleet: FleetPlan) -> None:
-    shown = page(service, f"/?window={MONTH}")
+def test_the_funnel_counts_gpus_and_their_cost(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/?window={MONTH}&currency=USD")
     truth = month_truth(small_fleet)
     recorded = sum(sum(clusters.values()) for clusters in truth.recorded_hours.values()) / len(small_fleet.clusters)
     owners = [totals for key, totals in truth.total("kind").items() if key[0] not in {"Unallocated", "Unattributed"}]
     assert shown.row("Total")[1] == gpus(truth.capacity_seconds / recorded / HOUR_SECONDS)
-    active = sum(totals.seconds.active for totals in owners)
-    assert shown.row("Effective")[1] == gpus(active / recorded / HOUR_SECONDS)
+    seconds = sum((totals.seconds for totals in owners), ByState())
+    paid = sum((totals.money["USD"] for totals in owners), ByState())
+    for step, name in (("Allocated", "total"), ("Active", "active"), ("Effective", "effective")):
+        row = shown.row(step)
+        assert row[1] == gpus(getattr(seconds, name) / recorded / HOUR_SECONDS)
+        assert row[3] == money(getattr(paid, name), "USD")
     counts = [float(shown.row(step)[1]) for step in ("Total", "Allocated", "Active", "Effective")]
     assert counts == sorted(counts, reverse=True)
+    assert f"{coverage(seconds.profiled / seconds.active)} of active was profiled" in shown.text
+
+
+def test_a_team_has_its_own_funnel_and_what_was_not_profiled_is_not_0(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/owner?team=vision&window={MONTH}&currency=USD")
+    assert not [row for row in shown.rows if row and row[0].startswith("Total there and metered")]
+    assert shown.row("Effective")[3] == money(month_truth(small_fleet).sum(team="vision").money["USD"].effective, "USD")
+    unprofiled = page(service, f"/owner?model=Tesla+T4&window={MONTH}&currency=USD")
+    assert unprofiled.row("Effective")[1:4] == ["—not profiled", "", ""]
+    assert unprofiled.row("Active")[1] > "0"
 
 
 def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served, small_fleet: FleetPlan) -> None:
@@ -471,15 +485,17 @@ def test_shared_money_is_a_column_of_its_own_and_sums_to_nothing(service: Served
 
 @pytest.mark.parametrize(
     ("sort", "column", "backwards"),
-    [("-cost", 5, True), ("hours", 1, False), ("-idle", 3, True), ("-unknown", 4, True)],
+    [("-cost", 5, True), ("hours", 1, False), ("-idle", 3, True), ("-unknown", 4, True), ("-effective", 7, True)],
 )
 def test_a_table_is_sorted_by_what_its_heading_links_to(
     service: Served, sort: str, column: int, *, backwards: bool
 ) -> None:
     shown = page(service, f"/by/team?window={MONTH}&sort={sort}&currency=USD")
-    rows = [row for row in shown.rows if len(row) == 9][1:]
+    rows = [row for row in shown.rows if len(row) == 10][1:]
     ends = next(number for number, row in enumerate(rows) if row[0].startswith("All owners"))
-    values = [float(row[column].rstrip("*").replace(",", "").replace("<", "")) for row in rows[:ends]]
+    values = [
+        float(row[column].partition(" %")[0].rstrip("*").replace(",", "").replace("<", "")) for row in rows[:ends]
+    ]
     assert values == sorted(values, reverse=backwards)
     assert shown.sorted == ["descending" if backwards else "ascending"]
 

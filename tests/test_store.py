@@ -53,7 +53,7 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
     nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
     other_model = nobody._replace(model="T4")
     lines = {
-        held: Figures(active_seconds=86_400.0, energy_joules=1e7, money={"USD": ByState(unprofiled=10.0)}),
+        held: Figures(seconds=ByState(unprofiled=86_400.0), energy_joules=1e7, money={"USD": ByState(unprofiled=10.0)}),
         nobody: Figures(energy_joules=4.32e7, money={"USD": ByState(unprofiled=1.44)}),
         other_model: Figures(energy_joules=5.0),
     }
@@ -105,7 +105,9 @@ def test_sums_by_any_dimensions_and_filters_are_those_of_the_lines(
 
 def test_labels_of_any_text_come_back_as_they_were(tmp_path: Path) -> None:
     odd = ("'; DROP TABLE lines; --", 'a"b\n\\', "\u202eabc", "日本", "\x00", "=1+1", " ")
-    lines = {LineKey(namespace=text, kind="Job", workload=text): Figures(active_seconds=1.0) for text in odd}
+    lines = {
+        LineKey(namespace=text, kind="Job", workload=text): Figures(seconds=ByState(unprofiled=1.0)) for text in odd
+    }
     day = Chunk(window=day_window(D1), lines=lines, capacity_seconds={"": 7.0}, recorded_hours={"": 24})
     with closed(tmp_path / "it's a #store?", day) as store:
         window = day_window(D1)
@@ -117,7 +119,7 @@ def test_labels_of_any_text_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_text_that_is_no_unicode_is_refused_and_the_day_stays_open(tmp_path: Path) -> None:
     day = chunk(D1)
-    bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="\ud800"): Figures(idle_seconds=1.0)})
+    bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="\ud800"): Figures(seconds=ByState(idle=1.0))})
     with DayStore.open(tmp_path / "store", write=True) as store:
         with pytest.raises(StoreError, match="no valid Unicode"):
             store.close_day(day_ledger(bad), now=NOW)
@@ -209,9 +211,9 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        Figures(active_seconds=math.nan),
-        Figures(active_seconds=2.0, idle_seconds=-1.0),
-        Figures(active_seconds=1.0, money={"USD": ByState(unprofiled=math.inf)}),
+        Figures(seconds=ByState(unprofiled=math.nan)),
+        Figures(seconds=ByState(unprofiled=2.0, idle=-1.0)),
+        Figures(seconds=ByState(unprofiled=1.0), money={"USD": ByState(unprofiled=math.inf)}),
     ],
 )
 def test_a_number_that_no_ledger_has_is_refused(tmp_path: Path, line: Figures) -> None:
@@ -319,7 +321,7 @@ def test_check_finds_a_line_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "store"
     closed(path, chunk(D1)).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM lines WHERE active = (SELECT max(active) FROM lines)")
+        connection.execute("DELETE FROM lines WHERE idle = (SELECT max(idle) FROM lines)")
     connection.close()
     with DayStore.open(path, write=False) as store:
         (problem,) = store.check()
@@ -333,7 +335,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     for write in (False, True):
-        with pytest.raises(StoreError, match="is of version 99, this program knows 2: use the program that wrote it"):
+        with pytest.raises(StoreError, match="is of version 99, this program knows 3: use the program that wrote it"):
             DayStore.open(path, write=write)
 
 
@@ -343,7 +345,7 @@ def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(tm
     connection.execute("INSERT INTO owners VALUES (7, 'ml', 'Job', 'train', 'red')")
     connection.close()
     with pytest.raises(
-        StoreError, match=r"is of version 1, this program reads 2; bring it there with: .* store vacuum"
+        StoreError, match=r"is of version 1, this program reads 3; bring it there with: .* store vacuum"
     ):
         DayStore.open(path, write=False)
     closed(path, chunk(D1)).close()
@@ -363,7 +365,7 @@ def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tm
         assert len(store.closed_days()) == 1
     connection = door.connect_to_write(path, (*store_schema.STEPS, "ALTER TABLE versions ADD COLUMN later INTEGER"))
     assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(store_schema.STEPS) + 1,)
     connection.close()
 
 
@@ -385,6 +387,8 @@ def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: P
         for day in found:
             seconds = sum(line.seconds.total for line in day.lines.values())
             assert seconds == pytest.approx(sum(day.capacity_seconds.values()), rel=1e-12)
+            assert {line.seconds.effective_ratio for line in day.lines.values()} == {None}
+            assert sum(line.seconds.unprofiled for line in day.lines.values()) > 0
         assert {code for line in found[0].lines.values() for code in line.money} == {"EUR", "USD"}
         assert store.check() == ()
 

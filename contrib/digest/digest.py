@@ -256,14 +256,26 @@ def change_of(before: float, after: float) -> str:
     return f"{'+' if ratio > 0 else '-'}{percent(abs(ratio), 1)} against the week before"
 
 
+PARTS = {
+    "effective_cost": "Active, effective at most",
+    "ineffective_cost": "Active, ineffective",
+    "unprofiled_cost": "Active, not profiled",
+    "idle_cost": "Idle, held without work",
+    "unknown_cost": "Held, activity not known",
+    UNATTRIBUTED: "Unattributed",
+    UNALLOCATED: "Unallocated, nobody held it",
+}
+"""What money went for, in words: of owners, then of what had no owner."""
+
+
 def parts(report: Document, currency: str) -> dict[str, float]:
-    """Return the money of a report by what it went for."""
-    found = dict.fromkeys(("active_cost", "idle_cost", "unknown_cost", UNATTRIBUTED, UNALLOCATED), 0.0)
+    """Return the money of a report by ``PARTS``; effective and ineffective are null where nothing was profiled."""
+    found = dict.fromkeys(PARTS, 0.0)
     for line in report["lines"]:
         own = line_money(line).get(currency)
         if own is not None and line["held"]:
-            for name in ("active_cost", "idle_cost", "unknown_cost"):
-                found[name] += own[name]
+            for name in set(PARTS) & set(own):
+                found[name] += own[name] or 0.0
         elif own is not None:
             found[line["owner_kind"]] += own["cost"]
     return found
@@ -276,13 +288,7 @@ def spend(digest: Digest) -> Section:
         whole, own = total(digest.teams, currency), parts(digest.teams, currency)
         before = money(total(digest.before, currency), currency) if digest.before else "not known"
         rows.append(Row((f"Total {clean(currency)}", money(whole, currency), "", before)))
-        for title, part in (
-            ("Active", "active_cost"),
-            ("Idle, held without work", "idle_cost"),
-            ("Held, activity not known", "unknown_cost"),
-            ("Unattributed", UNATTRIBUTED),
-            ("Unallocated, nobody held it", UNALLOCATED),
-        ):
+        for part, title in PARTS.items():
             if own[part] > 0:
                 share = percent(own[part] / whole, 1) if whole else ""
                 rows.append(Row((title, money(own[part], currency), share, "")))
@@ -384,9 +390,10 @@ def owner_link(digest: Digest, line: Document) -> str:
 
 def advice(digest: Digest) -> Section:
     """Return what could be given back, shared or made smaller."""
-    title, href, found = "What to do", link(digest, "/recommendations"), digest.advice
+    title, href = "What to do", link(digest, "/recommendations")
+    found = [one for one in digest.advice or () if one["gpus"]]  # without GPUs it is information
     if not found:
-        lead = "Recommendations are not known; see below." if found is None else "Nothing is suggested."
+        lead = "Recommendations are not known; see below." if digest.advice is None else "Nothing is suggested."
         return Section(title=title, href=href, lead=lead)
     sums: dict[str, float] = {}
     for one in found:

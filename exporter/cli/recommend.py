@@ -12,7 +12,8 @@ from exporter.config.prometheus_options import PrometheusSettings, add_prometheu
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import DAY_SECONDS, Filters, Window, parse_window
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.recommend import AdviceReading, read, write
+from exporter.cost.recommend import AdviceReading, read
+from exporter.cost.recommend_render import write
 from exporter.cost.report import filter_words
 from exporter.errors import ConfigError, ExporterError
 

@@ -36,6 +36,7 @@ from exporter.config.prometheus_options import (
 )
 from exporter.config.yaml_file import did_you_mean
 from exporter.cost import agent_client, node_report
+from exporter.cost.document import MEANINGS
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import DEFAULT_VERSION, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
@@ -80,8 +81,8 @@ _OF_A_FLEET = (
 _EPILOG = (
     "Exit code: 0 for a whole report; 1 if nothing can be read, or there is nothing yet; 2 for a wrong flag; 3 for a"
     " report that is not whole, or with coverage below --min-coverage: its foot says what is missing. How money is"
-    " shared and re-priced: docs/cost.md."
-)
+    " shared and re-priced: docs/cost.md. "
+) + " ".join(f"{word}: {meaning}" for word, meaning in MEANINGS.items())
 
 
 def add_report(parser: Parser) -> None:

@@ -221,7 +221,7 @@ def _lines(version: DayVersion) -> Iterator[str]:
         f", {money_with_code(money.total, code)} ({decimal(money.idle)} idle)"
         for code, money in sorted(figures.money.items())
     )
-    hours = decimal(figures.allocated_seconds / HOUR, 1)
+    hours = decimal(figures.seconds.total / HOUR, 1)
     yield f"  {version.lines} lines, {hours} GPU-hours{money}"
     few = {name: count for name, count in version.recorded_hours.items() if count < HOURS_OF_A_DAY}
     for name, count in sorted(few.items()):

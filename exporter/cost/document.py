@@ -1,10 +1,79 @@
-"""Converts a fleet's report to its one JSON document, for the command and the API."""
+"""Converts a fleet's report to its one JSON document, for the command and the API, and to its funnel."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
-from exporter.cost.ledger import Figures, Window, pairs
-from exporter.cost.report import FleetReport, ReportLine, close, figures_before, is_part
+from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Figures, Window, pairs, total_by_state
+from exporter.cost.report import APART, FleetReport, ReportLine, close, figures_before, is_part
+from exporter.model import ByState, state_columns
+
+PARTS: Mapping[str, str] = {
+    "effective": "Effective",
+    "ineffective": "Ineffective",
+    "unprofiled": "Active, not profiled",
+    "idle": "Idle",
+    "unknown": "Unknown",
+    "unattributed": UNATTRIBUTED,
+    "unallocated": UNALLOCATED,
+}
+"""What all GPU-seconds, and all money, consist of, in words: of owners by state, then what is nobody's."""
+
+
+def parts(report: FleetReport, currency: str = "", period: int | None = None) -> dict[str, float]:
+    """Return GPU-seconds, or money in a currency, by ``PARTS``; of one of the report's ``periods`` alone."""
+
+    def amounts(line: ReportLine) -> ByState:
+        return (line.figures if period is None else line.series[period]).amounts(currency)
+
+    nobodys = [(line.key.kind, amounts(line).total) for line in report.apart]
+    values = [value for _, value in total_by_state(map(amounts, report.held))]
+    values += [sum(value for kind, value in nobodys if kind == wanted) for wanted in APART]
+    return dict(zip(PARTS, values, strict=True))
+
+
+MEANINGS: Mapping[str, str] = {
+    "Active": "share x activity x time: a GPU that is half busy for an hour is half an active GPU-hour.",
+    "Effective": "active time weighted by use of the resource nearest to its limit (arithmetic pipes, memory, links,"
+    " video engines): at most so much of what the GPU can do. What is at a limit, as decoding at that of memory, is"
+    " no waste.",
+    "Unprofiled": "active time in which one of these resources was not measured: effective or not is not known.",
+    "Idle": "held, measured, and not active. It belongs to its holder.",
+    "Unknown": "held, and its activity could not be measured. It is never counted as idle.",
+    UNALLOCATED: "parts of GPUs that nobody held.",
+    UNATTRIBUTED: "GPUs that were held, or may have been, by an unknown holder.",
+}
+"""What the words for hours and money mean, in help and pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """From what was there to what was used of it, in GPUs or money; each step is a part of the one before."""
+
+    total: Annotated[float, "There and metered."]
+    allocated: Annotated[float, "Held by owners."]
+    active: Annotated[float, "Held and at work; a GPU that is half busy counts half."]
+    effective: Annotated[float | None, "The profiled part of it, by use of its limit; null where nothing was profiled."]
+    unprofiled: Annotated[float, "Active, and effective or not: that was not measured."]
+    unknown: Annotated[float, "Held and not measured."]
+
+    @property
+    def profiled_ratio(self) -> float:
+        """Part of what was active of which it was measured whether it was effective."""
+        return 1 - self.unprofiled / self.active if self.active else 0.0
+
+
+def funnel(report: FleetReport, currency: str = "", unit: float = 1.0) -> Funnel:
+    """Return the funnel of money in a currency, or of GPU-seconds, in a unit."""
+    held = report.owned.amounts(currency).scaled(1 / unit)
+    return Funnel(
+        total=report.total.amounts(currency).total / unit,
+        allocated=held.total,
+        active=held.active,
+        effective=held.effective if held.profiled else None,
+        unprofiled=held.unprofiled,
+        unknown=held.unknown,
+    )
 
 
 class PeriodDocument(TypedDict):
@@ -26,6 +95,9 @@ class MoneyDocument(TypedDict):
     currency: Annotated[str, "ISO 4217."]
     cost: Annotated[float, "Of all priced seconds."]
     active_cost: Annotated[float | None, "Of owners' active seconds; null of a line without an owner, as below."]
+    effective_cost: Annotated[float | None, "Of the parts of active seconds, as below."]
+    ineffective_cost: Annotated[float | None, "With it and unprofiled_cost active_cost."]
+    unprofiled_cost: Annotated[float | None, "Of active seconds that were not profiled."]
     idle_cost: Annotated[float | None, "Of owners' idle seconds."]
     unknown_cost: Annotated[float | None, "Of owners' unknown seconds."]
 
@@ -35,10 +107,15 @@ class FiguresDocument(TypedDict):
 
     allocated_seconds: Annotated[float, "GPU-seconds weighted by share; of an owner active, idle and unknown together."]
     active_seconds: Annotated[float | None, "Of owners: at work. Null of a line without an owner; here and below."]
+    effective_seconds: Annotated[float | None, "Active, weighted by use of the nearest limit; null: nothing profiled."]
+    ineffective_seconds: Annotated[float | None, "The rest of the profiled active seconds."]
+    unprofiled_seconds: Annotated[float | None, "Active seconds of which it is not known."]
     idle_seconds: Annotated[float | None, "Of owners: idle."]
     unknown_seconds: Annotated[float | None, "Of owners: not measured."]
     unpriced_seconds: Annotated[float, "Allocated seconds that had no price and are in no money."]
     active_ratio: Annotated[float | None, "Of owners: active of what was measured; null where nothing was."]
+    effective_ratio: Annotated[float | None, "Of owners: effective of what was profiled; null where nothing was."]
+    profiled_ratio: Annotated[float | None, "Profiled of what was active: coverage of effective_ratio."]
     energy_joules: Annotated[float | None, "Measured energy; null where none was."]
     money: Annotated[list[MoneyDocument], "By currency; empty where nothing was priced."]
 
@@ -237,26 +314,22 @@ def _line(
 
 def _figures(figures: Figures, states: Figures | None) -> FiguresDocument:
     """Return figures as plain values, named as the agent's ledger names its totals."""
-    return {
-        "allocated_seconds": figures.allocated_seconds,
-        "active_seconds": states.active_seconds if states else None,
-        "idle_seconds": states.idle_seconds if states else None,
-        "unknown_seconds": states.unknown_seconds if states else None,
+    seconds = states.seconds if states else None
+    found = {
+        "allocated_seconds": figures.seconds.total,
+        **{f"{name}_seconds": value for name, value in state_columns(seconds).items()},
         "unpriced_seconds": figures.unpriced_seconds,
-        "active_ratio": states.active_ratio if states else None,
+        **{name: getattr(seconds, name, None) for name in ("active_ratio", "effective_ratio", "profiled_ratio")},
         "energy_joules": figures.energy_joules,
         "money": _money(figures, states),
     }
+    return cast("FiguresDocument", found)
 
 
 def _money(figures: Figures, states: Figures | None) -> list[MoneyDocument]:
-    return [
-        {
-            "currency": currency,
-            "cost": money.total,
-            "active_cost": states.money_in(currency).active if states else None,
-            "idle_cost": states.money_in(currency).idle if states else None,
-            "unknown_cost": states.money_in(currency).unknown if states else None,
-        }
-        for currency, money in sorted(figures.money.items())
-    ]
+    found = []
+    for currency, money in sorted(figures.money.items()):
+        parts = state_columns(states.money_in(currency) if states else None)
+        costs = {f"{name}_cost": value for name, value in parts.items()}
+        found.append(cast("MoneyDocument", {"currency": currency, "cost": money.total, **costs}))
+    return found

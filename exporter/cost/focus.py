@@ -23,7 +23,7 @@ from exporter.cost.focus_rows import (
     focus_rows,
     written,
 )
-from exporter.cost.ledger import FleetLedger
+from exporter.cost.ledger import FleetLedger, total_of
 from exporter.cost.report_csv import csv_stream, encodable, guarded
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
@@ -89,7 +89,8 @@ COLUMNS: tuple[FocusColumn, ...] = tuple(
 # In 1.2, which has no split charges, our files say the same in columns of their own.
 SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswith("Allocated"))
 _OWN: tuple[tuple[Kind, str], ...] = (
-    ("decimal", "ActiveCost ActiveRatio Coverage IdleCost UnknownCost UnpricedGpuHours"),
+    ("decimal", "ActiveCost ActiveEffectiveCost ActiveIneffectiveCost ActiveUnprofiledCost ActiveRatio Coverage"),
+    ("decimal", "EffectiveRatio IdleCost ProfiledRatio UnknownCost UnpricedGpuHours"),
     ("string", "CapacityType Cluster GpuModel InstanceType Namespace Node SharingMode Simulated SplitConfidence"),
     ("string", "Team Workload WorkloadKind"),
 )
@@ -260,10 +261,9 @@ def _definition(name: str, version: str) -> dict[str, Any]:
 def _coverage(ledger: FleetLedger) -> dict[str, Any]:
     clusters = {name for chunk in ledger.chunks for name in chunk.recorded_hours}
     recorded = sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks)
-    figures = [figures for chunk in ledger.chunks for figures in chunk.lines.values()]
-    held = sum(one.allocated_seconds for one in figures)
-    measured = sum(one.active_seconds + one.idle_seconds for one in figures)
-    priced = held - sum(one.unpriced_seconds for one in figures)
+    total = total_of(figures for chunk in ledger.chunks for figures in chunk.lines.values())
+    held, measured = total.seconds.total, total.seconds.measured
+    priced = held - total.unpriced_seconds
     return {
         "HoursOfWindow": ledger.window.hours * max(len(clusters), 1),
         "HoursRecorded": recorded,

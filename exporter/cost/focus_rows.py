@@ -15,8 +15,9 @@ from exporter.cost.ledger import (
     Window,
     pairs,
     period_at,
+    total_of,
 )
-from exporter.cost.report import APART, total_of
+from exporter.cost.report import APART
 from exporter.errors import ExporterError
 from exporter.model import ByState, NodeFacts
 from exporter.model.formatting import iso
@@ -205,11 +206,11 @@ def _parts(
     """By currency and owner."""
     found: dict[str, dict[LineKey, ChargePart]] = {}
     for key, figures in lines:
-        summary.ledger_gpu_hours += figures.allocated_seconds / 3600
+        summary.ledger_gpu_hours += figures.seconds.total / 3600
         if not figures.money:
-            if not figures.allocated_seconds:
+            if not figures.seconds.total:
                 continue  # joules alone: there is no hour that lacks a price
-            summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.allocated_seconds
+            summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.seconds.total
             continue
         owner = key._replace(cluster="", node="", pool="", model="", mode="")
         for number, currency in enumerate(sorted(figures.money)):
@@ -266,8 +267,8 @@ def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iter
     sums = [total_of(part.lines) for part in origin.parts]
     exact_costs = [exact(figures.money_in(origin.currency).total) for figures in sums]
     costs = parts_of(rounded(sum(exact_costs, Decimal(0))), exact_costs)
-    held = _hours([figures.allocated_seconds for figures in sums])
-    priced = _hours([max(figures.allocated_seconds - figures.unpriced_seconds, 0.0) for figures in sums])
+    held = _hours([figures.seconds.total for figures in sums])
+    priced = _hours([max(figures.seconds.total - figures.unpriced_seconds, 0.0) for figures in sums])
     whole_hours = sum(priced, Decimal(0))
     unit_price = rounded(quotient(sum(costs, Decimal(0)), whole_hours)) if whole_hours else None
     ratios = ratios_of(costs if any(costs) else priced)
@@ -366,24 +367,32 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
 
 def _own(part: ChargePart, figures: Figures, money: ByState, cost: Decimal) -> FocusRow:
     """The columns that FOCUS has no place for."""
-    kinds = [exact(amount) for amount in (money.active, money.idle, money.unknown)]
-    active_cost, idle_cost, unknown_cost = parts_of(cost, kinds)
-    held, measured = figures.allocated_seconds, figures.active_seconds + figures.idle_seconds
-    owner = part.owner
+    effective, ineffective, unprofiled, idle, unknown = parts_of(cost, [exact(amount) for _, amount in money])
+    seconds, owner = figures.seconds, part.owner
+    profiled = seconds.profiled or money.profiled  # of several currencies one has the seconds
     return {
-        "x_ActiveCost": written(active_cost),
-        "x_ActiveRatio": written(rounded(exact(figures.active_seconds / measured), 6)) if measured else "",
-        "x_Coverage": written(rounded(exact(measured / held), 6)) if held else "",
-        "x_IdleCost": written(idle_cost),
+        "x_ActiveCost": written(effective + ineffective + unprofiled),
+        "x_ActiveEffectiveCost": written(effective) if profiled else "",
+        "x_ActiveIneffectiveCost": written(ineffective) if profiled else "",
+        "x_ActiveUnprofiledCost": written(unprofiled),
+        "x_ActiveRatio": _ratio(seconds.active_ratio),
+        "x_Coverage": _ratio(seconds.measured / seconds.total if seconds.total else None),
+        "x_EffectiveRatio": _ratio(seconds.effective_ratio),
+        "x_IdleCost": written(idle),
         "x_Namespace": owner.namespace,
+        "x_ProfiledRatio": _ratio(seconds.profiled_ratio),
         "x_SharingMode": "+".join(sorted(filter(None, part.modes))),
         "x_SplitConfidence": "estimated" if "shared" in part.modes else "exact",
         "x_Team": owner.team,
-        "x_UnknownCost": written(unknown_cost),
+        "x_UnknownCost": written(unknown),
         "x_UnpricedGpuHours": written(rounded(quotient(exact(figures.unpriced_seconds), _HOUR))),
         "x_Workload": owner.workload,
         "x_WorkloadKind": owner.kind,
     }
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else written(rounded(exact(ratio), 6))
 
 
 def _allocated(part: ChargePart, ratio: Decimal, paid: Decimal) -> FocusRow:

@@ -1,13 +1,14 @@
 """Writes the foot of a report: its sum against the capacity, coverage, prices, failures and notes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from exporter.cost.ledger import Failure, Figures
-from exporter.cost.report import FleetReport, filter_words, is_part, total_of
+from exporter.cost.document import Funnel, funnel
+from exporter.cost.ledger import Failure, Figures, total_of
+from exporter.cost.report import FleetReport, filter_words, is_part
 from exporter.model import Totals
 from exporter.model.formatting import decimal, hour_digits, minute, moment, money_with_code, percent_down
 
@@ -35,7 +36,7 @@ class Remark(NamedTuple):
 def remarks(report: FleetReport) -> Iterator[Remark]:
     """All that a reader must know of a report beside its rows."""
     yield from _sum(report)
-    yield _funnel(report)
+    yield from _funnels(report)
     yield from _sharing(report)
     yield from _before(report)
     yield from _coverage(report)
@@ -72,7 +73,7 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
     digits = hour_digits(trust.capacity_seconds)
     capacity = f"{decimal(trust.capacity_seconds / HOUR, digits)} GPU-hours metered"
     if is_part(report.filters):
-        hours = decimal(report.total.allocated_seconds / HOUR, digits)
+        hours = decimal(report.total.seconds.total / HOUR, digits)
         only = f"only {clean(filter_words(report.filters))}"
         yield Remark("Sum", f"{hours} of {capacity}: {only}; that nothing is missing can be seen without the filter")
         return
@@ -95,17 +96,25 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
         )
 
 
-def _funnel(report: FleetReport) -> Remark:
-    held = report.owned
-    whole = report.total.allocated_seconds
+def _funnels(report: FleetReport) -> Iterator[Remark]:
     digits = hour_digits(report.trust.capacity_seconds)
-    steps = [f"{decimal(whole / HOUR, digits)} GPU-hours"]
-    for seconds, word in ((held.allocated_seconds, "held"), (held.active_seconds, "active")):
-        part = f" ({percent_down(seconds / whole, 1)})" if whole else ""
-        steps.append(f"{decimal(seconds / HOUR, digits)} {word}{part}")
-    unknown = held.unknown_seconds / HOUR
-    rest = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
-    return Remark("Funnel", " > ".join(steps) + rest)
+    hours = funnel(report, unit=HOUR)
+    yield Remark("Funnel", _steps(hours, "GPU-hours", lambda value: decimal(value, digits)))
+    for currency in report.currencies:
+        yield Remark("", _steps(funnel(report, currency), currency, decimal))
+
+
+def _steps(one: Funnel, unit: str, form: Callable[[float], str]) -> str:
+    steps = [f"{form(one.total)} {unit}"]
+    for value, word in ((one.allocated, "held"), (one.active, "active"), (one.effective, "effective")):
+        if value is not None:
+            part = f" ({percent_down(value / one.total, 1)})" if one.total else ""
+            steps.append(f"{form(value)} {word}{part}")
+    rest = f"; of {form(one.unknown)} held it is not known" if one.unknown else ""
+    if one.unprofiled:
+        part = "nothing" if one.effective is None else percent_down(one.profiled_ratio, 1)
+        rest += f"; {part} of what was active was profiled"
+    return " > ".join(steps) + rest
 
 
 def _sharing(report: FleetReport) -> Iterator[Remark]:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from exporter.cost.ledger import (
@@ -15,11 +15,14 @@ from exporter.cost.ledger import (
     FleetLedger,
     LineKey,
     Window,
+    total_of,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.report import APART, total_of
+from exporter.cost.report import APART
+from exporter.model import NO_SECONDS, Bottleneck, ByState
 
-Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
+Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
+"""``bottleneck`` is information on what limits a workload: nothing is saved by it."""
 RiskLevel = Literal["low", "medium", "high"]
 
 
@@ -51,6 +54,8 @@ class HeldDevice:
     """Held when the window ended, and for most of its last day: what else was held is the past."""
     policy: str = ""
     """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
+    bottlenecks: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Profiled active GPU-seconds of its workload, on all devices, by what was the limit: see ``Bottleneck``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,7 @@ class Recommendation:
 
 EVIDENCE = "workload_device:gpu_share:ratio"
 """Has a sample for each hour in which a workload held a device."""
+_BOTTLENECKS = "workload:gpu_bottleneck_seconds:sum"
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _OWNER = ("workload_namespace", "workload_kind", "workload_name", "team")
 _DAY_HOURS = 18
@@ -109,6 +115,7 @@ async def read_evidence(
     use, device, owner = ((cluster, *labels) for labels in ((*_DEVICE, *_OWNER), _DEVICE, _OWNER))
     questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
     kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
+    kept["bottlenecks"] = (*owner, "resource")
     try:
         async with asyncio.TaskGroup() as group:  # where one fails the others end, and ask nothing of a closed client
             tasks = {
@@ -142,6 +149,8 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
         "total": f"max by ({device}) (last_over_time(workload_device:gpu_memory_total_bytes:max[{over}]))",
         "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
         "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',
+        # Each value is of the hour before; of who holds nothing now there is none.
+        "bottlenecks": f"max by ({owner}, resource) (sum_over_time({_BOTTLENECKS}[{over}:1h]))",
         "muted": (
             f"max by ({owner}) (last_over_time(workload:gpu_alerts_off_until_seconds:max[1h])) > {window.end_seconds}"
         ),
@@ -157,6 +166,9 @@ async def _ask(
 
 
 def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
+    bottlenecks: dict[_Key, dict[str, float]] = {}
+    for (*whose, resource), seconds in answers["bottlenecks"].items():
+        bottlenecks.setdefault(tuple(whose), {})[resource] = seconds
     for key, held_hours in answers["held"].items():
         cluster, node, _, uuid, gpu_instance, mig_profile, model, namespace, kind, workload, team = key
         owner = (cluster, namespace, kind, workload, team)
@@ -181,6 +193,7 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
             estimated=key in answers["estimated"],
             still_held=answers["of_day"].get(key, 0.0) >= _DAY_HOURS,
             policy="reserved" if owner in answers["reserved"] else "inference" if owner in answers["inference"] else "",
+            bottlenecks=bottlenecks.get(owner, {}),
         )
 
 
@@ -208,6 +221,8 @@ SMALL_USE_RATIO = 0.2
 SMALL_USE_BYTES = 10e9
 """... together with so much memory at its peak."""
 MOST_SHARERS = 4
+MOSTLY_RATIO, ALMOST_ALL_RATIO = 0.5, 0.9
+"""Part of the profiled active time that a class must have to be named, and to be acted on."""
 
 
 GIB = 1 << 30
@@ -294,12 +309,44 @@ class MeanPrice(NamedTuple):
     per_hour: float
 
 
+class Limit(NamedTuple):
+    """What limits a workload while it is active, and how near it comes to it."""
+
+    effective_ratio: float
+    profiled_ratio: float
+    """Part of the active time of which that is known."""
+    bottleneck: Bottleneck
+    """What was the limit for most of that time."""
+    bottleneck_ratio: float
+    """Its part."""
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether next to none of the time was near a limit."""
+        return self.bottleneck == Bottleneck.STARVED and self.bottleneck_ratio >= ALMOST_ALL_RATIO
+
+
+def limit_of(uses: Sequence[HeldDevice], seconds: ByState) -> Limit | None:
+    """Return what limits a workload; ``None`` where too little of its active time was profiled.
+
+    Args:
+        uses: Its devices.
+        seconds: Of these in the ledger.
+    """
+    effective, profiled = seconds.effective_ratio, seconds.profiled_ratio or 0.0
+    of_class = {one: uses[0].bottlenecks.get(one, 0.0) for one in Bottleneck}
+    most = max(of_class, key=of_class.__getitem__)
+    if effective is None or profiled < LEAST_COVERAGE_RATIO or not of_class[most]:
+        return None
+    return Limit(effective, profiled, most, of_class[most] / sum(of_class.values()))
+
+
 PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
 
 
 def _mean_price(paid: Figures) -> MeanPrice | None:
     """The mean; ``None`` without money, and in several currencies, of which none is the price."""
-    priced_hours = (paid.allocated_seconds - paid.unpriced_seconds) / HOUR_SECONDS
+    priced_hours = (paid.seconds.total - paid.unpriced_seconds) / HOUR_SECONDS
     money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
     return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
 
@@ -315,12 +362,17 @@ class Prices:
                 models.setdefault((key.cluster, key.model), []).append(figures)
                 if key.kind not in APART:
                     payers.setdefault(key.at(PAYER), []).append(figures)
-        self._payers = {key: _mean_price(total_of(paid)) for key, paid in payers.items()}
+        self._totals = {key: total_of(paid) for key, paid in payers.items()}
+        self._payers = {key: _mean_price(paid) for key, paid in self._totals.items()}
         self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
 
     def paid(self, payer: LineKey) -> MeanPrice | None:
         """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
         return self._payers[payer] if payer in self._payers else self.of_model(payer.cluster, payer.model)
+
+    def seconds(self, payer: LineKey) -> ByState:
+        """What a workload held, by state; nothing where the ledger knows it by no name."""
+        return self._totals[payer].seconds if payer in self._totals else NO_SECONDS
 
     def of_model(self, cluster: str, model: str) -> MeanPrice | None:
         """What GPUs of a model cost in a cluster, whoever held them."""
@@ -404,6 +456,23 @@ class HeldDevices:
         """Of the smallest device; ``None`` where one is not known."""
         known = [use.memory_total_bytes for use in self.uses]
         return None if None in known else min(total for total in known if total is not None)
+
+    def at_most(self, ratio: float) -> "HeldDevices":
+        """Return them with no more activity than this."""
+
+        def capped(known: float | None) -> float | None:
+            return None if known is None else min(known, ratio)
+
+        uses = (
+            replace(
+                use,
+                mean_ratio=capped(use.mean_ratio),
+                p95_ratio=capped(use.p95_ratio),
+                peak_ratio=capped(use.peak_ratio),
+            )
+            for use in self.uses
+        )
+        return replace(self, uses=tuple(uses))
 
     @property
     def is_server(self) -> bool:

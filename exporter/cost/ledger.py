@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from exporter.errors import ConfigError
-from exporter.model import ByState, NodeFacts
+from exporter.model import NO_SECONDS, ByState, NodeFacts
 from exporter.model.formatting import day, minute
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
@@ -131,9 +131,8 @@ def dimension_problem(name: str) -> str:
 class Figures:
     """What stands on a line. Seconds are share-weighted GPU-seconds."""
 
-    active_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    unknown_seconds: float = 0.0
+    seconds: ByState = NO_SECONDS
+    """Always all of the allocated seconds."""
     unpriced_seconds: float = 0.0
     """Allocated seconds that had no price and are in no money."""
     energy_joules: float | None = None
@@ -142,32 +141,54 @@ class Figures:
     """By ISO 4217 currency; a currency in which nothing was priced is absent."""
 
     @property
-    def seconds(self) -> ByState:
-        """The seconds by state."""
-        return ByState(unprofiled=self.active_seconds, idle=self.idle_seconds, unknown=self.unknown_seconds)
-
-    @property
-    def allocated_seconds(self) -> float:
-        """Active, idle and unknown, always."""
-        return self.active_seconds + self.idle_seconds + self.unknown_seconds
-
-    @property
-    def active_ratio(self) -> float | None:
-        """Active part of the measured time; ``None`` where nothing was measured. 8 GPUs at 90 % are at 90 %."""
-        measured = self.active_seconds + self.idle_seconds
-        return self.active_seconds / measured if measured else None
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing on the line: no seconds, joules or money.
 
         A line may have joules and money without seconds: those of a process of no pod on a GPU that a pod holds.
         """
-        return not (self.allocated_seconds or self.energy_joules or any(money.total for money in self.money.values()))
+        return not (self.seconds.total or self.energy_joules or any(money.total for money in self.money.values()))
 
     def money_in(self, currency: str) -> ByState:
         """The money of one currency; none at all where nothing was priced in it."""
-        return self.money.get(currency, ByState())
+        return self.money.get(currency, NO_SECONDS)
+
+    def amounts(self, currency: str) -> ByState:
+        """The money of one currency; the seconds where none is named."""
+        return self.money_in(currency) if currency else self.seconds
+
+
+def total_of(many: Iterable[Figures]) -> Figures:
+    """The sum of figures, currency by currency."""
+    summed = list(many)
+    if len(summed) == 1:
+        return summed[0]  # mostly, at the finest: and making values is what takes time
+    unpriced = 0.0
+    energy: float | None = None
+    money: dict[str, list[ByState]] = {}
+    for figures in summed:
+        unpriced += figures.unpriced_seconds
+        if figures.energy_joules is not None:
+            energy = figures.energy_joules + (energy or 0.0)
+        for currency, amount in figures.money.items():
+            money.setdefault(currency, []).append(amount)
+    return Figures(
+        seconds=total_by_state(figures.seconds for figures in summed),
+        unpriced_seconds=unpriced,
+        energy_joules=energy,
+        money={currency: total_by_state(amounts) for currency, amounts in money.items()},
+    )
+
+
+def total_by_state(many: Iterable[ByState]) -> ByState:
+    """Return the sum with one new value; ``__add__`` makes one for each."""
+    effective = ineffective = unprofiled = idle = unknown = 0.0
+    for one in many:
+        effective += one.effective
+        ineffective += one.ineffective
+        unprofiled += one.unprofiled
+        idle += one.idle
+        unknown += one.unknown
+    return ByState(effective=effective, ineffective=ineffective, unprofiled=unprofiled, idle=idle, unknown=unknown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Annotated, Any
 
 from exporter.cost import agent_client, queries
-from exporter.cost.ledger import Filters, Window
+from exporter.cost.ledger import Filters
 from exporter.cost.prometheus import PrometheusClient, SeriesSample
 from exporter.errors import ExporterError
 from exporter.web.node_page import IDLE_SHOWN_SECONDS
@@ -215,35 +215,6 @@ async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filte
         price = PriceNow(source=source, currency=currency, least=lowest.get(place, sample.value), most=sample.value)
         found.setdefault((model, " ".join(filter(None, pool))), []).append(price)
     return {place: sorted(rows, key=lambda one: one.source) for place, rows in found.items()}
-
-
-_HELD, _AT_WORK = "cluster:gpu_allocated:sum", "cluster:gpu_active:sum"
-
-
-async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filters) -> float | None:
-    """Mean part of the held GPUs that were active for 5 % of a quarter of an hour or more.
-
-    Args:
-        client: Where.
-        window: Over which; what of it Prometheus has forgotten is not in the mean.
-        filters: Clusters are looked at; of anything else the funnel is not recorded.
-
-    Returns:
-        0-1; ``None`` where it is not recorded, or nothing was held.
-
-    Raises:
-        PrometheusError: It cannot be asked.
-    """
-    if set(filters.wanted) - {"cluster"}:
-        return None
-    cluster_label = client.settings.cluster_label
-    matchers = queries.matchers(filters, cluster_label)
-    held, at_work = (
-        f"sum(max by ({cluster_label}) (avg_over_time({name}{{{matchers}}}[{window.seconds}s])))"
-        for name in (_HELD, _AT_WORK)
-    )
-    found = await client.instant(f"{at_work} / {held}", window.end_seconds)
-    return min(1.0, found[0].value) if found else None
 
 
 _TIMEOUT_SECONDS = 5.0

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from exporter.cost.foot import HOUR, Remark, clean, unpriced, write_foot
 from exporter.cost.ledger import LABEL, LineKey, pairs
-from exporter.cost.render import console_for, hours_of, money_of
-from exporter.cost.report_csv import CSV_HOURS, csv_figures, csv_stream, encodable, guarded
+from exporter.cost.render import EFFECTIVE_TITLES, HOUR_TITLES, console_for, effective_of, hours_of, money_of
+from exporter.cost.report_csv import CSV_HOURS, CSV_MONEY, CSV_RATIOS, csv_figures, csv_stream, encodable, guarded
 from exporter.errors import ExporterError
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import UNALLOCATED, UNATTRIBUTED, ByState, Owner, Price, ShareMode, Totals
@@ -200,23 +200,21 @@ def _line(entry: Mapping[str, Any]) -> Line:
     )
     joules = entry["energy_joules"]
     totals = Totals(
-        seconds=_by_state(entry, "seconds"),
+        seconds=_by_state(entry, "seconds", "allocated_seconds"),
         energy_joules=0.0 if joules is None else _number(joules),
         energy_unknown_seconds=_number(entry["energy_unknown_seconds"]),
         unpriced_seconds=_number(entry["unpriced_seconds"]),
-        money={_text(money["currency"]): _by_state(money, "cost", _number(money["cost"])) for money in entry["money"]},
+        money={_text(money["currency"]): _by_state(money, "cost", "cost") for money in entry["money"]},
     )
     return Line(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]), totals=totals)
 
 
-def _by_state(entry: Mapping[str, Any], unit: str, total: float | None = None) -> ByState:
-    """Read the figures of an entry; agents of before have no profiled states, and of active money only the rest."""
-    names = ByState.__slots__ if f"unprofiled_{unit}" in entry else ("idle", "unknown")
-    known = ByState(**{name: _number(entry[f"{name}_{unit}"]) for name in names})
-    if len(names) > len(("idle", "unknown")):
-        return known
-    active = _number(entry["active_seconds"]) if total is None else total - known.total
-    return known + ByState(unprofiled=active)
+def _by_state(entry: Mapping[str, Any], unit: str, total: str) -> ByState:
+    """Read the figures of an entry; of older agents all active time is unprofiled."""
+    is_old = f"unprofiled_{unit}" not in entry
+    names = ("idle", "unknown") if is_old else ByState.__slots__
+    known = ByState(**{name: _number(entry[f"{name}_{unit}"] or 0.0) for name in names})
+    return known + ByState(unprofiled=_number(entry[total]) - known.total) if is_old else known
 
 
 def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
@@ -282,7 +280,8 @@ def _table(report: NodeReport) -> Table:
         table.add_column(title, overflow="fold")
     currencies = report.currencies or ("",)
     money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
-    for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
+    effective = EFFECTIVE_TITLES if report.owned.seconds.profiled else ()
+    for title in (*HOUR_TITLES, *effective, *money_titles):
         table.add_column(title.strip(), justify="right", no_wrap=True)
     digits = hour_digits(report.capacity_seconds)
     held = sum(line.owner not in APART for line in report.lines)
@@ -290,8 +289,9 @@ def _table(report: NodeReport) -> Table:
         ends = number in {held, len(report.lines)}
         style = "" if number <= held else "dim"
         names = (Text(clean(name_of(line))) for _, name_of in columns)
-        table.add_row(*names, *_figures(line.totals, line.states, currencies, digits), end_section=ends, style=style)
-    total = _figures(report.total, report.owned, currencies, digits)
+        figures = _figures(line.totals, line.states, currencies, digits, with_effective=bool(effective))
+        table.add_row(*names, *figures, end_section=ends, style=style)
+    total = _figures(report.total, report.owned, currencies, digits, with_effective=bool(effective))
     table.add_row("Total", *("" for _ in columns[1:]), *total, style="bold")
     return table
 
@@ -314,9 +314,12 @@ def _kind(line: Line) -> str:
     return line.owner.kind if line.owner in APART else ""
 
 
-def _figures(totals: Totals, states: Totals | None, currencies: tuple[str, ...], digits: int) -> list[str]:
+def _figures(
+    totals: Totals, states: Totals | None, currencies: tuple[str, ...], digits: int, *, with_effective: bool
+) -> list[str]:
     money = (text for currency in currencies for text in money_of(totals, states, currency))
-    return [*hours_of(totals, states, digits), *money]
+    effective = effective_of(states, digits) if with_effective else ()
+    return [*hours_of(totals, states, digits), *effective, *money]
 
 
 def _foot(report: NodeReport) -> Iterator[Remark]:
@@ -357,13 +360,13 @@ def _price(model: str, price: Price, gpus: int) -> str:
 def write_csv(report: NodeReport, stream: TextIO, *, with_notes: bool = False) -> None:
     """Write a row per owner, model and mode, rounded; with notes, rows of what has no owner, too.
 
-    Money is in two columns per currency, empty where there was no price.
+    Money is in columns per currency, empty where there was no price.
     """
     currencies = report.currencies  # a sum over all lines: once, not per line
-    money = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
+    money = [f"{name}_{currency}" for currency in currencies for name in CSV_MONEY]
     labels = [report.by] if report.by.startswith(LABEL) else []
     names = (*account_keys(Owner(), "", ""), *labels)
-    head = ("node", "from", "to", *names, *CSV_HOURS, "energy_kwh", *money)
+    head = ("node", "from", "to", *names, *CSV_HOURS, "energy_kwh", *CSV_RATIOS, *money)
     writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
     writer.writeheader()
     first = {"node": report.node, "from": iso(report.from_seconds), "to": iso(report.to_seconds)}

@@ -37,10 +37,10 @@ from exporter.cost.queries import (
     asked_at,
 )
 from exporter.errors import PrometheusError
-from exporter.model import ByState, NodeFacts
+from exporter.model import STATES, ByState, NodeFacts
 
 APART = frozenset({UNALLOCATED, UNATTRIBUTED})
-_ACTIVE, _IDLE, _UNKNOWN, _UNPRICED, _ENERGY = range(5)
+_UNPRICED, _ENERGY = len(STATES), len(STATES) + 1
 _PLAIN = {UNPRICED: _UNPRICED, ENERGY: _ENERGY}
 CELL_BYTES = 1000
 """What a cell takes, with its key and one currency."""
@@ -52,33 +52,33 @@ Key = tuple[str, ...]
 
 
 class _Cell:
-    """Figures of one key in one chunk, while they come in."""
+    """Figures of one key in one chunk, while they come in: by state, then by ``_PLAIN``; money by state."""
 
     __slots__ = ("money", "plain")
 
     def __init__(self) -> None:
-        self.plain = [0.0] * 5
+        self.plain = [0.0] * (len(STATES) + len(_PLAIN))
         self.money: dict[str, list[float]] = {}
 
     def add(self, other: "_Cell") -> None:
         self.plain = [mine + theirs for mine, theirs in zip(self.plain, other.plain, strict=True)]
         for currency, theirs in other.money.items():
-            mine = self.money.setdefault(currency, [0.0] * 3)
+            mine = self.money.setdefault(currency, [0.0] * len(STATES))
             mine[:] = [one + more for one, more in zip(mine, theirs, strict=True)]
 
     def figures(self) -> Figures:
         plain = self.plain
         return Figures(
-            active_seconds=plain[_ACTIVE],
-            idle_seconds=plain[_IDLE],
-            unknown_seconds=plain[_UNKNOWN],
+            seconds=_by_state(plain[: len(STATES)]),
             unpriced_seconds=plain[_UNPRICED],
             energy_joules=plain[_ENERGY] or None,
-            money={
-                currency: ByState(unprofiled=amounts[_ACTIVE], idle=amounts[_IDLE], unknown=amounts[_UNKNOWN])
-                for currency, amounts in self.money.items()
-            },
+            money={currency: _by_state(amounts) for currency, amounts in self.money.items()},
         )
+
+
+def _by_state(values: Sequence[float]) -> ByState:
+    effective, ineffective, unprofiled, idle, unknown = values
+    return ByState(effective=effective, ineffective=ineffective, unprofiled=unprofiled, idle=idle, unknown=unknown)
 
 
 class Cells:
@@ -128,7 +128,7 @@ class Cells:
                     self._grow(CELL_BYTES)
                     cell = cells[key] = _Cell()
                 if is_money:
-                    cell.money.setdefault(currency, [0.0] * 3)[place] += value
+                    cell.money.setdefault(currency, [0.0] * len(STATES))[place] += value
                 else:
                     cell.plain[place] += value
 
@@ -165,7 +165,8 @@ class Cells:
 @lru_cache(maxsize=64)
 def _place_of(state: str) -> int:
     """What the time of a state is shown as; of one that is not known here it is not known whether it was active."""
-    return _IDLE if state == "idle" else _ACTIVE if state.startswith("active") else _UNKNOWN
+    known = state if state in STATES else "active_unprofiled" if state.startswith("active") else "unknown"
+    return STATES.index(known)
 
 
 def line_keys(

@@ -1,29 +1,23 @@
-"""Recommends GPUs to return, share or resize, from evidence and ledger of the last days; as table, CSV or JSON."""
+"""Recommends GPUs to return, share or resize, from evidence and ledger of the last days, and says what limits work."""
 
-import csv
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, TextIO
+from typing import NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
-from exporter.cost.document import OwnerDocument, window_document
-from exporter.cost.foot import Remark, clean, write_foot
 from exporter.cost.holdings import (
     HEADROOM_RATIO,
     LEAST_HELD_HOURS,
     MONTH_HOURS,
     MOST_SHARERS,
+    MOSTLY_RATIO,
     PAYER,
     SMALL_USE_BYTES,
     SMALL_USE_RATIO,
     Advice,
     HeldDevice,
     HeldDevices,
+    Limit,
     MeanPrice,
     Prices,
     Profile,
@@ -31,6 +25,7 @@ from exporter.cost.holdings import (
     RiskLevel,
     idle,
     is_big,
+    limit_of,
     lots,
     profiles_of,
     read_evidence,
@@ -48,10 +43,8 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.render import console_for
-from exporter.cost.report_csv import csv_stream, encodable, guarded
-from exporter.model import PLATFORM_NAMESPACES
-from exporter.model.formatting import decimal, iso, minute, money_with_code, percent_down
+from exporter.model import PLATFORM_NAMESPACES, Bottleneck
+from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
 GIGABYTE = 1e9
 _CENTS_FROM = 0.1
@@ -108,6 +101,23 @@ def memories(lot: HeldDevices) -> Iterator[str]:
         yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
 
 
+_CLASSES = {
+    Bottleneck.COMPUTE: "an arithmetic pipe was the limit",
+    Bottleneck.MEMORY: "the bandwidth of its memory was the limit, as in decoding: that is no waste",
+    Bottleneck.TRANSFER: "NVLink, PCIe or C2C was the limit",
+    Bottleneck.VIDEO: "a video engine was the limit",
+    Bottleneck.STARVED: "nothing was near its limit: it was starved",
+}
+
+
+def limits(limit: Limit, lot: HeldDevices) -> str:
+    """What limits it, and how near it comes to that."""
+    of = "its" if len(lot.uses) == 1 else "their"
+    most = f"in {percent_down(limit.bottleneck_ratio, 0)} of that time {_CLASSES[limit.bottleneck]}"
+    known = f" ({percent_down(limit.profiled_ratio, 1)} of the active time was profiled)"
+    return f"While active it was at {percent_down(limit.effective_ratio, 1)} of {of} limit{known}; {most}."
+
+
 def paid(price: MeanPrice | None) -> str:
     """What it has cost."""
     if price is None:
@@ -125,6 +135,10 @@ _BURSTS = "Hours hide bursts of minutes, which take longer on less."
 _SEVERAL = (
     "It holds several: a program that joins them cannot join instances or shares, and NCCL does not work between"
     " instances. Only for one process a device."
+)
+_STARVED = (
+    "How many of its SMs it keeps busy is not recorded: on a part of the GPU kernels that fill all of them take longer."
+    " Compare DCGM_FI_PROF_SM_ACTIVE first."
 )
 _SERVER = "It looks like a server that takes memory in advance: measure what it needs before."
 
@@ -248,8 +262,8 @@ def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, marke
         return
     need = peak * (1 + HEADROOM_RATIO)
     other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
-    limits = f"{percent_down(SMALL_USE_RATIO, 0)} of activity and {memory(SMALL_USE_BYTES)} of memory"
-    fact = f"Less than {limits} is work for a smaller model."
+    most = f"{percent_down(SMALL_USE_RATIO, 0)} of use and {memory(SMALL_USE_BYTES)} of memory"
+    fact = f"Less than {most} is work for a smaller model."
     per_month = None
     name = "a smaller model"
     if other is not None and price is not None:
@@ -269,6 +283,41 @@ def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, marke
 
 def _per_month(price: MeanPrice | None, gpus: float) -> float | None:
     return None if price is None else price.per_hour * gpus * MONTH_HOURS
+
+
+def _starved(lot: HeldDevices, limit: Limit, price: MeanPrice | None, market: Market) -> Change | None:
+    """Return the exchange by the part of the device that it uses while it is active, which it is for too long."""
+    if not limit.is_starved:
+        return None
+    found = change(lot.at_most(limit.effective_ratio), price, market)
+    return found and found._replace(reasons=(_STARVED, *found.reasons))
+
+
+_BOTTLENECKS = {
+    Bottleneck.MEMORY: (
+        "Try larger batches on",
+        "Larger batches do more with each byte that is read from memory: this is information, and no waste.",
+    ),
+    Bottleneck.TRANSFER: (
+        "Overlap transfers with compute on",
+        "Usual causes: gradients or tensors that are sent while nothing is computed, copies from pageable memory.",
+    ),
+    Bottleneck.STARVED: (
+        "Look for what starves",
+        "Usual causes: loading of data, many small kernels, small batches, synchronisation, one slow rank.",
+    ),
+}
+
+
+def _information(lot: HeldDevices, limit: Limit) -> Change | None:
+    """Return what limits a busy workload, if its owner can do something about it."""
+    what = _BOTTLENECKS.get(limit.bottleneck)
+    if what is None or limit.bottleneck_ratio < MOSTLY_RATIO or lot.mean_ratio < SMALL_USE_RATIO:
+        return None
+    of = "its" if len(lot.uses) == 1 else "their"
+    at = f"active {percent_down(lot.mean_ratio, 0)}, at {percent_down(limit.effective_ratio, 0)} of {of} limit"
+    risk = "Nothing is saved until the same work takes fewer GPU-hours. Time one run."
+    return Change("bottleneck", f"{what[0]} {each(lot)}: {at}", 0.0, None, what[1], risk)
 
 
 _LOADED_BYTES = 1e9
@@ -315,13 +364,18 @@ def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> 
         return
     for lot in lots(uses):
         price = market.prices.paid(lot.payer)
+        limit = limit_of(lot.uses, market.prices.seconds(lot.payer))
         of_lot = replace(lot, uses=tuple(use for use in lot.uses if use in unused))
         if len(unused) == len(held):
             yield _written(lot, _give_back(lot, price), window, price)
         elif of_lot.uses:
             yield _written(of_lot, _fewer(of_lot, lot, held, price), window, price)
-        elif (found := change(lot, price, market)) is not None:
-            yield _written(lot, found, window, price)
+        else:
+            found = change(lot, price, market)
+            if found is None and limit is not None:
+                found = _starved(lot, limit, price, market) or _information(lot, limit)
+            if found is not None:
+                yield _written(lot, found, window, price, limit)
 
 
 def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
@@ -369,7 +423,7 @@ _SUSPENDED = frozenset({"CronJob", "Job"})
 
 def _command(owner: LineKey, advice: Advice) -> str:
     """Return a command that does it, or opens the manifest to change; empty of a workload without a name."""
-    if not (owner.namespace and owner.kind and owner.workload):
+    if advice == "bottleneck" or not (owner.namespace and owner.kind and owner.workload):
         return ""
     what = f"{owner.kind.lower()}/{owner.workload}"
     words = ["kubectl", "-n", owner.namespace]
@@ -386,9 +440,13 @@ def _command(owner: LineKey, advice: Advice) -> str:
     return shlex.join(words)
 
 
-def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None) -> Recommendation:
+def _written(
+    lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None, limit: Limit | None = None
+) -> Recommendation:
     reasons = (*found.reasons, *_doubts(lot))
     level = max(min(len(reasons), 2), _LEVELS_OF_RISK.index(found.least))
+    if found.advice == "bottleneck":
+        level = 0  # it asks for nothing
     return Recommendation(
         advice=found.advice,
         owner=lot.payer,
@@ -398,6 +456,7 @@ def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice |
         per_month=found.per_month,
         evidence=(
             activity(lot),
+            *((limits(limit, lot),) if limit else ()),
             found.fact,
             *memories(lot),
             coverage(lot, window),
@@ -458,141 +517,3 @@ async def read_recommendations(
     end = last_recorded(now_seconds)
     window = Window(start_seconds=end - WINDOW_DAYS * DAY_SECONDS, end_seconds=end, label=f"{WINDOW_DAYS}d")
     return (await read(client, source, window)).recommendations
-
-
-Form = Literal["table", "csv", "json"]
-FORMATS: tuple[Form, ...] = ("table", "csv", "json")
-_LEVELS = {"low": "green", "medium": "yellow", "high": "red"}
-_COLUMNS = (
-    *("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus"),
-    *("per_month", "currency", "risk_level", "risk", "command", "evidence", "devices"),
-)
-
-
-def write(reading: AdviceReading, form: Form, stream: TextIO) -> None:
-    """Write them, dearest first."""
-    {"table": _write_table, "csv": _write_csv, "json": _write_json}[form](reading, stream)
-
-
-def totals(found: Sequence[Recommendation]) -> dict[str, float]:
-    """Money a month by currency; what has no price is in none."""
-    sums: dict[str, float] = {}
-    for one in found:
-        if one.per_month is not None:
-            sums[one.currency] = sums.get(one.currency, 0.0) + one.per_month
-    return dict(sorted(sums.items()))
-
-
-def _write_table(reading: AdviceReading, stream: TextIO) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, show_lines=False)
-    for title in ("Workload", "Team", "What to do and why"):
-        table.add_column(title, overflow="fold")
-    for title in ("GPUs", "A month"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("Risk")
-    for one in reading.recommendations:
-        why = Text(clean(one.title), style="bold")
-        for sentence in (*one.evidence, f"Risk: {one.risk}", *((one.command,) if one.command else ())):
-            why.append(f"\n{clean(sentence)}", style="not bold")
-        month = "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency))
-        level = Text(one.risk_level, style=_LEVELS[one.risk_level])
-        owner = Text(clean(_owner(one.owner)))
-        table.add_row(owner, Text(clean(one.owner.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
-    console = console_for(stream, table)
-    window = reading.ledger.window
-    if reading.ledger.simulated:
-        console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))
-    period = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
-    console.print(Text(f"Recommendations, from use in {period}", style="bold"))
-    if reading.recommendations:
-        console.print(table)
-    write_foot(console, _foot(reading))
-
-
-def _owner(one: LineKey) -> str:
-    place = f"{one.cluster}: " if one.cluster else ""
-    return f"{place}{one.kind} {one.namespace}/{one.workload}"
-
-
-def _foot(reading: AdviceReading) -> Iterator[Remark]:
-    held = [use for use in reading.uses if use.still_held]
-    found = reading.recommendations
-    workloads = {use.owner.at(PAYER - {"model"}) for use in held}
-    yield Remark("Looked at", f"{len(held):,} devices that {len(workloads):,} workloads still hold")
-    month = " and ".join(money_with_code(money, clean(currency)) for currency, money in totals(found).items())
-    unpriced = sum(one.per_month is None for one in found)
-    without = f"; {unpriced} without a price" if unpriced else ""
-    savings = f"{month or 'no money'} a month, of {len(found)} recommendations{without}" if found else "none found"
-    yield Remark("Savings", savings)
-    for failure in reading.ledger.failures:
-        yield Remark("Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest")
-    for note in reading.ledger.notes:
-        yield Remark("Note", clean(note))
-
-
-def _write_csv(reading: AdviceReading, stream: TextIO) -> None:
-    writer = csv.DictWriter(csv_stream(stream), ("from", "to", *_COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    window = reading.ledger.window
-    for one in reading.recommendations:
-        joined = {"evidence": " ".join(one.evidence), "devices": " ".join(one.devices)}
-        row = {
-            name: guarded(value) if isinstance(value, str) else "" if value is None else value
-            for name, value in {**recommendation_document(one), **joined}.items()
-        }
-        writer.writerow({"from": iso(window.start_seconds), "to": iso(window.end_seconds), **row})
-
-
-def _write_json(reading: AdviceReading, stream: TextIO) -> None:
-    stream.write(encodable(json.dumps(document(reading.recommendations, reading.ledger), ensure_ascii=False, indent=2)))
-    stream.write("\n")
-
-
-class RecommendationDocument(OwnerDocument):
-    """One suggestion."""
-
-    advice: Annotated[str, "give-back, fewer-gpus, share, smaller-mig or smaller-model."]
-    title: Annotated[str, "What to do."]
-    gpus: Annotated[float, "Physical GPUs that would become free, by share."]
-    currency: Annotated[str | None, "ISO 4217."]
-    per_month: Annotated[float | None, "Money of 730 hours; null where there was no price."]
-    evidence: Annotated[list[str], "Measured facts, with window and coverage."]
-    risk: Annotated[str, "What could go wrong, and how to try it."]
-    risk_level: Annotated[RiskLevel, "How bad that is."]
-    command: Annotated[str | None, "To copy: does it, or opens the manifest; null where the workload has no name."]
-    devices: Annotated[list[str], "UUIDs that it is about."]
-
-
-def document(found: Sequence[Recommendation], ledger: FleetLedger) -> dict[str, Any]:
-    """Recommendations as plain values: ``per_month`` is money of 730 hours, ``None`` without a price."""
-    return {
-        "api_version": 1,
-        "window": window_document(ledger.window),
-        "recommendations": [recommendation_document(one) for one in found],
-        "per_month": totals(found),
-        "failures": [{"what": failure.what, "reason": failure.reason} for failure in ledger.failures],
-        "notes": list(ledger.notes),
-        "simulated": ledger.simulated,
-    }
-
-
-def recommendation_document(one: Recommendation) -> RecommendationDocument:
-    """Return one of them as plain values, named as a report's lines are."""
-    return {
-        "advice": one.advice,
-        "title": one.title,
-        "cluster": one.owner.cluster or None,
-        "owner_namespace": one.owner.namespace or None,
-        "owner_kind": one.owner.kind or None,
-        "owner_name": one.owner.workload or None,
-        "team": one.owner.team or None,
-        "model": one.owner.model or None,
-        "gpus": one.gpus,
-        "per_month": one.per_month,
-        "currency": one.currency or None,
-        "evidence": list(one.evidence),
-        "risk": one.risk,
-        "risk_level": one.risk_level,
-        "command": one.command or None,
-        "devices": list(one.devices),
-    }

@@ -11,17 +11,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.document import charged, document_without_lines, is_shared, line_documents, money_kinds
+from exporter.cost.document import PARTS, charged, document_without_lines, is_shared, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, clean, remarks, write_foot
-from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey
-from exporter.cost.report import (
-    FleetReport,
-    change,
-    figures_before,
-    is_apart,
-    parts,
-    total_of,
-)
+from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey, total_of
+from exporter.cost.report import FleetReport, change, figures_before, is_apart
 from exporter.cost.report_csv import encodable, write_csv
 from exporter.model import Totals
 from exporter.model.formatting import decimal, hour_digits, minute, model, percent_down
@@ -74,7 +67,7 @@ def number_titles(report: FleetReport) -> tuple[str, ...]:
     """Of the columns with numbers, as ``numbers`` gives them."""
     kinds = [title.capitalize().removesuffix("_cost") for title in money_kinds(report)]
     money = [f"{kind} {currency}".strip() for currency in report.currencies or ("",) for kind in kinds]
-    return ("GPU-hours", "Active", "Idle", "Unknown", "Active %", *money)
+    return (*HOUR_TITLES, "Active %", *(EFFECTIVE_TITLES if report.owned.seconds.profiled else ()), *money)
 
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
@@ -127,9 +120,10 @@ def _sums(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
     """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
-    activity = row.states.active_ratio if row.states else None
     shown = hours_of(row.figures, row.states, digits)
-    shown.append("" if activity is None else percent_down(activity, 0))
+    shown.append(_ratio(row.states.seconds.active_ratio if row.states else None))
+    if report.owned.seconds.profiled:
+        shown += effective_of(row.states, digits)
     for currency in report.currencies or ("",):
         shown += money_of(row.figures, row.states, currency)
         amounts = (row.shared.get(currency), row.charged.get(currency)) if is_shared(report) else ()
@@ -140,6 +134,11 @@ def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
     return shown
 
 
+HOUR_TITLES = ("GPU-hours", "Active", "Idle", "Unknown")
+EFFECTIVE_TITLES = ("Effective", "Effective %", "Unprofiled")
+"""Of the columns of ``effective_of``, where some active time was profiled."""
+
+
 def hours_of(figures: Figures | Totals, states: Figures | Totals | None, digits: int) -> list[str]:
     """Hours held, active, idle and unknown, as text; the latter three empty without an owner."""
     whole = decimal(figures.seconds.total / HOUR, digits)
@@ -147,6 +146,22 @@ def hours_of(figures: Figures | Totals, states: Figures | Totals | None, digits:
         return [whole, "", "", ""]
     seconds = (states.seconds.active, states.seconds.idle, states.seconds.unknown)
     return [whole, *(decimal(value / HOUR, digits) for value in seconds)]
+
+
+def effective_of(states: Figures | Totals | None, digits: int) -> list[str]:
+    """Effective hours, their part of the profiled ones, and active hours that were not profiled, as text.
+
+    The first two are empty where nothing was profiled, all without an owner.
+    """
+    if states is None:
+        return [""] * len(EFFECTIVE_TITLES)
+    seconds = states.seconds
+    effective = decimal(seconds.effective / HOUR, digits) if seconds.profiled else ""
+    return [effective, _ratio(seconds.effective_ratio), decimal(seconds.unprofiled / HOUR, digits)]
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else percent_down(ratio, 0)
 
 
 def money_of(figures: Figures | Totals, states: Figures | Totals | None, currency: str) -> list[str]:
@@ -265,6 +280,7 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
         "simulated": report.simulated,
         "label": clean(window.label),
         "period": f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC",
+        "names": PARTS,
         "bars": [*currencies, ("GPU-hours", parts(report), digits, HOUR)],
         "titles": titles(report),
         "number_titles": number_titles(report),
@@ -280,7 +296,7 @@ def _length(row: ReportRow, report: FleetReport) -> float:
     """How long a row's bar is: its money where there is one currency, else its hours."""
     if len(report.currencies) == 1:
         return row.figures.money_in(report.currencies[0]).total
-    return row.figures.allocated_seconds
+    return row.figures.seconds.total
 
 
 def write_json(report: FleetReport, stream: TextIO) -> None:

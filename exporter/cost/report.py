@@ -21,8 +21,8 @@ from exporter.cost.ledger import (
     Window,
     label_keys,
     pairs,
+    total_of,
 )
-from exporter.model import ByState
 from exporter.model.formatting import percent_down
 
 ShareIdle = Literal["none", "even", "weighted"]
@@ -192,7 +192,7 @@ def _take(
 def _weights(lines: Sequence[ReportLine], currency: str) -> list[float]:
     measures: tuple[Callable[[ReportLine], float], ...] = (
         lambda line: line.figures.money_in(currency).total,
-        lambda line: line.figures.allocated_seconds,
+        lambda line: line.figures.seconds.total,
     )
     for measure in measures:
         weights = [max(0.0, measure(line)) for line in lines]
@@ -382,39 +382,6 @@ def figures_before(report: FleetReport) -> Callable[[LineKey], Figures]:
     return lambda key: known.get(key, _NOTHING)
 
 
-def total_of(many: Iterable[Figures]) -> Figures:
-    """The sum of figures, currency by currency."""
-    summed = list(many)
-    if len(summed) == 1:
-        return summed[0]  # mostly, at the finest: and making values is what takes time
-    active = idle = unknown = unpriced = 0.0
-    energy: float | None = None
-    money: dict[str, list[float]] = {}
-    for figures in summed:
-        active += figures.active_seconds
-        idle += figures.idle_seconds
-        unknown += figures.unknown_seconds
-        unpriced += figures.unpriced_seconds
-        if figures.energy_joules is not None:
-            energy = figures.energy_joules + (energy or 0.0)
-        for currency, amount in figures.money.items():
-            so_far = money.setdefault(currency, [0.0, 0.0, 0.0])
-            so_far[0] += amount.active
-            so_far[1] += amount.idle
-            so_far[2] += amount.unknown
-    return Figures(
-        active_seconds=active,
-        idle_seconds=idle,
-        unknown_seconds=unknown,
-        unpriced_seconds=unpriced,
-        energy_joules=energy,
-        money={
-            currency: ByState(unprofiled=active, idle=idle, unknown=unknown)
-            for currency, (active, idle, unknown) in money.items()
-        },
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gathered:
     """Figures by what is asked for: of all chunks, to be summed, and, where it was asked for, chunk by chunk."""
@@ -447,7 +414,7 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
             if group is None:
                 continue
             here.setdefault(group, []).append(figures)
-            chunk_seconds += figures.allocated_seconds
+            chunk_seconds += figures.seconds.total
         seconds.append(chunk_seconds)
         if with_series:
             by_chunk.append({group: total_of(some) for group, some in here.items()})
@@ -467,31 +434,11 @@ def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
         yield ReportLine(key=key, figures=total_of(some), series=series)
 
 
-PARTS = ("Active", "Idle", "Unknown", UNATTRIBUTED, UNALLOCATED)
-"""What all GPU-seconds, and all money, consist of."""
-
-
-def parts(report: FleetReport, currency: str = "") -> dict[str, float]:
-    """Return GPU-seconds, or money in a currency, by ``PARTS``: of owners by state, and of what is nobody's."""
-    held = report.owned
-    nobodys = (
-        total_of(line.figures for line in report.apart if (line.key.kind == UNATTRIBUTED) == is_unattributed)
-        for is_unattributed in (True, False)
-    )
-    if currency:
-        own = held.money_in(currency)
-        values = (own.active, own.idle, own.unknown, *(one.money_in(currency).total for one in nobodys))
-    else:
-        seconds = (held.active_seconds, held.idle_seconds, held.unknown_seconds)
-        values = (*seconds, *(one.allocated_seconds for one in nobodys))
-    return dict(zip(PARTS, values, strict=True))
-
-
 def rank(line: ReportLine) -> tuple[float, float, LineKey]:
     """Order lines by money, dearest first, then by time."""
     # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.
     cost = sum(money.total for money in line.figures.money.values())
-    return (-cost, -line.figures.allocated_seconds, line.key)
+    return (-cost, -line.figures.seconds.total, line.key)
 
 
 def _trust(
@@ -512,7 +459,7 @@ def _trust(
     capacity, missing = _conservation(ledger, gathered.chunk_seconds, clusters, is_whole=not is_part(filters))
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
-    if filters.wanted and not total.allocated_seconds and any(chunk.capacity_seconds for chunk in ledger.chunks):
+    if filters.wanted and not total.seconds.total and any(chunk.capacity_seconds for chunk in ledger.chunks):
         notes += (f"nothing matches {filter_words(filters)}: look for the right names in a report without the filter",)
     if unknown := unknown_labels(ledger, (*by, *filters.wanted)):
         notes += (unknown,)
@@ -523,8 +470,8 @@ def _trust(
         missing_seconds=missing,
         expected_hours=sum(ledger.window.end_seconds - start for start in _starts(ledger, clusters)) // HOUR_SECONDS,
         recorded_hours=recorded,
-        activity_coverage_ratio=_rest(held.unknown_seconds, held.allocated_seconds),
-        price_coverage_ratio=_rest(total.unpriced_seconds, total.allocated_seconds),
+        activity_coverage_ratio=_rest(held.seconds.unknown, held.seconds.total),
+        price_coverage_ratio=_rest(total.unpriced_seconds, total.seconds.total),
         failures=ledger.failures,
         notes=notes,
     )

@@ -9,7 +9,7 @@ from exporter.cost.document import charged, money_kinds
 from exporter.cost.foot import HOUR, clean, failure_words
 from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures
 from exporter.cost.report import FleetReport, change, figures_before, filter_words, is_apart, is_part
-from exporter.model import Totals
+from exporter.model import STATE_COLUMNS, ByState, Totals, state_columns
 from exporter.model.formatting import iso
 
 JOULES_PER_KWH = 3.6e6
@@ -50,7 +50,9 @@ _KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owne
 """Names of columns that differ from those of the dimensions."""
 MONEY_DIGITS, HOUR_DIGITS, _RATIO_DIGITS = 2, 3, 4
 """Decimals in CSV; JSON is not rounded."""
-CSV_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+CSV_HOURS = ("gpu_hours", *(f"{name}_hours" for name in STATE_COLUMNS), "unpriced_hours")
+CSV_MONEY = ("cost", *(f"{name}_cost" for name in STATE_COLUMNS))
+CSV_RATIOS = ("active_ratio", "effective_ratio", "profiled_ratio")
 
 CsvCells = dict[str, str | float]
 """A row by column."""
@@ -63,9 +65,10 @@ def write_csv(report: FleetReport, stream: TextIO, *, with_notes: bool = False) 
     ``Unattributed``, ``Unallocated``, ``Total`` (of all these), ``Capacity`` (metered GPU-hours), ``Missing`` (what the
     lines lack of it), ``Coverage`` (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source`` and others.
     """
-    money = [f"{kind}_{currency}" for currency in report.currencies for kind in money_kinds(report)]
+    kinds = dict.fromkeys((*CSV_MONEY, *money_kinds(report)))
+    money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
     names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
-    head = ["from", "to", *names, *CSV_HOURS, "energy_kwh", "active_ratio", *money]
+    head = ["from", "to", *names, *CSV_HOURS, "energy_kwh", *CSV_RATIOS, *money]
     if with_notes:
         head = ["record", *head, "ratio", "remark"]
     writer = csv.DictWriter(csv_stream(stream), head, restval="", extrasaction="ignore", lineterminator="\n")
@@ -85,7 +88,7 @@ def _lines(report: FleetReport) -> Iterator[CsvCells]:
         yield {
             "record": key.kind if is_apart(key) else "Owner",
             **{_KEYS.get(name, name): guarded(key.value(name)) for name in _columns(report)},
-            **_figures(line.figures, line.states),
+            **csv_figures(line.figures, line.states, line.figures.energy_joules),
             **_changes(report, line.figures, before(key)),
             **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},
             **{f"charged_{currency}": amount for currency, amount in charges.items()},
@@ -106,26 +109,25 @@ def _columns(report: FleetReport) -> tuple[Dimension, ...]:
     return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
 
 
-def _figures(figures: Figures, states: Figures | None) -> CsvCells:
-    ratio = states.active_ratio if states else None
-    activity: CsvCells = {} if ratio is None else {"active_ratio": round(ratio, _RATIO_DIGITS)}
-    return {**csv_figures(figures, states, figures.energy_joules), **activity}
-
-
 def csv_figures(figures: Figures | Totals, states: Figures | Totals | None, energy_joules: float | None) -> CsvCells:
-    """Hours, energy and money by column, rounded; what is not known, or has no owner, has no cell."""
-    seconds: dict[str, float] = {"gpu_hours": figures.seconds.total, "unpriced_hours": figures.unpriced_seconds}
-    if states:
-        seconds["active_hours"], seconds["idle_hours"] = states.seconds.active, states.seconds.idle
-        seconds["unknown_hours"] = states.seconds.unknown
+    """Hours, energy, ratios and money by column, rounded; what is not known, or has no owner, has no cell."""
+    seconds = {"gpu_hours": figures.seconds.total, "unpriced_hours": figures.unpriced_seconds}
+    seconds |= {f"{name}_hours": value for name, value in _known(states.seconds if states else None)}
     cells: CsvCells = {title: round(value / HOUR, HOUR_DIGITS) for title, value in seconds.items()}
     if energy_joules is not None:
         cells["energy_kwh"] = round(energy_joules / JOULES_PER_KWH, HOUR_DIGITS)
+    for name in CSV_RATIOS:
+        if states and (ratio := getattr(states.seconds, name)) is not None:
+            cells[name] = round(ratio, _RATIO_DIGITS)
     for currency, money in figures.money.items():
         cells[f"cost_{currency}"] = round(money.total, MONEY_DIGITS)
-        if states and currency in states.money:
-            cells[f"idle_cost_{currency}"] = round(states.money[currency].idle, MONEY_DIGITS)
+        for name, value in _known(states.money.get(currency) if states else None):
+            cells[f"{name}_cost_{currency}"] = round(value, MONEY_DIGITS)
     return cells
+
+
+def _known(amounts: ByState | None) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in state_columns(amounts).items() if value is not None]
 
 
 def _foot(report: FleetReport) -> Iterator[CsvCells]:
@@ -137,7 +139,8 @@ def _foot(report: FleetReport) -> Iterator[CsvCells]:
             name = f"charged_{currency}"
             totals[name] = round(float(totals.get(name, 0.0)) + amount, 2)
     changed = _changes(report, report.total, report.before.total) if report.before else {}
-    yield {"record": "Total", **_figures(report.total, report.owned), **changed, **totals, "remark": guarded(part)}
+    total = csv_figures(report.total, report.owned, report.total.energy_joules)
+    yield {"record": "Total", **total, **changed, **totals, "remark": guarded(part)}
     yield {"record": "Capacity", "gpu_hours": round(trust.capacity_seconds / HOUR, HOUR_DIGITS)}
     if not part:
         yield {"record": "Missing", "gpu_hours": round(trust.missing_seconds / HOUR, HOUR_DIGITS)}

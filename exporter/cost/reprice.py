@@ -8,9 +8,8 @@ from math import isfinite
 
 from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook
-from exporter.cost.ledger import HOUR_SECONDS, Chunk, Dimension, Figures, FleetLedger
-from exporter.cost.report import total_of
-from exporter.model import Account, ByState, NodeFacts, Owner, Portion, Price, ShareMode
+from exporter.cost.ledger import HOUR_SECONDS, Chunk, Dimension, Figures, FleetLedger, total_of
+from exporter.model import NO_SECONDS, Account, ByState, NodeFacts, Owner, Portion, Price, ShareMode
 
 REPRICE_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "model"})
 """Dimensions that a ledger needs for prices to be found."""
@@ -80,16 +79,16 @@ def _priced(figures: Figures, prices: _Priced) -> Figures:
     portion = Portion(
         gpu_uuid="",
         account=_NOBODY,
-        seconds=ByState(unprofiled=figures.active_seconds, idle=figures.idle_seconds, unknown=figures.unknown_seconds),
+        seconds=figures.seconds,
         energy_joules=figures.energy_joules,
     )
     money: dict[str, ByState] = {}
     unpriced = 0.0
     for part, price in prices:
         if price is None:
-            unpriced += figures.allocated_seconds * part
+            unpriced += figures.seconds.total * part
         else:
-            money[price.currency] = money.get(price.currency, ByState()) + cost_of(portion.part(part), price)
+            money[price.currency] = money.get(price.currency, NO_SECONDS) + cost_of(portion.part(part), price)
     return replace(figures, unpriced_seconds=unpriced, money=money)
 
 

@@ -11,8 +11,7 @@ from typing import Self
 from urllib.parse import quote
 
 from exporter.cost import store_schema
-from exporter.cost.ledger import DAY_SECONDS, Chunk, Filters, FleetLedger
-from exporter.cost.report import total_of
+from exporter.cost.ledger import DAY_SECONDS, Chunk, Filters, FleetLedger, total_of
 from exporter.cost.store_schema import (
     ALL_OF_A_DAY,
     APPLICATION_ID,
@@ -29,6 +28,7 @@ from exporter.cost.store_schema import (
     write_version,
 )
 from exporter.errors import StoreError
+from exporter.model import ByState
 from exporter.model.formatting import day as day_name
 
 BUSY_SECONDS = 10.0
@@ -437,10 +437,11 @@ class DayStore:
                 f"{table}: a row names what is not there"
                 for table, *_ in connection.execute("PRAGMA foreign_key_check")
             ]
+            seconds_of = " + ".join(f"total({state})" for state in ByState.__slots__)
             rows = connection.execute(
-                "SELECT versions.day, number, lines, allocated_seconds,"
+                "SELECT versions.day, number, lines, allocated_seconds,"  # noqa: S608 - names of columns
                 " (SELECT count(*) FROM (SELECT DISTINCT node, owner, sort FROM lines WHERE version = versions.id)),"
-                " (SELECT total(active) + total(idle) + total(unknown) FROM lines WHERE version = versions.id)"
+                f" (SELECT {seconds_of} FROM lines WHERE version = versions.id)"
                 " FROM versions ORDER BY versions.day, number"
             )
             for day, number, lines, seconds, has_lines, has_seconds in rows:

@@ -22,17 +22,17 @@ from exporter.cost.ledger import (
     Filters,
     LineKey,
     Window,
+    total_of,
 )
-from exporter.cost.report import total_of
 from exporter.errors import StoreError
-from exporter.model import ByState, NodeFacts
+from exporter.model import NO_SECONDS, ByState, NodeFacts
 from exporter.model.formatting import day as day_name
 
 APPLICATION_ID = 0x47435831
 """In the file's header, so that no other program's database is taken for a store."""
 
 STEPS: tuple[str, ...] = tuple(
-    Path(__file__).with_name(f"store_{version}.sql").read_text(encoding="utf-8") for version in (1, 2)
+    Path(__file__).with_name(f"store_{version}.sql").read_text(encoding="utf-8") for version in (1, 2, 3)
 )
 """Step n makes a file of version n of one of version n - 1. A step that was released never changes."""
 
@@ -176,7 +176,16 @@ def interned(connection: Connection, table: str) -> Callable[[tuple[str, ...]], 
     return identify
 
 
-_LINE = "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STATES = ByState.__slots__
+_COSTS = tuple(f"{state}_cost" for state in _STATES)
+_FIGURES = (*_STATES, "unpriced", "energy", *_COSTS)
+"""Columns of a line's figures: by state, two that are not, and money by state."""
+_PLACE = ("version", "owner", "currency", "sort", "node")
+# What is put in here are the names of columns above.
+_LINE = (
+    f"INSERT INTO lines ({', '.join((*_PLACE, *_FIGURES))})"  # noqa: S608
+    f" VALUES ({', '.join('?' * len((*_PLACE, *_FIGURES)))})"
+)
 _VERSION = (
     "INSERT INTO versions (day, number, closed_at, closed_by, reason, engine, simulated, lines, allocated_seconds)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -202,7 +211,7 @@ def write_version(
     """
     day = chunk.window.start_seconds // DAY_SECONDS
     lines = {key: figures for key, figures in chunk.lines.items() if not figures.is_empty}
-    allocated = sum(figures.allocated_seconds for figures in lines.values())
+    allocated = sum(figures.seconds.total for figures in lines.values())
     version = int(connection.execute(_VERSION, (day, number, *closed, len(lines), allocated)).lastrowid or 0)
     connection.executemany(
         "INSERT INTO capacity VALUES (?, ?, ?, ?)",
@@ -235,22 +244,10 @@ def _rows(connection: Connection, version: int, lines: Mapping[LineKey, Figures]
     for key, figures in lines.items():
         owner = owner_of((key.namespace, key.kind, key.workload, key.team, key.labels))
         place = (sort_of((key.pool, key.model, key.mode)), node_of((key.cluster, key.node)))
-        seconds = (figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds)
-        if not figures.money:
-            yield (version, owner, 0, *place, *seconds, figures.energy_joules, 0.0, 0.0, 0.0)
-        for number, (currency, money) in enumerate(sorted(figures.money.items())):
-            first = number == 0
-            yield (
-                version,
-                owner,
-                currency_of((currency,)),
-                *place,
-                *(seconds if first else (0.0, 0.0, 0.0, 0.0)),
-                figures.energy_joules if first else None,
-                money.active,
-                money.idle,
-                money.unknown,
-            )
+        plain = (*(value for _, value in figures.seconds), figures.unpriced_seconds, figures.energy_joules)
+        for currency, money in sorted(figures.money.items()) or (("", NO_SECONDS),):
+            yield (version, owner, currency_of((currency,)), *place, *plain, *(value for _, value in money))
+            plain = (*[0.0] * (len(_STATES) + 1), None)
 
 
 def capacity_of(connection: Connection, version: int) -> tuple[dict[str, float], dict[str, int]]:
@@ -267,9 +264,8 @@ def refuse_nonsense(chunk: Chunk) -> None:
     """
     day = day_name(chunk.window.start_seconds)
     for key, figures in chunk.lines.items():
-        numbers = [figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds]
-        numbers += [figures.energy_joules or 0.0]
-        numbers += [value for money in figures.money.values() for value in (money.active, money.idle, money.unknown)]
+        numbers = [figures.unpriced_seconds, figures.energy_joules or 0.0]
+        numbers += [value for amounts in (figures.seconds, *figures.money.values()) for _, value in amounts]
         if not all(isfinite(number) and number >= 0 for number in numbers):
             name = "/".join(part for part in key if part)
             raise StoreError(
@@ -295,7 +291,6 @@ _COLUMNS: Mapping[Dimension, tuple[str, str]] = {
 """Table and column of each dimension, in the order of ``LineKey``."""
 _ID = {"nodes": "node", "owners": "owner", "sorts": "sort"}
 """The column of ``lines`` that names a row of the table."""
-_FIGURES = ("active", "idle", "unknown", "unpriced", "energy", "active_cost", "idle_cost", "unknown_cost")
 _SUMS = ", ".join(f"sum({name}) AS {name}" for name in _FIGURES)
 _APART = f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}') THEN owners.kind ELSE '' END"
 
@@ -368,13 +363,14 @@ def _name(dimension: Dimension, dimensions: frozenset[Dimension]) -> str:
 
 
 def _figures(currency: str, row: Sequence[float | None]) -> Figures:
-    active, idle, unknown, unpriced, energy, *by_state = row
-    active_cost, idle_cost, unknown_cost = (amount or 0.0 for amount in by_state)
+    count = len(_STATES)
     return Figures(
-        active_seconds=active or 0.0,
-        idle_seconds=idle or 0.0,
-        unknown_seconds=unknown or 0.0,
-        unpriced_seconds=unpriced or 0.0,
-        energy_joules=energy,
-        money={currency: ByState(unprofiled=active_cost, idle=idle_cost, unknown=unknown_cost)} if currency else {},
+        seconds=_by_state(row[:count]),
+        unpriced_seconds=row[count] or 0.0,
+        energy_joules=row[count + 1],
+        money={currency: _by_state(row[count + 2 :])} if currency else {},
     )
+
+
+def _by_state(values: Sequence[float | None]) -> ByState:
+    return ByState(**{state: value or 0.0 for state, value in zip(_STATES, values, strict=True)})

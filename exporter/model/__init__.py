@@ -44,6 +44,7 @@ from exporter.model.fields import (
 from exporter.model.ledger import (
     NO_SECONDS,
     PLATFORM_NAMESPACES,
+    STATE_COLUMNS,
     STATES,
     UNALLOCATED,
     UNATTRIBUTED,
@@ -64,6 +65,7 @@ from exporter.model.ledger import (
     ShownLedger,
     Totals,
     shown_windows,
+    state_columns,
 )
 from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts, PodMetadata
 from exporter.model.snapshot import (
@@ -89,6 +91,7 @@ __all__ = [
     "PIPES",
     "PLATFORM_NAMESPACES",
     "STATES",
+    "STATE_COLUMNS",
     "UNALLOCATED",
     "UNATTRIBUTED",
     "WINDOWS",
@@ -146,5 +149,6 @@ __all__ = [
     "is_other_pod",
     "ratio_in_range",
     "shown_windows",
+    "state_columns",
     "xid_tier",
 ]

@@ -132,6 +132,21 @@ class ByState:
         """Sum over all states."""
         return self.active + self.idle + self.unknown
 
+    @property
+    def active_ratio(self) -> float | None:
+        """Active part of the measured part; ``None`` without it. 8 GPUs at 90 % are at 90 %."""
+        return self.active / self.measured if self.measured else None
+
+    @property
+    def effective_ratio(self) -> float | None:
+        """Effective part of the profiled part; ``None`` without it."""
+        return self.effective / self.profiled if self.profiled else None
+
+    @property
+    def profiled_ratio(self) -> float | None:
+        """Profiled part of the active part: coverage of ``effective_ratio``; ``None`` without active time."""
+        return self.profiled / self.active if self.active else None
+
     def __add__(self, other: "ByState") -> "ByState":
         """Return the sum of both, state by state."""
         return ByState(
@@ -174,6 +189,14 @@ _FIELD_OF_STATE = {state: name for (state, _), name in zip(ByState(), ByState.__
 STATES = tuple(_FIELD_OF_STATE)
 """Values of the label ``state``, in the order of the fields of ``ByState``."""
 NO_SECONDS = ByState()
+STATE_COLUMNS = ("active", *_FIELD_OF_STATE.values())
+"""Names of the figures by state in JSON and tables: the active sum, its parts, and the other states."""
+
+
+def state_columns(figures: ByState | None) -> dict[str, float | None]:
+    """Return the figures by ``STATE_COLUMNS``; ``None`` of a line without an owner, and of effect without a profile."""
+    unknown = {"effective", "ineffective"} if figures and not figures.profiled else ()
+    return {name: getattr(figures, name) if figures and name not in unknown else None for name in STATE_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,12 @@ from exporter.cost import render
 from exporter.cost.budgets import BudgetState
 from exporter.cost.document import (
     FleetDocument,
+    Funnel,
     PeriodDocument,
     TrustDocument,
     WindowDocument,
     document,
+    parts,
     trust_document,
     window_document,
 )
@@ -24,11 +26,12 @@ from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
 from exporter.cost.ledger import Window
 from exporter.cost.live import PodDocument
-from exporter.cost.recommend import RecommendationDocument, recommendation_document
-from exporter.cost.report import FleetReport, compared, parts
+from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
+from exporter.cost.report import FleetReport, compared
 from exporter.errors import ConfigError
+from exporter.model import state_columns
 from exporter.service import responses
-from exporter.service.data import Book, Freshness, Funnel, Month, funnel
+from exporter.service.data import Book, Freshness, Month, gpu_funnel
 from exporter.service.parameters import (
     BY,
     FILTERS,
@@ -69,6 +72,9 @@ class FleetMoneyDocument:
     currency: Annotated[str, "ISO 4217."]
     total: Annotated[float, "Of all GPUs."]
     active: Annotated[float, "Of owners' active seconds."]
+    effective: Annotated[float | None, "Of the effective part of them; null where nothing was profiled."]
+    ineffective: Annotated[float | None, "Of the other profiled active seconds."]
+    unprofiled: Annotated[float, "Of active seconds that were not profiled."]
     idle: Annotated[float, "Of owners' idle seconds."]
     unknown: Annotated[float, "Of owners' unknown seconds."]
     unattributed: Annotated[float, "Without a known holder."]
@@ -85,7 +91,7 @@ class SummaryDocument(FreshnessEnvelope):
     """The fleet in a few numbers."""
 
     window: WindowDocument
-    funnel: Funnel | None
+    funnel: Annotated[Funnel | None, "In mean numbers of GPUs over the recorded hours."]
     money: Annotated[list[FleetMoneyDocument], "By currency."]
     trust: TrustDocument
     months: Annotated[list[Month], "By currency; without filters."]
@@ -140,10 +146,14 @@ def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
         FleetMoneyDocument(
             currency=currency,
             total=report.total.money_in(currency).total,
-            **{name.lower(): amount for name, amount in parts(report, currency).items()},
+            **_money_parts(report, currency),
         )
         for currency in report.currencies
     ]
+
+
+def _money_parts(report: FleetReport, currency: str) -> dict[str, Any]:
+    return parts(report, currency) | state_columns(report.owned.money_in(currency))
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
@@ -274,10 +284,9 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
 
 async def _summary(ask: Ask) -> object:
     report = await ask.book.report(ask.values["window"], (), filters_of(ask.values))
-    at_work = await ask.book.at_work_ratio(report.window, report.filters)
     return SummaryDocument(
         window=window_document(report.window),
-        funnel=funnel(report, ask.book.freshness().now_seconds, at_work),
+        funnel=gpu_funnel(report, ask.book.freshness().now_seconds),
         money=money_documents(report),
         trust=trust_document(report),
         months=list(await ask.book.months()),

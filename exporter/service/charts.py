@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from exporter.cost.ledger import HOUR_SECONDS, UNALLOCATED, UNATTRIBUTED, Figures
+from exporter.cost.document import PARTS, parts
+from exporter.cost.ledger import HOUR_SECONDS, Figures
 from exporter.cost.report import FleetReport, ReportLine
 from exporter.model.formatting import day, decimal, money, short_money
 
@@ -23,7 +24,7 @@ class Stack:
 
     name: str
     look: str
-    """``active``, ``idle``, ``unknown``, ``unattributed``, ``unallocated``, ``others`` or a number: has a colour."""
+    """A key of ``PARTS``, ``others`` or a number: has a colour."""
     values: tuple[float, ...]
 
 
@@ -108,22 +109,14 @@ class Chart:
 
 
 def uses(report: FleetReport, currency: str) -> Chart | None:
-    """Return the cost of active, idle, unknown and ownerless GPUs day by day; hours where nothing has a price.
+    """Return the cost of GPUs day by day, by what they were used for; hours where nothing has a price.
 
     ``None`` where the report has no days.
     """
-    parts = [
-        (name, _summed(report.held, report, _value(currency, f"{name.lower()}_seconds", name.lower())))
-        for name in ("Active", "Idle", "Unknown")
-    ]
-    parts += [
-        (kind, _summed([line for line in report.apart if line.key.kind == kind], report, whole(currency)))
-        for kind in (UNATTRIBUTED, UNALLOCATED)
-    ]
+    days = [parts(report, currency, number) for number in range(len(report.periods))]
+    stacks = [Stack(name=name, look=look, values=tuple(day[look] for day in days)) for look, name in PARTS.items()]
     # A colour that is nowhere would only lengthen the legend.
-    return _chart(
-        "uses", currency, report, [Stack(name=name, look=name.lower(), values=of) for name, of in parts if any(of)]
-    )
+    return _chart("uses", currency, report, [stack for stack in stacks if any(stack.values)])
 
 
 def largest(
@@ -164,13 +157,7 @@ def _summed(lines: Sequence[ReportLine], report: FleetReport, value: Value) -> t
     return tuple(sum(value(series[index]) for series in with_days) for index in range(len(report.periods)))
 
 
-def _value(currency: str, hours: str, part: str) -> Value:
-    """Return what takes a part of figures: hours where there is no currency, else its money."""
-    if not currency:
-        return lambda figures: float(getattr(figures, hours)) / HOUR_SECONDS
-    return lambda figures: float(getattr(figures.money_in(currency), part))
-
-
 def whole(currency: str) -> Value:
     """Return what takes the money of figures, or their hours where there is no currency."""
-    return _value(currency, "allocated_seconds", "total")
+    unit = 1 if currency else HOUR_SECONDS
+    return lambda figures: figures.amounts(currency).total / unit

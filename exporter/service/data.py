@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Generic, TypeVar
 
 from exporter.cost.budgets import Budget, BudgetState, complete_days, forecast, standings
+from exporter.cost.document import Funnel, funnel
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DAY_SECONDS,
@@ -22,12 +23,13 @@ from exporter.cost.ledger import (
     parse_window,
     period_at,
     period_before,
+    total_of,
 )
 from exporter.cost.live import PodDocument, PriceRows
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.report import KNOWN_RATIO, FleetReport, ShareIdle, dimensions_of, make_report, total_of
+from exporter.cost.report import KNOWN_RATIO, FleetReport, ShareIdle, dimensions_of, make_report
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.service.report_cache import Question, Readings
 
@@ -42,36 +44,15 @@ class Month:
     last_month: Annotated[float | None, "Of the month before; null where it is not wholly known."]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Funnel:
-    """Mean numbers of GPUs over the recorded hours."""
-
-    total: Annotated[float, "There and metered."]
-    allocated: Annotated[float, "Held by owners."]
-    active: Annotated[float | None, "Held, and at work for 5 % of a quarter of an hour or more, where it is recorded."]
-    effective: Annotated[float, "At work; a GPU that is half busy counts half."]
-    unknown: Annotated[float, "Held and not measured."]
-
-
-def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None) -> Funnel | None:
-    """Mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
+def gpu_funnel(report: FleetReport, now_seconds: float) -> Funnel | None:
+    """Return the funnel in mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
     trust, window = report.trust, report.window
     over = min(window.end_seconds, now_seconds) - window.start_seconds
     if not trust.recorded_hours or not trust.expected_hours or over <= 0:
         return None
     # Hours of several clusters run side by side: what counts is the part of all expected hours.
     seconds = over // HOUR_SECONDS * HOUR_SECONDS * (trust.recorded_hours / trust.expected_hours)
-    if seconds <= 0:
-        return None
-    held = [line.figures for line in report.held]
-    allocated = sum(figures.allocated_seconds for figures in held) / seconds
-    return Funnel(
-        total=trust.capacity_seconds / seconds,
-        allocated=allocated,
-        active=None if at_work_ratio is None else allocated * at_work_ratio,
-        effective=sum(figures.active_seconds for figures in held) / seconds,
-        unknown=sum(figures.unknown_seconds for figures in held) / seconds,
-    )
+    return funnel(report, unit=seconds) if seconds > 0 else None
 
 
 _TIME = "Unix time; null while it is not known."
@@ -203,8 +184,6 @@ class BookSources:
     """Rows of the price book that GPUs have at a Unix time."""
     pods: Callable[[Filters], Awaitable[Sequence[PodDocument]]]
     """Pods that match and hold devices now, or did within a day, from the live series."""
-    at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
-    """Part of the held GPUs that were at work."""
     newest_hour: Callable[[float], Awaitable[float | None]]
     labels: Callable[[float], Awaitable[Mapping[str, tuple[str, ...]]]]
     recommendations: Callable[[float], Awaitable[Sequence[Recommendation]]]
@@ -384,13 +363,6 @@ class Book:
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
             raise PrometheusError("budgets_unread", what, retriable=True)
         return states
-
-    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
-        """Return the mean part of held GPUs at work; ``None`` if not recorded or Prometheus cannot be asked."""
-        try:
-            return await self.sources.at_work_ratio(window, filters)
-        except PrometheusError:
-            return None
 
     def freshness(self) -> Freshness:
         """Return how new the data is, at the present time."""

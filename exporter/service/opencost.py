@@ -4,8 +4,18 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, UNATTRIBUTED, Figures, Filters, LineKey, Window, shown
-from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart, total_of
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    UNATTRIBUTED,
+    Figures,
+    Filters,
+    LineKey,
+    Window,
+    shown,
+    total_of,
+)
+from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
 from exporter.service.api import Ask, Endpoint
@@ -239,19 +249,19 @@ def _row(
 ) -> AllocationDocument | None:
     """Return one row in OpenCost's shape; ``None`` where its money is in other currencies only."""
     keys, figures = [line.key for line in lines], total_of(line.figures for line in lines)
-    money, shared = figures.money.get(currency), _shared(lines, currency)
+    seconds, money, shared = figures.seconds, figures.money.get(currency), _shared(lines, currency)
     if money is None and figures.money and not shared:
         return None
     cost = (
         None if money is None and figures.unpriced_seconds and not shared else (money.total if money else 0.0) + shared
     )
-    efficiency = None if name == IDLE else figures.active_ratio
+    efficiency = None if name == IDLE else seconds.active_ratio
     return {
         "name": name,
         "properties": _properties(keys, aggregate),
         **_period(window),
-        "gpuCount": figures.allocated_seconds / window.seconds,
-        "gpuHours": figures.allocated_seconds / HOUR_SECONDS,
+        "gpuCount": seconds.total / window.seconds,
+        "gpuHours": seconds.total / HOUR_SECONDS,
         "gpuCost": cost,
         "gpuCostAdjustment": 0.0,
         "gpuCostIdle": shared,
@@ -261,8 +271,8 @@ def _row(
             "gpuDevice": "",
             "gpuModel": ", ".join(sorted({key.model for key in keys} - {""})),
             "gpuUUID": "",
-            "gpuUsageAverage": None if figures.active_ratio is None else figures.active_seconds / window.seconds,
-            "gpuRequestAverage": figures.allocated_seconds / window.seconds,
+            "gpuUsageAverage": None if seconds.active_ratio is None else seconds.active / window.seconds,
+            "gpuRequestAverage": seconds.total / window.seconds,
         },
         # Clients add these up; what this ledger charges for them is nothing. Amounts of CPU and memory are not known.
         "cpuCost": 0.0,
@@ -347,8 +357,8 @@ def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: 
         "properties": {"category": "Compute", "service": "Kubernetes", "cluster": cluster, "name": node},
         "labels": {},
         **_period(window),
-        "gpuCount": figures.allocated_seconds / window.seconds,
-        "GPUHours": figures.allocated_seconds / HOUR_SECONDS,
+        "gpuCount": figures.seconds.total / window.seconds,
+        "GPUHours": figures.seconds.total / HOUR_SECONDS,
         "gpuCost": cost,
         "cpuCost": 0.0,
         "ramCost": 0.0,

@@ -20,9 +20,10 @@ from exporter.cost.ledger import (
     label_problem,
     parse_window,
     too_many_labels,
+    total_of,
 )
 from exporter.cost.render import TITLES
-from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank, total_of
+from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank
 from exporter.errors import ConfigError
 from exporter.model.formatting import day, minute, plural
 from exporter.service.data import Book, Freshness
@@ -227,7 +228,7 @@ def usual_currency(report: FleetReport) -> str:
     seconds = dict.fromkeys(report.currencies, 0.0)
     for line in report.held:
         for currency in line.figures.money:
-            seconds[currency] += line.figures.allocated_seconds
+            seconds[currency] += line.figures.seconds.total
     return max(seconds, key=lambda currency: seconds[currency], default="")
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from exporter.cost.document import MEANINGS
 from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
 from exporter.cost.holdings import PAYER, Recommendation
-from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey
+from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey, total_of
 from exporter.cost.live import PriceNow, PriceRows
-from exporter.cost.recommend import totals
+from exporter.cost.recommend_render import totals
 from exporter.cost.render import noun, title
-from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart, total_of
+from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart
+from exporter.model import NO_SECONDS
 from exporter.model.formatting import decimal, hours, model, percent
 from exporter.service.charts import whole
 from exporter.service.data import Book
@@ -105,7 +107,7 @@ class Column(NamedTuple):
 def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator[Column]:
     """Yield the columns after the name."""
     signed = "{:+,.2f}".format
-    yield Column("hours", "GPU-hours", lambda row: row.figures.allocated_seconds, hours)
+    yield Column("hours", "GPU-hours", lambda row: row.figures.seconds.total, hours)
     for name in ("active", "idle", "unknown"):
         minor = name != "idle" or bool(currency)
         yield Column(name, name.capitalize(), partial(_state, name), hours, is_minor=minor)
@@ -118,6 +120,8 @@ def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator
         yield Column("charged", f"Charged {currency}", partial(_charged, currency=currency))
     if currency and report.before:
         yield Column("change", f"Change {currency}", lambda row: change(row.figures, row.before, currency)[1], signed)
+    if report.owned.seconds.profiled:
+        yield Column("effective", "Effective %", _effective_ratio, special=_effective_words)
     for kind in APART if subject.is_place else ():
         form = decimal if currency else hours
         yield Column(kind.lower(), f"{kind} {currency}".strip(), partial(_nobodys, kind, currency), form)
@@ -139,8 +143,20 @@ def _money(figures: Figures | None, currency: str, part: str) -> float | None:
 
 def _nobodys(kind: str, currency: str, row: TableRow) -> float | None:
     figures = row.nobodys.get(kind)
-    seconds = figures.allocated_seconds if figures else None
+    seconds = figures.seconds.total if figures else None
     return _money(figures, currency, "total") if currency else seconds
+
+
+def _effective_ratio(row: TableRow) -> float | None:
+    return row.states.seconds.effective_ratio if row.states else None
+
+
+def _effective_words(row: TableRow) -> str:
+    """Effective part of the profiled time, and the coverage where that is not all of the active time."""
+    seconds = row.states.seconds if row.states else NO_SECONDS
+    if seconds.effective_ratio is None or seconds.profiled_ratio is None:
+        return ""
+    return percent(seconds.effective_ratio) + (f" (of {percent(seconds.profiled_ratio)})" if seconds.unprofiled else "")
 
 
 def _cost_words(row: TableRow, currency: str) -> str:
@@ -148,7 +164,7 @@ def _cost_words(row: TableRow, currency: str) -> str:
     money, unpriced = row.figures.money.get(currency), row.figures.unpriced_seconds > 0
     if money:
         return decimal(money.total) + ("*" if unpriced else "")
-    return "no price" if unpriced and not row.figures.money else "—" if row.figures.allocated_seconds else ""
+    return "no price" if unpriced and not row.figures.money else "—" if row.figures.seconds.total else ""
 
 
 def _charged(row: TableRow, currency: str) -> float | None:
@@ -159,7 +175,7 @@ def _charged(row: TableRow, currency: str) -> float | None:
 
 def _rate(row: TableRow, currency: str) -> float | None:
     """Return the mean price of a GPU-hour; ``None`` where a part was paid in another currency, or nothing was."""
-    seconds = row.figures.allocated_seconds - row.figures.unpriced_seconds
+    seconds = row.figures.seconds.total - row.figures.unpriced_seconds
     paid = row.figures.money
     return paid[currency].total / seconds * HOUR_SECONDS if list(paid) == [currency] and seconds > 0 else None
 
@@ -202,7 +218,7 @@ def make_table(
         "headings": _headings(columns, view, sort, subject),
         "rows": found[start : start + lines],
         "foot": foot,
-        "total": report.total.allocated_seconds > 0,
+        "total": report.total.seconds.total > 0,
         "starred": bool(currency) and any(row.figures.unpriced_seconds and row.figures.money for row in (*rows, *foot)),
         "before": report.before.window.label if report.before else "",
         "found": len(found),
@@ -232,8 +248,8 @@ def _foot(report: FleetReport, view: View, currency: str, subject: Subject) -> l
         nobodys={line.key.kind: line.figures for line in nobodys},
         before=before.total if before else Figures(),
     )
-    owned = [owners] if apart and report.owned.allocated_seconds else []
-    return [*owned, *apart, *([total] if report.total.allocated_seconds else [])]
+    owned = [owners] if apart and report.owned.seconds.total else []
+    return [*owned, *apart, *([total] if report.total.seconds.total else [])]
 
 
 def _rows(report: FleetReport, view: View, currency: str, subject: Subject, prices: PriceRows) -> list[TableRow]:
@@ -303,8 +319,8 @@ def make_row(line: ReportLine, report: FleetReport, view: View, currency: str, s
     if total and total.total:
         of_total = None if money is None else money.total / total.total
     else:
-        hours_of_all = 0.0 if currency else report.total.allocated_seconds
-        of_total = line.figures.allocated_seconds / hours_of_all if hours_of_all else None
+        hours_of_all = 0.0 if currency else report.total.seconds.total
+        of_total = line.figures.seconds.total / hours_of_all if hours_of_all else None
     return TableRow(
         name=name_of(line.key, subject.name),
         figures=line.figures,
@@ -401,4 +417,4 @@ async def budgets(book: Book, view: View) -> tuple[FleetReport, dict[str, object
 
 async def plain(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """A page that is the same for every question."""
-    return await book.report(view.window, ()), {}
+    return await book.report(view.window, ()), {"meanings": MEANINGS}

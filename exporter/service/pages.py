@@ -9,13 +9,14 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem
+from exporter.cost.document import funnel
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem, total_of
 from exporter.cost.live import PodDocument, PriceRows
 from exporter.cost.render import noun, title
-from exporter.cost.report import FleetReport, ReportLine, compared, is_part, total_of
+from exporter.cost.report import FleetReport, ReportLine, compared
 from exporter.errors import ConfigError, PrometheusError, StoreError
 from exporter.service import charts, page_tables, responses
-from exporter.service.data import Book, funnel
+from exporter.service.data import Book, gpu_funnel
 from exporter.service.openapi import ENDPOINTS, PLAIN
 from exporter.service.page_frame import (
     DEFAULT_WINDOW,
@@ -73,7 +74,6 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     currency = chosen_currency(total, view)
     wasteful = await with_days(book, view, workloads, _wasteful(workloads, currency))
     ranked = await asyncio.gather(*(summed(book, view, SUBJECTS[name].by) for name in _RANKED))
-    at_work = await book.at_work_ratio(total.window, total.filters)
     starts = [period.start_seconds for period in total.periods]
     months = [] if view.filters.wanted else await book.months()
     before = book.before(view.window)
@@ -86,13 +86,20 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
         "figures": total.total,
         "idle_cost": total.owned.money_in(currency).idle,
         "before": earlier,
-        "funnel": funnel(total, view.now_seconds, at_work),
-        "is_part": is_part(view.filters),
+        **_funnels(total, view, currency),
         "chart": charts.uses(total, currency),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
         "advice": advice[:_ADVICE],
         "advice_more": max(0, len(advice) - _ADVICE),
         "rankings": [_ranking(report, view, currency, name) for name, report in zip(_RANKED, ranked, strict=True)],
+    }
+
+
+def _funnels(report: FleetReport, view: View, currency: str) -> dict[str, object]:
+    """Return the funnel in GPUs and, where something has a price, in money."""
+    return {
+        "funnel": gpu_funnel(report, view.now_seconds),
+        "money_funnel": funnel(report, currency) if currency else None,
     }
 
 
@@ -104,10 +111,9 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
     """Owners with the most idle money, or idle hours where nothing has a price."""
 
     def size(line: ReportLine) -> float:
-        money = line.figures.money.get(currency)
-        return money.idle if money else 0.0 if currency else line.figures.idle_seconds
+        return line.figures.amounts(currency).idle
 
-    lines = [line for line in report.held if line.figures.idle_seconds >= _WASTE_LEAST_SECONDS and size(line) > 0]
+    lines = [line for line in report.held if line.figures.seconds.idle >= _WASTE_LEAST_SECONDS and size(line) > 0]
     return sorted(lines, key=size, reverse=True)[:_WASTE]
 
 
@@ -118,8 +124,8 @@ the last on which these were at work. ``None``: it held some before the window, 
 
 def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View, currency: str) -> _Waste:
     days = list(zip(starts, line.series, strict=False))
-    held = [start for start, figures in days if figures.allocated_seconds > 0]
-    at_work = [start for start, figures in days if (figures.active_ratio or 0.0) >= _AT_WORK_RATIO]
+    held = [start for start, figures in days if figures.seconds.total > 0]
+    at_work = [start for start, figures in days if (figures.seconds.active_ratio or 0.0) >= _AT_WORK_RATIO]
     return (
         make_row(line, report, view, currency, WORKLOADS),
         held[0] if held and held[0] >= report.window.start_seconds + DAY_SECONDS else None,
@@ -190,7 +196,8 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "crumbs": _crumbs(view),
         "team": _team(report),
         "figures": held,
-        "recorded": report.total.allocated_seconds > 0,
+        "recorded": report.total.seconds.total > 0,
+        **_funnels(report, view, currency),
         "cost": held.money.get(currency),
         "apart": total_of(line.figures for line in report.apart),
         "idle_cost": held.money_in(currency).idle,

@@ -13,7 +13,7 @@ from aiohttp import web
 from exporter.config import web_config
 from exporter.cost.budgets import load
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.live import at_work_ratio, live_pods, price_rows
+from exporter.cost.live import live_pods, price_rows
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
 from exporter.cost.recommend import read_recommendations
@@ -98,7 +98,6 @@ class Service:
                 ledger=ledger,
                 prices=partial(price_rows, client),
                 pods=partial(live_pods, client),
-                at_work_ratio=partial(at_work_ratio, client),
                 newest_hour=partial(newest_hour, client),
                 labels=partial(label_values, client),
                 recommendations=partial(read_recommendations, client, ledger),

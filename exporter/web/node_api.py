@@ -7,6 +7,7 @@ from typing import Any
 from exporter.metrics.catalog import alerts_off_until_seconds, owner_of
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import (
+    NO_SECONDS,
     Account,
     Activity,
     ActivityHistory,
@@ -21,6 +22,7 @@ from exporter.model import (
     Snapshot,
     SourceStatus,
     Totals,
+    state_columns,
 )
 
 API_VERSION = 1
@@ -297,37 +299,27 @@ def _pod(pod: PodAccount) -> dict[str, Any]:
 
 def totals_keys(totals: Totals) -> dict[str, Any]:
     """How totals are spelt in JSON, in every document; share-weighted GPU-seconds, ``None`` is not measured."""
-    return {
-        "allocated_seconds": totals.seconds.total,
-        **{f"{name}_seconds": seconds for name, seconds in _parts(totals.seconds).items()},
-        "unpriced_seconds": totals.unpriced_seconds,
-        "energy_joules": energy_joules(totals),
-        "energy_unknown_seconds": totals.energy_unknown_seconds,
-        "money": _money(totals.money),
-    }
+    return owned_keys(totals, totals)
 
 
 def owned_keys(totals: Totals, states: Totals | None) -> dict[str, Any]:
     """Return totals with the active, idle and unknown part of owners alone; ``None`` of a line without an owner."""
-    seconds = _parts(states.seconds if states else None)
-    parts = {f"{name}_seconds": one for name, one in seconds.items()}
-    owned = {one["currency"]: one for one in _money(states.money)} if states else {}
-    nothing = {f"{name}_cost": 0.0 if states else None for name in seconds if name != "active"}
-    money = [{**one, **nothing, **owned.get(one["currency"], {}), "cost": one["cost"]} for one in _money(totals.money)]
-    return {**totals_keys(totals), **parts, "money": money}
+    return {
+        "allocated_seconds": totals.seconds.total,
+        **_by_state(states.seconds if states else None, "seconds"),
+        "unpriced_seconds": totals.unpriced_seconds,
+        "energy_joules": energy_joules(totals),
+        "energy_unknown_seconds": totals.energy_unknown_seconds,
+        "money": [
+            {
+                "currency": currency,
+                "cost": money.total,
+                **_by_state(states.money.get(currency, NO_SECONDS) if states else None, "cost"),
+            }
+            for currency, money in sorted(totals.money.items())
+        ],
+    }
 
 
-_PARTS = ("active", *ByState.__slots__)
-
-
-def _parts(figures: ByState | None) -> dict[str, float | None]:
-    """Return the sum of the active states, and every state; ``None`` of a line without an owner."""
-    return {name: getattr(figures, name) if figures else None for name in _PARTS}
-
-
-def _money(money: Mapping[str, ByState]) -> list[dict[str, Any]]:
-    return [
-        {"currency": currency, "cost": one.total}
-        | {f"{name}_cost": amount for name, amount in _parts(one).items() if name != "active"}
-        for currency, one in sorted(money.items())
-    ]
+def _by_state(figures: ByState | None, unit: str) -> dict[str, float | None]:
+    return {f"{name}_{unit}": value for name, value in state_columns(figures).items()}

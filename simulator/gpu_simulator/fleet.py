@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
-from exporter.model import Totals
-from gpu_simulator.fleet_ledger import HOUR_MS, MS, NO_TIME, FleetFigures, NodeLedger, node_ledger
+from exporter.model import STATES, Totals, state_columns
+from gpu_simulator.fleet_ledger import HOUR_MS, MS, NAMES, NO_TIME, FleetFigures, NodeLedger, node_ledger, profile_of
 from gpu_simulator.fleet_plan import (
     DAY_SECONDS,
     NOBODY,
@@ -22,7 +22,7 @@ from gpu_simulator.fleet_plan import (
 )
 from gpu_simulator.identities import stable_uuid
 
-_STATES = {"active_unprofiled": "active", "idle": "idle", "unknown": "unknown"}
+_STATES = dict(zip(STATES, NAMES, strict=True))
 """Label value, and the word for it here."""
 
 
@@ -99,13 +99,12 @@ def truth_json(truth: FleetTruth) -> dict[str, Any]:
 
 
 def _line_json(key: TruthKey, totals: Totals) -> dict[str, Any]:
-    seconds = totals.seconds
     return {
         **{name: value for name, value in key._asdict().items() if value},
-        **{f"{name}_seconds": getattr(seconds, name) for name in ("active", "idle", "unknown")},
+        **{f"{name}_seconds": seconds for name, seconds in state_columns(totals.seconds).items()},
         "unpriced_seconds": totals.unpriced_seconds,
         "energy_joules": totals.energy_joules,
-        "money": {currency: {"total": money.total, "idle": money.idle} for currency, money in totals.money.items()},
+        "money": {currency: {"total": money.total, **state_columns(money)} for currency, money in totals.money.items()},
     }
 
 
@@ -284,6 +283,8 @@ class FleetSums:
     """By key and currency."""
     hours: dict[str, set[int]] = field(default_factory=dict)
     """Recorded hours by cluster."""
+    limits: dict[tuple[str, FleetOwner, str], Counter[int]] = field(default_factory=dict)
+    """By cluster, workload and what limits it: profiled milliseconds by hour."""
     working: dict[str, dict[int, float]] = field(default_factory=dict)
     """By cluster and hour: GPUs that are held and at work."""
 
@@ -297,7 +298,12 @@ class FleetSums:
         self.hours.setdefault(node.cluster, set()).update(ledger.there)
         working = self.working.setdefault(node.cluster, {})
         for (_, owner), hours in ledger.uses.items():
-            for hour, use in hours.items() if owner != UNATTRIBUTED else ():
+            if owner == UNATTRIBUTED:
+                continue
+            if profile := profile_of(node, owner):
+                limits = self.limits.setdefault((node.cluster, owner, profile[0]), Counter())
+                limits.update({hour: use.effective_ms + use.ineffective_ms for hour, use in hours.items()})
+            for hour, use in hours.items():
                 if use.active_ms and use.active_ms >= _AT_WORK_RATIO * (use.active_ms + use.idle_ms):
                     working[hour] = working.get(hour, 0.0) + use.allocated_ms / HOUR_MS
 
@@ -307,6 +313,8 @@ class FleetSums:
             _add(self.rows.setdefault(place, {}), rows)
         for cluster, hours in other.hours.items():
             self.hours.setdefault(cluster, set()).update(hours)
+        for limit, seconds in other.limits.items():
+            self.limits.setdefault(limit, Counter()).update(seconds)
         for cluster, gpus in other.working.items():
             working = self.working.setdefault(cluster, {})
             for hour, count in gpus.items():
@@ -355,6 +363,10 @@ class FleetSums:
             _add(capacity.setdefault(key.cluster, {}), every)
             if owner not in {NOBODY, UNATTRIBUTED}:
                 _add(held.setdefault(key.cluster, {}), every)
+        for (cluster, owner, resource), hours in sorted(self.limits.items()):
+            of_class = labels(**extra, cluster=cluster, **_whose(owner), resource=resource)
+            seconds = ((hour, ms / MS) for hour, ms in sorted(hours.items()))
+            yield series("workload:gpu_bottleneck_seconds:sum", of_class, seconds, ending.live)
         for cluster, rows in sorted(capacity.items()):
             yield from self._funnel(cluster, rows, held.get(cluster, {}), ending, extra)
 
@@ -368,8 +380,10 @@ class FleetSums:
         for word, counts in (
             ("capacity", [(hour, row.allocated_ms / HOUR_MS) for hour, row in metered]),
             ("allocated", [(hour, row.allocated_ms / HOUR_MS) for hour, row in owned]),
-            ("effective", [(hour, row.active_ms / HOUR_MS) for hour, row in owned]),
-            ("active", [(hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items())]),
+            ("working", [(hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items())]),
+            ("active", [(hour, row.active_ms / HOUR_MS) for hour, row in owned]),
+            ("profiled", [(hour, (row.effective_ms + row.ineffective_ms) / HOUR_MS) for hour, row in owned]),
+            ("effective", [(hour, row.effective_ms / HOUR_MS) for hour, row in owned]),
         ):
             yield series(f"cluster:gpu_{word}:sum", inside, counts, ending.live)
 

@@ -8,7 +8,7 @@ from operator import add
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from exporter.model import ByState, Totals
+from exporter.model import Bottleneck, ByState, Totals
 from gpu_simulator.fleet_plan import (
     DAY_HOURS,
     DAY_SECONDS,
@@ -79,6 +79,16 @@ def activity_ratio(holding: FleetHolding, hour_of_day: int, weekday: int, random
     else:
         ratio = level if shape == "low" else 0.0
     return round(min(max(ratio, 0.0), 1.0), 3)
+
+
+def profile_of(node: FleetNode, owner: FleetOwner) -> tuple[Bottleneck, float] | None:
+    """Return what limits a workload and how near it comes to that limit, 0-1; ``None`` where that is not profiled."""
+    if not node.profiled:
+        return None
+    # Of its own seed: on all nodes that it is on it is the same program.
+    random = Random(f"{node.plan.seed}/profile/{node.use}/{owner.namespace}/{owner.name}")  # noqa: S311 - as above
+    bottleneck, ratio = random.choice(FLEET["profiles"][node.use])
+    return Bottleneck(bottleneck), ratio * random.uniform(0.9, 1.1)
 
 
 def _trainings(node: FleetNode) -> Iterator[FleetHolding]:
@@ -208,18 +218,31 @@ _EPOCH_WEEKDAY = 3
 """1970-01-01 was a Thursday."""
 
 
+NAMES = ByState.__slots__
+"""Names of the states here."""
+
+
 class FleetFigures(NamedTuple):
     """What adds up for one owner: of an hour, a day or a model; integers add up without rounding."""
 
-    active_ms: int = 0
+    effective_ms: int = 0
+    ineffective_ms: int = 0
+    unprofiled_ms: int = 0
     idle_ms: int = 0
     unknown_ms: int = 0
     unpriced_ms: int = 0
     energy_joules: int = 0
     """0 where none was measured."""
-    active_cost: float = 0.0
+    effective_cost: float = 0.0
+    ineffective_cost: float = 0.0
+    unprofiled_cost: float = 0.0
     idle_cost: float = 0.0
     unknown_cost: float = 0.0
+
+    @property
+    def active_ms(self) -> int:
+        """Effective, ineffective and unprofiled."""
+        return self.effective_ms + self.ineffective_ms + self.unprofiled_ms
 
     @property
     def allocated_ms(self) -> int:
@@ -229,7 +252,7 @@ class FleetFigures(NamedTuple):
     @property
     def money(self) -> ByState:
         """Money by state."""
-        return ByState(unprofiled=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
+        return ByState(**{name: getattr(self, f"{name}_cost") for name in NAMES})
 
     def __add__(self, other: tuple[Any, ...]) -> "FleetFigures":
         """Return the sum of two lines."""
@@ -238,7 +261,7 @@ class FleetFigures(NamedTuple):
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
         return Totals(
-            seconds=ByState(unprofiled=self.active_ms / MS, idle=self.idle_ms / MS, unknown=self.unknown_ms / MS),
+            seconds=ByState(**{name: getattr(self, f"{name}_ms") / MS for name in NAMES}),
             unpriced_seconds=self.unpriced_ms / MS,
             energy_joules=float(self.energy_joules),
             money={currency: self.money} if self.money.total else {},
@@ -311,6 +334,7 @@ def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
     first_hour = node.plan.start_seconds // HOUR_SECONDS
     devices = [node.device(slot) for slot in range(len(node.slots))]
     for holding in holdings(node):
+        profile = profile_of(node, holding.owner)
         of_hour = uses.setdefault((devices[holding.slot], holding.owner), {})
         gpu = node.slots[holding.slot].gpu
         for hour in range(holding.start_seconds // HOUR_SECONDS, (holding.end_seconds - 1) // HOUR_SECONDS + 1):
@@ -324,7 +348,13 @@ def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
             else:
                 days, hour_of_day = divmod(first_hour + hour, DAY_HOURS)
                 active = int(allocated * activity_ratio(holding, hour_of_day, (days + _EPOCH_WEEKDAY) % 7, random))
-                use = FleetFigures(active_ms=active, idle_ms=allocated - active)
+                effective = int(active * profile[1]) if profile else 0
+                use = FleetFigures(
+                    effective_ms=effective,
+                    ineffective_ms=active - effective if profile else 0,
+                    unprofiled_ms=0 if profile else active,
+                    idle_ms=allocated - active,
+                )
             of_hour[hour] = of_hour.get(hour, NO_TIME) + use
     for slot, part in enumerate(node.slots):
         if (slot == 0 or node.slots[slot - 1].gpu != part.gpu) and free[part.gpu]:
@@ -360,5 +390,5 @@ def _line(node: FleetNode, hour: int, use: FleetFigures) -> FleetFigures:
     joules = int((spec.idle_watts * use.idle_ms + spec.power_limit_watts * use.active_ms) / MS)
     if price is None:
         return use._replace(unpriced_ms=use.allocated_ms, energy_joules=joules)
-    active, idle, unknown = (round(one * price / HOUR_MS, 9) for one in (use.active_ms, use.idle_ms, use.unknown_ms))
-    return use._replace(energy_joules=joules, active_cost=active, idle_cost=idle, unknown_cost=unknown)
+    costs = {f"{name}_cost": round(getattr(use, f"{name}_ms") * price / HOUR_MS, 9) for name in NAMES}
+    return use._replace(energy_joules=joules, **costs)

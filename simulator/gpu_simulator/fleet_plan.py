@@ -117,6 +117,8 @@ class FleetNode:
     slots: tuple[FleetSlot, ...]
     measured: bool
     """Whether the activity of its GPUs can be measured at all."""
+    profiled: bool
+    """Whether all resources of its GPUs are measured, too."""
     currency: str
     price_per_hour: float
     """Of a physical GPU, before ``price``; 0 where there is none."""
@@ -200,6 +202,7 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
         slots=tuple(slot for gpu in range(plan.gpus_per_node) for slot in _slots(pool, gpu)),
         # What A100's NVML does not tell of instances.
         measured=not (pool.profile and pool.model == "a100-80gb"),
+        profiled=pool.parts == 1 and pool.model in FLEET["profiled"],
         currency=currency,
         price_per_hour=price,
         priced_from_hour=plan.hours // 4 if on_premises else 0,
