@@ -118,8 +118,8 @@ async def test_a_gpu_that_the_engine_does_not_have_is_named(node: Node) -> None:
 
 async def test_fields_of_the_collectors_file_that_dcgm_cannot_tell_are_named(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "collectors.csv"
-    path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n69, gauge, slices\n300, gauge, ecc\n1076, gauge, c2c\n")
-    node.block.override(1076, dcgm_stub.BLANK, code=2)
+    path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n69, gauge, slices\n300, gauge, ecc\n1077, gauge, c2c\n")
+    node.block.override(1077, dcgm_stub.BLANK, code=2)
     with node.engine() as engine:
         found = await node.findings(engine.address, collectors=path)
     assert found["collectors"].level is Level.OK
