@@ -319,7 +319,7 @@ def test_the_pointer_on_a_chart_shows_its_day_with_the_total(context: BrowserCon
         tip = page.locator(".tip")
         assert tip.is_visible()
         words = tip.locator("dt").all_inner_texts()
-        assert words[0] == "Active"
+        assert words[0] == "Effective"
         assert words[-1] == "Total USD"
         day = tip.locator("b").inner_text()
         page.get_by_text("Figures as a table").click()

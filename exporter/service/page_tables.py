@@ -120,7 +120,8 @@ def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator
         yield Column("charged", f"Charged {currency}", partial(_charged, currency=currency))
     if currency and report.before:
         yield Column("change", f"Change {currency}", lambda row: change(row.figures, row.before, currency)[1], signed)
-    if report.owned.seconds.profiled:
+    # A table of places with shared money has no room for it.
+    if report.owned.seconds.profiled and not (subject.is_place and report.share_idle != "none"):
         yield Column("effective", "Effective %", _effective_ratio, special=_effective_words)
     for kind in APART if subject.is_place else ():
         form = decimal if currency else hours
