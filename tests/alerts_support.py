@@ -30,7 +30,6 @@ AGENTS: Mapping[str, tuple[str, ...]] = {
 HOUR = "30s"
 """How long an hour of the agents' windows takes."""
 SHORTER = {
-    "interval: 30s": "interval: 1s",
     "interval: 1m": "interval: 1s",
     "[15m]": "[10s]",
     "keep_firing_for: 15m": "keep_firing_for: 10s",

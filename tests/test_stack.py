@@ -56,7 +56,8 @@ http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 
 # Shorter still than the demonstration's.
 QUICKER = {
-    "interval: 30s": "interval: 1s",
+    "interval: 1m": "interval: 1s",
+    "interval: 1h": "interval: 2s",
     "[24h]": "[60s]",
     ") / 3600": ") / 10",
     "[1h]": "[10s]",

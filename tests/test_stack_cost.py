@@ -20,7 +20,6 @@ from gpu_simulator.stack import StackOptions, free_port
 HISTORY_DAYS = 3
 QUICKER_STILL = (
     *QUICK,
-    stack.Substitution(shipped="interval: 1m", demo="interval: 2s", what="how often budgets are judged"),
     stack.Substitution(shipped="interval: 5m", demo="interval: 2s", what="how often the ledger is recorded"),
 )
 NO_DATA = {
