@@ -12,8 +12,25 @@ from pipeline_support import pipeline
 
 from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.effective import pcie_use
+from exporter.accounting.idle import IdleClock
+from exporter.agent.facts import Attributor
+from exporter.agent.views import Viewer
+from exporter.attribution.processes import PidResolver, PodNames
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import Activity, ActivitySource, Bottleneck, ByState, Field, ResourceProfile, Snapshot
+from exporter.model import (
+    Activity,
+    ActivitySource,
+    Attribution,
+    Bottleneck,
+    ByState,
+    Field,
+    Gpu,
+    GpuReading,
+    ProcessUse,
+    Reading,
+    ResourceProfile,
+    Snapshot,
+)
 from gpu_simulator import scenario, scenario_file
 
 ENGINE, TENSOR, DRAM = Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_PIPE_TENSOR_ACTIVE, Field.PROF_DRAM_ACTIVE
@@ -122,6 +139,9 @@ def test_models_differ_in_what_must_be_measured() -> None:
     assert of(GH200, {**whole, **c2c}) == ResourceProfile(effective_ratio=0.5, bottleneck=Bottleneck.TRANSFER)
     unknown_limit = {**whole, NVLINK_SENT: 1e9}
     assert (of("NVIDIA X900", whole) is None, of("NVIDIA X900", unknown_limit)) == (False, None)
+    assert of("NVIDIA X900", {**whole, **c2c}) is None, "C2C with an unknown limit"
+    assert of("NVIDIA GeForce RTX 4090", without_links) == half
+    assert of("Quadro RTX 5000", without_links) is None, "it has an NVLink bridge"
 
 
 def test_what_no_source_measures_makes_a_device_unprofiled() -> None:
@@ -136,6 +156,25 @@ def test_what_no_source_measures_makes_a_device_unprofiled() -> None:
     activity = ActivityJudge().judge(sample, idle_below=0.05).activity
     assert activity is not None
     assert activity.profile is None, "the decoders may be busy"
+
+
+@pytest.mark.parametrize("host_pids", [True, False])
+def test_gpu_is_unprofiled_until_its_graphics_process_is_gone(tmp_path: Path, *, host_pids: bool) -> None:
+    viewer = Viewer(
+        attributor=Attributor(kubelet=None, pids=PidResolver(tmp_path), names=PodNames(tmp_path), expiry_seconds=60.0),
+        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
+        process_list_reliable=host_pids,
+    )
+    gpu = Gpu(uuid="GPU-0", index=0, minor=0, model=H100, pci_bus_id="")
+    found = []
+    for at, graphics in enumerate((False, True, None, False)):  # the driver's list fails after the second sample
+        processes = None if graphics is None else (ProcessUse(pid=1, graphics=graphics),)
+        busy = GpuReading(gpu=gpu, values={**QUIET, ENGINE: 0.9}, processes=processes)
+        reading = Reading(source="nvml", taken_at_seconds=float(at), duration_seconds=0.0, gpus=(busy,))
+        (view,) = viewer.views(reading, Attribution(known=True, answered_at_seconds=0.0, holders={}), {}, float(at))
+        assert view.activity is not None
+        found.append(view.activity.profile is not None)
+    assert found == [True, False, False, True]
 
 
 def test_instance_is_profiled_with_the_links_and_clocks_of_its_gpu() -> None:
@@ -222,7 +261,9 @@ def test_effective_part_is_never_more_than_the_activity(
     assert (activity.profile is None) == impossible == bool(judge.errors)
     if activity.profile:
         nearest = max(max(ratios[:5]) * clock, ratios[5], max(rates[:2]) / 63.008e9, max(rates[2:]) / 450e9)
-        assert activity.profile.effective_ratio == pytest.approx(min(engine, nearest))
+        copying = max(rates[:2]) / 63.008e9
+        assert activity.ratio == pytest.approx(max(engine, copying if copying > 0.005 else 0.0))
+        assert activity.profile.effective_ratio == pytest.approx(min(activity.ratio, nearest))
         assert (activity.profile.bottleneck is Bottleneck.STARVED) == (nearest < 0.25)
 
 

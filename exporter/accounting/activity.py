@@ -213,8 +213,8 @@ class Observation:
     """Fields in ``values`` that DCGM measured."""
     process_count: int | None = None
     """Number of processes that the driver lists; ``None`` if it reports no list or an unreliable one."""
-    draws: bool = False
-    """Whether a process has a graphics context, whose units no source measures."""
+    draws: bool | None = False
+    """Whether a process has a graphics context, whose units no source measures; ``None`` without a list of them."""
     parent_values: Mapping[Field, int | float] = field(default_factory=dict)
     """Values of a MIG instance's GPU."""
 
@@ -257,6 +257,8 @@ class _Memory:
     """Instant of each engine's last measurement, and the activity at that time."""
     counted: set[str] = field(default_factory=set)
     """Reasons that have been counted and still apply."""
+    draws: bool = False
+    """Whether a process had a graphics context when the processes were last listed."""
 
     def contradicts(self, sample: Observation, found: _Found) -> bool:
         """Add a sample to the means, and return whether its readings contradict each other.
@@ -357,7 +359,8 @@ class ActivityJudge:
 
     def _is_in_doubt(self, memory: _Memory, sample: Observation, missing: Sequence[EngineRow]) -> bool:
         """Return whether something that no source measures may be in use, so that the rest is no limit."""
-        if sample.level is DeviceLevel.PARTITIONED_GPU or sample.draws:
+        memory.draws = memory.draws if sample.draws is None else sample.draws
+        if sample.level is DeviceLevel.PARTITIONED_GPU or memory.draws:
             return True
         return any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
 

@@ -41,7 +41,7 @@ _NVLINK_BYTES = (
 """Bytes per second of all links together in one direction by model: links times speed, from NVIDIA's data sheets."""
 _WITHOUT_NVLINK = re.compile(
     r"\b(P4|P40|T4|T40|A2|A10|A10G|A16|L2|L4|L20|L40|L40S)\b|V100-PCIE|P100-PCIE"
-    r"|\bAda\b|RTX A[24]000|RTX PRO|RTX [45]0\d0"
+    r"|\bAda\b|RTX A[24]000|RTX PRO|GeForce RTX [45]0\d0"
 )
 _C2C_BYTES = 450e9
 """Bytes per second of NVLink-C2C in one direction: half of the 900 GB/s of NVIDIA's data sheets."""
@@ -59,7 +59,8 @@ class _Row(NamedTuple):
     has_nvlink: bool
     nvlink_bytes: float | None
     """Limit of NVLink in one direction; ``None`` for an unknown model."""
-    has_c2c: bool
+    c2c_bytes: float | None
+    """The same of NVLink-C2C; of an unknown model, C2C need not be measured, but its traffic has no limit."""
 
 
 @lru_cache(maxsize=64)
@@ -70,7 +71,7 @@ def _row_of(model: str) -> _Row:
         ),
         has_nvlink=_WITHOUT_NVLINK.search(model) is None,
         nvlink_bytes=next((limit for pattern, limit in _NVLINK_BYTES if pattern.search(model)), None),
-        has_c2c=_WITH_C2C.search(model) is not None,
+        c2c_bytes=_C2C_BYTES if _WITH_C2C.search(model) else None,
     )
 
 
@@ -114,8 +115,8 @@ def _uses(model: str, values: Values, board: Values | None) -> tuple[float, floa
     links = [pcie_use(whole)]
     if row.has_nvlink and board is None:
         links.append(_rate_use(values, _NVLINK, row.nvlink_bytes))
-    if row.has_c2c:
-        links.append(_rate_use(whole, _C2C, _C2C_BYTES))
+    if row.c2c_bytes or whole.keys() >= {*_C2C}:
+        links.append(_rate_use(whole, _C2C, row.c2c_bytes))
     measured = [values.get(Field.PROF_DRAM_ACTIVE), *links, *(values.get(pipe) for pipe in row.pipes)]
     known = [use for use in measured if use is not None]
     if len(known) < len(measured):

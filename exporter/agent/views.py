@@ -248,7 +248,7 @@ class Viewer:
             return Judgement(activity=None, reason="device_down")
         uuid = part.instance.uuid if part else gpu.gpu.uuid
         if new or uuid not in self._judgements:
-            processes = _own_processes(gpu, part) if self.process_list_reliable else None
+            listed = _own_processes(gpu, part)
             sample = Observation(
                 uuid=uuid,
                 at_seconds=reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds,
@@ -256,8 +256,8 @@ class Viewer:
                 level=_level(gpu, part),
                 model=gpu.gpu.model,
                 from_dcgm=part.from_dcgm if part else gpu.from_dcgm,
-                process_count=None if processes is None else len(processes),
-                draws=any(process.graphics for process in processes or ()),
+                process_count=len(listed) if listed is not None and self.process_list_reliable else None,
+                draws=None if listed is None else any(process.graphics for process in listed),
                 parent_values=gpu.values if part else {},
             )
             self._judgements[uuid] = self.judge.judge(sample, idle_below=self.clock.threshold_ratio)
