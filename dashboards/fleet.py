@@ -12,7 +12,7 @@ WORKLOADS = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team"'
 POOL = "model, instance_type, capacity_type"
 POOL_NAME = "{{model}} {{instance_type}} {{capacity_type}}"
 ACTIVITY_OF_BOARDS = f'gpu_activity_ratio{{{NODES},gpu_instance=""}}'
-FUNNEL = ("Capacity", "Allocated", "Working", "Active", "Effective")
+FUNNEL = ("Capacity", "Allocated", "Working", "Active", "Profiled", "Effective")
 FREE = (
     f'sum by (cluster, node) (max by ({DEVICE}) (gpu_allocation_state{{{NODES},gpu_instance="",state="unallocated"}}) '
     f"and on ({DEVICE}) max by ({DEVICE}) (gpu_up{{{NODES}}}) == 1)"
@@ -51,7 +51,8 @@ def _funnel() -> list[Panel]:
             "GPUs: from what is there to what is used",
             "Capacity: physical GPUs, those that are down too. Allocated: held by pods, by share. Working: held and at "
             "work for 5 % of the last 15 minutes or more. Active: so many GPUs would do it if they never waited. "
-            "Effective: so many would do it at the limit of their hardware; time that is not profiled is not in it.",
+            "Profiled: the part of Active in which every resource was measured; the rest is not lost. Effective: so "
+            "many would do the profiled part at the limit of their hardware.",
             *((f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name) for name in FUNNEL),
         ),
         bars(
@@ -96,10 +97,7 @@ def _over_time() -> list[Panel]:
             "Capacity, allocated, working, active, effective",
             "GPUs by share, as in the funnel above. The gap between two lines is what is lost at that step. Between "
             "Active and Profiled nothing is lost: that part was not profiled.",
-            *(
-                (f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name)
-                for name in (*FUNNEL[:-1], "Profiled", "Effective")
-            ),
+            *((f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name) for name in FUNNEL),
             span=24,
         )
     ]
