@@ -183,6 +183,8 @@ def test_windows_of_a_file_without_profiles_continue() -> None:
         {"owners": [[["ml", "Job", "train", ""], [0, 0, 0, [0, "AAAA"], [0, ""]]]]},
         {"owners": [[["ml", "Job", "train", ""], [0, 0, 0, [7, "AAAAAAAAAAA="], [0, ""]]]]},
         {"owners": [[["ml", "Job", "train", ""], [0, -1, 0, [0, ""], [0, ""]]]]},
+        {"profiles": [[["ml", "Job", "train", ""], [*[0] * 8, 0, [0, ""], [0, ""]]]]},
+        {"profiles": [[["ml", "Job", "train", ""], [*[0] * 6, 0, [0, ""], [0, ""]]]]},
         {"holders": [{}]},
         {"last": float("nan")},
     ],

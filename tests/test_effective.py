@@ -138,9 +138,10 @@ def test_models_differ_in_what_must_be_measured() -> None:
     assert of(GH200, whole) is None
     assert of(GH200, {**whole, **c2c}) == ResourceProfile(effective_ratio=0.5, bottleneck=Bottleneck.TRANSFER)
     unknown_limit = {**whole, NVLINK_SENT: 1e9}
+    assert of(H100, {**whole, TENSOR: 0.5, Field.SM_CLOCK: 0}) is None, "no clock, though a pipe is active"
     assert (of("NVIDIA X900", whole) is None, of("NVIDIA X900", unknown_limit)) == (False, None)
     assert of("NVIDIA X900", {**whole, **c2c}) is None, "C2C with an unknown limit"
-    assert of("NVIDIA GeForce RTX 4090", without_links) == half
+    assert (of("Tesla V100S-PCIE-32GB", without_links), of("NVIDIA GeForce RTX 4090", without_links)) == (half, half)
     assert of("Quadro RTX 5000", without_links) is None, "it has an NVLink bridge"
 
 
@@ -241,10 +242,10 @@ def test_pcie_is_used_as_a_part_of_the_negotiated_link() -> None:
     assert pcie_use(BOARD) is None
 
 
-RATIO = st.floats(0, 1)
+RATIO, CLOCKS = st.floats(0, 1), st.floats(0.1, 1)
 
 
-@given(RATIO, st.lists(RATIO, min_size=6, max_size=6), st.lists(st.floats(0, 60e9), min_size=4, max_size=4), RATIO)
+@given(RATIO, st.lists(RATIO, min_size=6, max_size=6), st.lists(st.floats(0, 60e9), min_size=4, max_size=4), CLOCKS)
 def test_effective_part_is_never_more_than_the_activity(
     engine: float, ratios: list[float], rates: list[float], clock: float
 ) -> None:

@@ -40,7 +40,7 @@ _NVLINK_BYTES = (
 )
 """Bytes per second of all links together in one direction by model: links times speed, from NVIDIA's data sheets."""
 _WITHOUT_NVLINK = re.compile(
-    r"\b(P4|P40|T4|T40|A2|A10|A10G|A16|L2|L4|L20|L40|L40S)\b|V100-PCIE|P100-PCIE"
+    r"\b(P4|P40|T4|T40|A2|A10|A10G|A16|L2|L4|L20|L40|L40S)\b|V100S?-PCIE|P100-PCIE"
     r"|\bAda\b|RTX A[24]000|RTX PRO|GeForce RTX [45]0\d0"
 )
 _C2C_BYTES = 450e9
@@ -153,7 +153,7 @@ def profile_of(
     whole, uses = values if board is None else board, _uses(model, values, board)
     engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
     clock, highest = whole.get(Field.SM_CLOCK), whole.get(Field.MAX_SM_CLOCK)
-    if uses is None or engine is None or clock is None or not highest:
+    if uses is None or engine is None or not clock or not highest:
         return None
     pipe, memory, transfer = uses
     if pipe > engine + _NOISE or max(uses) > MOST_OF_LIMIT:

@@ -203,9 +203,7 @@ class _Sums:
         self.fine, self.coarse = _Points(width), _Points(width)
 
     def add(self, seconds: Sequence[float], steady: float) -> None:
-        totals = self.totals
-        for place, more in enumerate(seconds):
-            totals[place] += more
+        self.totals = [known + more for known, more in zip(self.totals, seconds, strict=True)]
         self.changed = steady
 
     def now(self) -> _Marked:
