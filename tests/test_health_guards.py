@@ -32,8 +32,8 @@ WEAKENED = {
     ),
     "corrected errors": ('{type="uncorrected"}', "", "a board that is well"),
     "heat now and then": (
-        "(gpu_thermal_throttle_ratio) > 0.1",
-        "(gpu_thermal_throttle_ratio) > 0.05",
+        "(gpu_thermal_throttle_ratio > 0.1)",
+        "(gpu_thermal_throttle_ratio > 0.05)",
         "a board that is well",
     ),
     "a few errors of links": (") > 100", ") > 10", "a board that is well"),

@@ -8,7 +8,7 @@ import pytest
 from pipeline_support import Pipeline, pipeline
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import Activity, ActivitySource, Snapshot, SourceState
+from exporter.model import Activity, ActivitySource, Bottleneck, ResourceProfile, Snapshot, SourceState
 from gpu_simulator import scenario
 
 NODE = """\
@@ -113,7 +113,10 @@ async def test_an_idle_instance_of_an_a100_is_idle_though_nothing_measures_its_c
 ) -> None:
     busy = pod("busy", "{gpu: 0, mig: 0}", "0.7")
     seen = await told(tmp_path, A100_MIG, busy + RESTING, source=source)
-    assert seen.activity("resting") == Activity(ratio=0.0, source=ActivitySource.ENGINE, measured_by="dcgm")
+    nothing = ResourceProfile(effective_ratio=0.0, bottleneck=Bottleneck.STARVED)
+    assert seen.activity("resting") == Activity(
+        ratio=0.0, source=ActivitySource.ENGINE, measured_by="dcgm", profile=nothing
+    )
     assert seen.seconds("resting", "idle") > 35
     assert seen.seconds("resting", "unknown") < 2
     assert seen.idle_for("resting")[0] > 80
