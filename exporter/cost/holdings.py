@@ -149,7 +149,7 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
         "total": f"max by ({device}) (last_over_time(workload_device:gpu_memory_total_bytes:max[{over}]))",
         "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
         "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',
-        # Each value is of the hour before; of who holds nothing now there is none.
+        # Each value is of the hour before; an owner without holdings now has none.
         "bottlenecks": f"max by ({owner}, resource) (sum_over_time({_BOTTLENECKS}[{over}:1h]))",
         "muted": (
             f"max by ({owner}) (last_over_time(workload:gpu_alerts_off_until_seconds:max[1h])) > {window.end_seconds}"
