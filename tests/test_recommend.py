@@ -377,12 +377,20 @@ def test_a_starved_workload_fits_the_part_that_it_uses_however_long_it_is_active
     assert "at 9.0 % of its limit (100.0 % of the active time was profiled); in 97 % of that time nothing was" in told
 
 
-USES = {"compute": 0.03, "memory": 0.09, "transfer": 0.0, "profiled": 1.0, "sm": 0.07 * 0.95, "sm_profiled": 0.95}
+RECORDED = {
+    "compute": 0.03,
+    "memory": 0.09,
+    "transfer": 0.0,
+    "video": 0.0,
+    "profiled": 1.0,
+    "sm": 0.07 * 0.95,
+    "sm_profiled": 0.95,
+}
 
 
 def used(**changes: float) -> HeldDevice:
     """A starved workload with recorded use of resources, as parts of the profiled time."""
-    return use(0, 0.96, **STARVED, resource_uses={name: ratio * HOURS for name, ratio in (USES | changes).items()})
+    return use(0, 0.96, **STARVED, resource_uses={name: ratio * HOURS for name, ratio in (RECORDED | changes).items()})
 
 
 def test_the_evidence_names_how_near_a_workload_is_to_each_limit() -> None:

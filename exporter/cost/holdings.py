@@ -357,9 +357,8 @@ def limit_of(uses: Sequence[HeldDevice], seconds: ByState) -> Limit | None:
         return None
     total = sum(of_class.values())
     used = uses[0].resource_uses
-    means = {
-        one: used.get(one, 0.0) / used[of] for one, of in _USED if used.get(of, 0.0) >= LEAST_COVERAGE_RATIO * total
-    }
+    least = LEAST_COVERAGE_RATIO * total
+    means = {one: used[one] / used[of] for one, of in _USED if one in used and used.get(of, 0.0) >= least}
     return Limit(effective, profiled, most, of_class[most] / total, means)
 
 
