@@ -149,7 +149,7 @@ FACTS = PodFacts(
 PROFILED = Activity(
     ratio=0.8732,
     source=ActivitySource.ENGINE,
-    profile=ResourceProfile(effective_ratio=0.25, bottleneck=Bottleneck.STARVED),
+    profile=ResourceProfile((0.125, 0.25, 0.0, 0.0), Bottleneck.STARVED, sm_ratio=0.75),
 )
 
 
@@ -312,6 +312,7 @@ OWNERS = OwnersView(
             profiled_seconds={"15m": 600.0, "1h": 1800.0},
             effective_seconds={"15m": 180.0, "1h": 500.0},
             bottleneck_seconds={"memory": 500.0, "starved": 1300.0},
+            resource_use_seconds={"compute": 90.0, "memory": 450.0, "transfer": 0.0, "video": 0.0, "profiled": 1800.0},
             gpus=1.0,
             estimated_gpus=0.25,
             underused_gpus=0.5,

@@ -84,7 +84,7 @@ def holder(
 
 def activity(ratio: float | None, effective: float | None = None) -> Activity | None:
     """Make an activity; ``effective`` is None while it is not profiled."""
-    profile = None if effective is None else ResourceProfile(effective_ratio=effective, bottleneck=Bottleneck.MEMORY)
+    profile = None if effective is None else ResourceProfile((0.0, effective, 0.0, 0.0), Bottleneck.MEMORY)
     return None if ratio is None else Activity(ratio=ratio, source=ActivitySource.ENGINE, profile=profile)
 
 

@@ -18,6 +18,7 @@ from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import (
+    RESOURCES,
     Activity,
     ActivitySource,
     Attribution,
@@ -131,12 +132,12 @@ def test_models_differ_in_what_must_be_measured() -> None:
         activity = ActivityJudge().judge(sample, idle_below=0.05).activity
         return activity and activity.profile
 
-    half = ResourceProfile(effective_ratio=0.5, bottleneck=Bottleneck.COMPUTE)
+    half = ResourceProfile((0.5, 0.0, 0.0, 0.0), Bottleneck.COMPUTE)
     assert (of(H100, without_int), of(A100, without_int)) == (None, half)
     assert (of(A100, without_links), of(L40S, without_links)) == (None, half)
     whole = {**QUIET, ENGINE: 0.9}
     assert of(GH200, whole) is None
-    assert of(GH200, {**whole, **c2c}) == ResourceProfile(effective_ratio=0.5, bottleneck=Bottleneck.TRANSFER)
+    assert of(GH200, {**whole, **c2c}) == ResourceProfile((0.0, 0.0, 0.5, 0.0), Bottleneck.TRANSFER)
     unknown_limit = {**whole, NVLINK_SENT: 1e9}
     assert of(H100, {**whole, TENSOR: 0.5, Field.SM_CLOCK: 0}) is None, "no clock, though a pipe is active"
     assert (of("NVIDIA X900", whole) is None, of("NVIDIA X900", unknown_limit)) == (False, None)
@@ -195,9 +196,8 @@ def test_instance_is_profiled_with_the_links_and_clocks_of_its_gpu() -> None:
         return activity and activity.profile
 
     links = {SENT: 0, RECEIVED: 6.3008e9}
-    assert of(own, {**BOARD, **links, Field.SM_CLOCK: 990}) == ResourceProfile(
-        effective_ratio=0.25, bottleneck=Bottleneck.COMPUTE
-    )
+    found = of({**own, Field.PROF_SM_ACTIVE: 0.6}, {**BOARD, **links, Field.SM_CLOCK: 990})
+    assert found == ResourceProfile((0.25, 0.1, pytest.approx(0.1, rel=1e-4), 0.0), Bottleneck.COMPUTE, sm_ratio=0.6)
     assert of(own, BOARD) is None, "the driver keeps the GPU's transfer counters from this agent"
     part = {field: value for field, value in own.items() if field is not DRAM}
     assert of(part, {**BOARD, **links}) is None, "a part of an instance has no memory counter"
@@ -227,7 +227,7 @@ def test_copy_with_an_idle_engine_is_possible() -> None:
     activity = judged({ENGINE: 0.0, RECEIVED: 56_206 * MIB, SENT: 3357 * MIB, DRAM: 0.016}, judge)
     assert activity is not None
     assert (activity.source, activity.ratio) == (ActivitySource.COPY, pytest.approx(0.935, abs=1e-3))
-    assert activity.profile == ResourceProfile(effective_ratio=activity.ratio, bottleneck=Bottleneck.TRANSFER)
+    assert activity.profile == ResourceProfile((0.0, 0.016, activity.ratio, 0.0), Bottleneck.TRANSFER)
     assert judge.errors == {}
 
 
@@ -265,6 +265,7 @@ def test_effective_part_is_never_more_than_the_activity(
         copying = max(rates[:2]) / 63.008e9
         assert activity.ratio == pytest.approx(max(engine, copying if copying > 0.005 else 0.0))
         assert activity.profile.effective_ratio == pytest.approx(min(activity.ratio, nearest))
+        assert activity.profile.uses[1] == min(activity.ratio, ratios[5])
         assert (activity.profile.bottleneck is Bottleneck.STARVED) == (nearest < 0.25)
 
 
@@ -325,6 +326,13 @@ async def test_ledger_has_the_true_effective_time(model: str, source: str, tmp_p
     assert found["transcode"].ineffective == pytest.approx(0.0, abs=1e-9)
     assert snapshot.metering.ledger is not None
     assert snapshot.metering.ledger.conservation_error_seconds == pytest.approx(0.0, abs=1e-9)
+    assert snapshot.metering.owners is not None
+    for use in snapshot.metering.owners.owners:
+        used = use.resource_use_seconds
+        assert used["profiled"] == pytest.approx(use.profiled_seconds["1h"])
+        assert max(used[kind] for kind in RESOURCES) == pytest.approx(use.effective_seconds["1h"], abs=0.01)
+        assert used.get("sm_profiled") == (pytest.approx(used["profiled"], abs=0.01) if source == "nvml" else None)
+        assert 0 < used["sm"] <= used["profiled"] if source == "nvml" else "sm" not in used
     classes = {
         view.pods[0].holder.namespace: dict(snapshot.history.bottlenecks[view.uuid])
         for view in snapshot.devices

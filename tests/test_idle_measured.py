@@ -113,7 +113,7 @@ async def test_an_idle_instance_of_an_a100_is_idle_though_nothing_measures_its_c
 ) -> None:
     busy = pod("busy", "{gpu: 0, mig: 0}", "0.7")
     seen = await told(tmp_path, A100_MIG, busy + RESTING, source=source)
-    nothing = ResourceProfile(effective_ratio=0.0, bottleneck=Bottleneck.STARVED)
+    nothing = ResourceProfile((0.0, 0.0, 0.0, 0.0), Bottleneck.STARVED)
     assert seen.activity("resting") == Activity(
         ratio=0.0, source=ActivitySource.ENGINE, measured_by="dcgm", profile=nothing
     )

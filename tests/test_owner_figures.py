@@ -48,8 +48,8 @@ def test_an_owner_has_the_sum_of_its_holders() -> None:
 
 def test_profiled_seconds_of_an_owner_are_by_window_and_bottleneck() -> None:
     node = OwnedNode()
-    memory = ResourceProfile(effective_ratio=0.6, bottleneck=Bottleneck.MEMORY)
-    starved = ResourceProfile(effective_ratio=0.05, bottleneck=Bottleneck.STARVED)
+    memory = ResourceProfile((0.2, 0.6, 0.0, 0.0), Bottleneck.MEMORY)
+    starved = ResourceProfile((0.05, 0.0, 0.01, 0.0), Bottleneck.STARVED, sm_ratio=0.3)
 
     def profiled(device: str, ratio: float, profile: ResourceProfile) -> PodUse:
         activity = Activity(ratio=ratio, source=ActivitySource.ENGINE, profile=profile)
@@ -69,6 +69,9 @@ def test_profiled_seconds_of_an_owner_are_by_window_and_bottleneck() -> None:
     assert dict(use.profiled_seconds) == pytest.approx({name: 1.3 * min(WINDOWS[name], 2 * HOUR) for name in WINDOWS})
     assert dict(use.effective_seconds) == pytest.approx({name: 0.65 * min(WINDOWS[name], 2 * HOUR) for name in WINDOWS})
     assert dict(use.bottleneck_seconds) == pytest.approx({"memory": 0.8 * HOUR, "starved": 0.5 * HOUR})
+    uses = {"compute": 0.25, "memory": 0.6, "transfer": 0.01, "video": 0.0, "profiled": 1.3}
+    with_sm = {**uses, "sm": 0.3, "sm_profiled": 0.5}
+    assert dict(use.resource_use_seconds) == pytest.approx({name: gpus * HOUR for name, gpus in with_sm.items()})
     node.until(2 * HOUR + MINUTE, *views, quarter(ActivitySource.PROCESS_SAMPLES))
     assert dict(node.use().profiled_seconds), "a holder with measured activity is in no doubt"
     node.until(2 * HOUR + 2 * MINUTE, *views, quarter(ESTIMATED))

@@ -370,9 +370,48 @@ def test_a_starved_workload_fits_the_part_that_it_uses_however_long_it_is_active
     assert one.per_month == pytest.approx(4 * 730 * 0.75)
     assert one.risk_level == "medium"
     assert "SMs" in one.risk
+    assert "SM_ACTIVE" in one.risk
     told = " ".join(one.evidence)
+    assert "Mean use" not in told, "it is not recorded"
     assert "96.0 % active on the mean" in told
     assert "at 9.0 % of its limit (100.0 % of the active time was profiled); in 97 % of that time nothing was" in told
+
+
+RECORDED = {
+    "compute": 0.03,
+    "memory": 0.09,
+    "transfer": 0.0,
+    "video": 0.0,
+    "profiled": 1.0,
+    "sm": 0.07 * 0.95,
+    "sm_profiled": 0.95,
+}
+
+
+def used(**changes: float) -> HeldDevice:
+    """A starved workload with recorded use of resources, as parts of the profiled time."""
+    return use(0, 0.96, **STARVED, resource_uses={name: ratio * HOURS for name, ratio in (RECORDED | changes).items()})
+
+
+def test_the_evidence_names_how_near_a_workload_is_to_each_limit() -> None:
+    of_limits = (
+        "arithmetic pipes 3.0 %, memory bandwidth 9.0 %, busiest of PCIe, NVLink and C2C 0.0 %, video engines 0.0 %"
+    )
+    (one,) = advice_on(used(), parts=busy_at(0.09))
+    assert one.evidence[2] == f"Mean use of each limit while active: {of_limits}, SMs with work 7.0 %."
+    assert (one.title, one.risk_level) == ("Move the H100 to a MIG instance 1g.20gb", "medium")
+    assert "SM_ACTIVE" not in one.risk
+    (without,) = advice_on(used(sm_profiled=0.8), parts=busy_at(0.09))
+    assert without.evidence[2] == f"Mean use of each limit while active: {of_limits}."
+    (unknown,) = advice_on(used(profiled=0.8, sm_profiled=0.8), parts=busy_at(0.09))
+    assert len(unknown.evidence) == len(one.evidence) - 1, "it was recorded for too little of the time"
+
+
+def test_a_starved_workload_that_fills_the_multiprocessors_keeps_its_gpu() -> None:
+    (half,) = advice_on(used(sm=0.4 * 0.95), parts=busy_at(0.09))
+    assert half.title == "Move the H100 to a MIG instance 4g.40gb"
+    (full,) = advice_on(used(sm=0.9 * 0.95), parts=busy_at(0.09))
+    assert (full.advice, full.gpus) == ("bottleneck", 0.0)
 
 
 def test_a_starved_workload_without_mig_shares_or_takes_a_smaller_model() -> None:

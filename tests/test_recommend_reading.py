@@ -41,7 +41,13 @@ FLEET = (
     use(10, 0.0, **OF_ALL, workload="reserved", policy="reserved"),
     use(11, 0.0, **OF_ALL, workload="quiet, please"),
     use(
-        13, 0.96, **OF_ALL, workload="starved", peak_memory_bytes=12 * GB, bottlenecks={"starved": 600.0, "memory": 9.0}
+        13,
+        0.96,
+        **OF_ALL,
+        workload="starved",
+        peak_memory_bytes=12 * GB,
+        bottlenecks={"starved": 600.0, "memory": 9.0},
+        resource_uses={"compute": 0.0, "memory": 54.0, "profiled": 609.0, "sm": 42.0, "sm_profiled": 600.0},
     ),
     use(14, 0.96, **OF_ALL, workload="decoding", bottlenecks={"memory": 3000.0, "of a later agent": 100.0}),
 )
@@ -100,9 +106,10 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
             inside_state = f'{account},state="{state}"'
             yield hourly, f'{inside_state},quantity="seconds"', part * 3600 * one.share_ratio, over
             yield hourly, f'{inside_state},quantity="cost",currency="USD"', part * money, over
-        for resource, seconds in one.bottlenecks.items():
-            of_class = labels(cluster=one.owner.cluster, **owner, **extra, resource=resource)
-            yield "workload:gpu_bottleneck_seconds:sum", of_class, seconds, over
+        for series, by_resource in (("bottleneck", one.bottlenecks), ("resource_use", one.resource_uses)):
+            for resource, seconds in by_resource.items():
+                of_class = labels(cluster=one.owner.cluster, **owner, **extra, resource=resource)
+                yield f"workload:gpu_{series}_seconds:sum", of_class, seconds, over
         yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.owner.cluster, **extra), 3600.0, over
     of_workload = labels(cluster=one.owner.cluster, **owner, **extra)
     if one.policy:
@@ -166,7 +173,9 @@ def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prome
         exact = ("held_hours", "share_ratio", "peak_memory_bytes", "memory_total_bytes", "estimated", "policy")
         assert [getattr(one, field) for field in exact] == [getattr(truth, field) for field in exact]
         assert one.still_held == truth.still_held
-        assert one.bottlenecks == {name: pytest.approx(HOURS * hour) for name, hour in truth.bottlenecks.items()}
+        for kind in ("bottlenecks", "resource_uses"):
+            hourly = getattr(truth, kind)
+            assert getattr(one, kind) == {name: pytest.approx(HOURS * hour) for name, hour in hourly.items()}
         for name_of in ("team", "kind", "model"):
             assert one.owner.value(name_of) == truth.owner.value(name_of)
         assert one.measured_hours == pytest.approx(truth.measured_hours)

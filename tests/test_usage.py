@@ -75,7 +75,7 @@ def test_activity_is_divided_by_how_near_the_gpu_is_to_its_limits(
 ) -> None:
     (portion,) = after(meter, [whole(use(holder("a"), 0.75, effective), busy=0.75)], dt=2.0)
     assert {state: seconds for state, seconds in portion.seconds if seconds} == expected | {"idle": 0.5}
-    assert (portion.bottleneck is None) == (effective is None)
+    assert (portion.profile is None) == (effective is None)
 
 
 def test_an_exclusive_holder_is_active_as_its_gpu_is(meter: Meter) -> None:

@@ -336,26 +336,25 @@ class ActivityJudge:
             a device that is idle except for an unmeasured engine that may be in use.
         """
         memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
-        found = _measured(sample)
+        is_instance = sample.level is DeviceLevel.INSTANCE
+        pcie_ratio = effective.pcie_use(sample.parent_values if is_instance else sample.values)
+        found = _measured(sample, pcie_ratio)
         contradiction = memory.contradicts(sample, found)
         self._count(memory, "contradiction", holds=contradiction)
         missing = memory.unmeasured(sample, found)
-        judgement = _busiest(found, sample.from_dcgm)
-        if judgement.activity is None:
-            return judgement
+        if EngineClass.COMPUTE not in found:
+            return Judgement(activity=None, reason="no_source")
+        ratio, source, measured_by = _busiest(found, sample.from_dcgm)
         lasting = any(memory.age_seconds(row, sample.at_seconds) > RECENT_SECONDS for row in missing)
         if lasting or not missing:
             self._count(memory, "incomplete", holds=lasting)
         if contradiction:
             return Judgement(activity=None, reason="contradiction")
-        if judgement.activity.ratio < idle_below and any(
-            memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing
-        ):
+        if ratio < idle_below and any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing):
             return Judgement(activity=None, reason="incomplete")
-        if self._is_in_doubt(memory, sample, missing):
-            return judgement
-        activity = judgement.activity
-        return Judgement(activity=replace(activity, profile=self._profile(memory, sample, found, activity.ratio)))
+        in_doubt = self._is_in_doubt(memory, sample, missing)
+        profile = None if in_doubt else self._profile(memory, sample, found, ratio, pcie_ratio)
+        return Judgement(activity=Activity(ratio=ratio, source=source, measured_by=measured_by, profile=profile))
 
     def _is_in_doubt(self, memory: _Memory, sample: Observation, missing: Sequence[EngineRow]) -> bool:
         """Return whether something that no source measures may be in use, so that the rest is no limit."""
@@ -364,7 +363,9 @@ class ActivityJudge:
             return True
         return any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
 
-    def _profile(self, memory: _Memory, sample: Observation, found: _Found, ratio: float) -> ResourceProfile | None:
+    def _profile(
+        self, memory: _Memory, sample: Observation, found: _Found, ratio: float, pcie_ratio: float | None
+    ) -> ResourceProfile | None:
         profile = None
         try:
             profile = effective.profile_of(
@@ -373,6 +374,7 @@ class ActivityJudge:
                 sample.parent_values if sample.level is DeviceLevel.INSTANCE else None,
                 activity_ratio=ratio,
                 video_ratio=max((found[one][0] for one in found if one not in _NOT_VIDEO), default=0.0),
+                pcie_ratio=pcie_ratio,
             )
             self._count(memory, "impossible_profile", holds=False)
         except effective.ImpossibleReadingError:
@@ -393,19 +395,17 @@ class ActivityJudge:
             self.errors["activity", reason] += 1
 
 
-def _measured(sample: Observation) -> _Found:
+def _measured(sample: Observation, pcie_ratio: float | None) -> _Found:
     found = {row.engine: known for row in ENGINES if (known := row.measured(sample.values)) is not None}
     # NVML's utilisation includes copies; a MIG instance's part of the link is unknown.
-    if sample.level is not DeviceLevel.INSTANCE and Field.PROF_GR_ENGINE_ACTIVE in sample.values:
-        copying = effective.pcie_use(sample.values)
-        if copying is not None and copying > _NOISE:
-            found[EngineClass.COPY] = min(1.0, copying), Field.PROF_PCIE_TX_BYTES
+    with_engine = sample.level is not DeviceLevel.INSTANCE and Field.PROF_GR_ENGINE_ACTIVE in sample.values
+    if with_engine and pcie_ratio is not None and pcie_ratio > _NOISE:
+        found[EngineClass.COPY] = min(1.0, pcie_ratio), Field.PROF_PCIE_TX_BYTES
     return found
 
 
-def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
-    if EngineClass.COMPUTE not in found:
-        return Judgement(activity=None, reason="no_source")
+def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> tuple[float, ActivitySource, str]:
+    """Return the activity of the busiest engine, its source and what measured it."""
     engine = max(found, key=lambda one: found[one][0])
     ratio, by = found[engine]
     if engine is EngineClass.COPY:
@@ -414,8 +414,7 @@ def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
         source = ActivitySource.CODEC
     else:
         source = ActivitySource.UTILISATION if by is Field.GPU_UTIL else ActivitySource.ENGINE
-    measured_by = "dcgm" if by in from_dcgm else "nvml"
-    return Judgement(activity=Activity(ratio=ratio, source=source, measured_by=measured_by))
+    return ratio, source, "dcgm" if by in from_dcgm else "nvml"
 
 
 def partitioned_activity(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from exporter.model import MOST_OF_LIMIT, PIPES, Bottleneck, Field, ResourceProfile
+from exporter.model import MOST_OF_LIMIT, PIPES, RESOURCES, Bottleneck, Field, ResourceProfile
 
 Values = Mapping[Field, int | float]
 
@@ -109,10 +109,12 @@ _NVLINK = (Field.PROF_NVLINK_TX_BYTES, Field.PROF_NVLINK_RX_BYTES)
 _C2C = (Field.PROF_C2C_TX_ALL_BYTES, Field.PROF_C2C_RX_ALL_BYTES)
 
 
-def _uses(model: str, values: Values, board: Values | None) -> tuple[float, float, float] | None:
+def _uses(
+    model: str, values: Values, board: Values | None, pcie_ratio: float | None
+) -> tuple[float, float, float] | None:
     """Return the largest use of a pipe, of memory and of a link; ``None`` if one of them was not measured."""
     row, whole = _row_of(model), values if board is None else board
-    links = [pcie_use(whole)]
+    links = [pcie_ratio]
     if row.has_nvlink and board is None:
         links.append(_rate_use(values, _NVLINK, row.nvlink_bytes))
     if row.c2c_bytes or whole.keys() >= {*_C2C}:
@@ -132,8 +134,9 @@ def profile_of(
     *,
     activity_ratio: float,
     video_ratio: float,
+    pcie_ratio: float | None,
 ) -> ResourceProfile | None:
-    """Return the effective part of a device's activity and its bottleneck.
+    """Return how near a device was to its limits, and its bottleneck.
 
     Args:
         model: Name of the GPU as the driver reports it.
@@ -143,6 +146,7 @@ def profile_of(
             ``None`` for a whole GPU.
         activity_ratio: Activity of the device.
         video_ratio: Activity of its busiest video, JPEG or optical-flow engine.
+        pcie_ratio: ``pcie_use`` of the whole GPU.
 
     Returns:
         ``None`` if one of the device's resources was not measured.
@@ -150,7 +154,7 @@ def profile_of(
     Raises:
         ImpossibleReadingError: A compute pipe is busier than its engine, or a resource is used above its limit.
     """
-    whole, uses = values if board is None else board, _uses(model, values, board)
+    whole, uses = values if board is None else board, _uses(model, values, board, pcie_ratio)
     engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
     clock, highest = whole.get(Field.SM_CLOCK), whole.get(Field.MAX_SM_CLOCK)
     if uses is None or engine is None or not clock or not highest:
@@ -158,14 +162,10 @@ def profile_of(
     pipe, memory, transfer = uses
     if pipe > engine + _NOISE or max(uses) > MOST_OF_LIMIT:
         raise ImpossibleReadingError
-    limits = {
-        Bottleneck.COMPUTE: pipe * min(1.0, clock / highest),
-        Bottleneck.MEMORY: memory,
-        Bottleneck.TRANSFER: transfer,
-        Bottleneck.VIDEO: video_ratio,
-    }
-    nearest = max(limits, key=limits.__getitem__)
+    limits = pipe * min(1.0, clock / highest), memory, transfer, video_ratio  # in the order of RESOURCES
+    nearest = max(limits)
     return ResourceProfile(
-        effective_ratio=min(activity_ratio, limits[nearest]),
-        bottleneck=nearest if limits[nearest] >= NEAR_LIMIT else Bottleneck.STARVED,
+        uses=tuple(min(activity_ratio, use) for use in limits),
+        bottleneck=RESOURCES[limits.index(nearest)] if nearest >= NEAR_LIMIT else Bottleneck.STARVED,
+        sm_ratio=values.get(Field.PROF_SM_ACTIVE),
     )

@@ -12,7 +12,6 @@ from exporter.model import (
     Activity,
     ActivitySource,
     AllocationState,
-    Bottleneck,
     ByState,
     DeviceState,
     DeviceView,
@@ -21,6 +20,7 @@ from exporter.model import (
     Owner,
     PodAccount,
     PodUse,
+    ResourceProfile,
     ShareMode,
     is_other_pod,
 )
@@ -88,8 +88,8 @@ class GpuPart:
     """Parts of the physical GPU, 0..1; they sum to the slot's share."""
     estimated: bool = False
     """Whether the activity is divided by share because process data is missing."""
-    bottleneck: Bottleneck | None = None
-    """Class of the profiled part; ``None`` without one."""
+    profile: ResourceProfile | None = None
+    """Of the device, for the profiled part; ``None`` without one."""
 
     def scaled(self, factor: float) -> "GpuPart":
         """Return the same part with its shares multiplied by a factor."""
@@ -239,7 +239,7 @@ class Divider:
             pod=pod,
             ratios=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
             estimated=activity is not None and activity.source is ActivitySource.ESTIMATED,
-            bottleneck=activity.profile.bottleneck if activity and activity.profile else None,
+            profile=activity.profile if activity else None,
         )
 
     def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:

@@ -294,7 +294,7 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
             energy_joules=own,
             interval_seconds=interval,
             estimated=part.estimated,
-            bottleneck=part.bottleneck,
+            profile=part.profile,
         )
         for part, own in zip(division.parts, joules, strict=False)
     ]

@@ -9,6 +9,7 @@ from exporter.accounting.gpu_split import DUST
 from exporter.accounting.windows import Sums, WindowSample, owner_shown
 from exporter.model import (
     PLATFORM_NAMESPACES,
+    RESOURCES,
     WINDOWS,
     AllocationState,
     Bottleneck,
@@ -181,11 +182,20 @@ def _ended(windows: WindowSample, held: Iterable[Owner]) -> Iterable[OwnerUse]:
 def _profiled(profile: Mapping[str, Sums]) -> dict[str, Any]:
     """Return the figures of a profile, as arguments of ``OwnerUse``."""
     known = {name: sums for name, sums in profile.items() if sums[1] > DUST_SECONDS}
-    by_class = zip(Bottleneck, known["1h"][2:], strict=True) if "1h" in known else ()
+    by_class: dict[str, float] = {}
+    used: dict[str, float] = {}
+    if "1h" in known:
+        _, profiled, *rest = known["1h"]
+        by_class = dict(zip(Bottleneck, rest, strict=False))
+        used = dict(zip((*RESOURCES, "sm", "sm_profiled"), rest[len(Bottleneck) :], strict=True))
+        if used["sm_profiled"] <= DUST_SECONDS:
+            del used["sm"], used["sm_profiled"]
+        used["profiled"] = profiled
     return {
         "effective_seconds": {name: sums[0] for name, sums in known.items()},
         "profiled_seconds": {name: sums[1] for name, sums in known.items()},
-        "bottleneck_seconds": {kind: seconds for kind, seconds in by_class if seconds > DUST_SECONDS},
+        "bottleneck_seconds": {kind: seconds for kind, seconds in by_class.items() if seconds > DUST_SECONDS},
+        "resource_use_seconds": used,
     }
 
 

@@ -1,6 +1,6 @@
 """Activity windows: active and measured GPU-seconds of holders, owners and shared devices over the last hours.
 
-Owners have effective and profiled seconds too.
+Owners have effective and profiled seconds too, and the use of resources.
 
 Sums only grow; their values are recorded at marks on a time axis. A window is the current sum less the sum at its
 start, interpolated between two marks. Reading one costs the same for a minute and for a day.
@@ -15,7 +15,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from exporter.model import WINDOWS, Bottleneck, HolderKey, Owner, PodAccount, Portion, is_other_pod
+from exporter.model import (
+    RESOURCES,
+    WINDOWS,
+    Bottleneck,
+    ByState,
+    HolderKey,
+    Owner,
+    PodAccount,
+    Portion,
+    ResourceProfile,
+    is_other_pod,
+)
 
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
 """Minimum time between two marks: for windows up to ``FINE_WINDOW_SECONDS``, and for longer ones."""
@@ -35,12 +46,16 @@ _MILLISECONDS = 1000
 _MOST_SECONDS = 1e15
 
 Sums = tuple[float, ...]
-"""GPU-seconds: (active, measured); of a profile, (effective, profiled) and the profiled ones by bottleneck."""
+"""GPU-seconds: (active, measured); of a profile, (effective, profiled), and up to 2 h the rest of ``_PROFILE``."""
 _Marked = tuple[int, ...]
 """The same in milliseconds of 32 bits."""
 _USE = ("active", "measured")
 _CLASSES = tuple(Bottleneck)
-_PROFILE = ("effective", "profiled", *_CLASSES)
+_PROFILE = ("effective", "profiled", *_CLASSES, *RESOURCES, "sm", "sm_profiled")
+"""After the profiled seconds: these by bottleneck; use of each resource and of the multiprocessors, times seconds; and
+the seconds in which the latter was measured."""
+_WITHOUT_USE = 2 + len(_CLASSES) + 3
+"""Parts of a profile in files from before the use of resources was summed."""
 _Place = tuple[int, float]
 """A mark's number, and the position (0..1) of an instant between it and the next mark."""
 
@@ -200,7 +215,7 @@ class _Sums:
         self.totals = [0.0] * width
         self.changed = 0.0
         """Instant of the last addition."""
-        self.fine, self.coarse = _Points(width), _Points(width)
+        self.fine, self.coarse = _Points(width), _Points(len(_USE))
 
     def add(self, seconds: Sequence[float], steady: float) -> None:
         self.totals = [known + more for known, more in zip(self.totals, seconds, strict=True)]
@@ -222,7 +237,7 @@ class _Sums:
         *totals, changed, of_fine, of_coarse = data
         sums = cls(width)
         sums.add([_figure(one) / _MILLISECONDS for one in totals], _figure(changed))
-        sums.fine, sums.coarse = _Points.load(of_fine, fine, width), _Points.load(of_coarse, coarse, width)
+        sums.fine, sums.coarse = _Points.load(of_fine, fine, width), _Points.load(of_coarse, coarse, len(_USE))
         return sums
 
 
@@ -257,7 +272,7 @@ class WindowSample:
         return self._all_windows(self.windows.owners.get(owner))
 
     def profile_of(self, owner: Owner) -> dict[str, Sums]:
-        """Return effective and profiled seconds by window, then profiled ones by bottleneck; empty without any."""
+        """Return effective and profiled seconds by window, up to 2 h all of ``_PROFILE``; empty without any."""
         return self._all_windows(self.windows.profiles.get(owner))
 
     def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
@@ -275,7 +290,7 @@ class WindowSample:
     def _all_windows(self, sums: _Sums | None) -> dict[str, Sums]:
         if sums is None:
             return {}
-        coarse = sums.coarse.since(self._coarse, self.windows.coarse, sums.now())
+        coarse = sums.coarse.since(self._coarse, self.windows.coarse, sums.now()[: len(_USE)])
         return self._fine_windows(sums) | dict(zip(COARSE_WINDOWS, coarse, strict=True))
 
     def _fine_windows(self, sums: _Sums) -> dict[str, Sums]:
@@ -339,13 +354,20 @@ class Windows:
         elif portion.seconds.measured > 0:
             holder.sums.add(use, steady)
             holder.of_owner.add(use, steady)
-            profiled = portion.seconds.profiled
-            if profiled and holder.owner:
-                sums = self.profiles.get(holder.owner)
-                if sums is None:
-                    sums = self.profiles[holder.owner] = _Sums(len(_PROFILE))
-                by_class = [profiled if kind is portion.bottleneck else 0.0 for kind in _CLASSES]
-                sums.add((portion.seconds.effective, profiled, *by_class), steady)
+            if portion.profile and holder.owner:
+                self._add_profile(holder.owner, portion.profile, portion.seconds, steady)
+
+    def _add_profile(self, owner: Owner, profile: ResourceProfile, seconds: ByState, steady: float) -> None:
+        profiled, whole, sm_ratio = seconds.profiled, seconds.total, profile.sm_ratio
+        if not profiled:
+            return
+        sums = self.profiles.get(owner)
+        if sums is None:
+            sums = self.profiles[owner] = _Sums(len(_PROFILE))
+        by_class = [profiled if kind is profile.bottleneck else 0.0 for kind in _CLASSES]
+        used = [min(profiled, whole * use) for use in profile.uses]
+        of_sm = (0.0, 0.0) if sm_ratio is None else (min(profiled, whole * sm_ratio), profiled)
+        sums.add((seconds.effective, profiled, *by_class, *used, *of_sm), steady)
 
     def _charge(self, holder: _Holder, charged: Owner, namespace: str, pod: str) -> None:
         """Set a holder's owner; the pod's own windows move to it when the owner becomes known."""
@@ -381,7 +403,7 @@ class Windows:
                 sums.fine.note(self.fine, fine, sums.now())
         if coarse is not None:
             for sums in (*self.owners.values(), *self.profiles.values()):
-                sums.coarse.note(self.coarse, coarse, sums.now())
+                sums.coarse.note(self.coarse, coarse, sums.now()[: len(_USE)])
 
     def _all_sums(self) -> Iterator[_Sums]:
         yield from (holder.sums for holder in self.holders.values())
@@ -449,7 +471,8 @@ class Windows:
                 axis.load(first, times, steady)
             axes = windows.fine, windows.coarse
             windows.owners = {_owner_of(texts): _Sums.load(sums, *axes) for texts, sums in data["owners"]}
-            profiles = data.get("profiles", ())  # absent in files of layout 2
+            # Absent in files of layout 2; without the use of resources, they begin again.
+            profiles = [one for one in data.get("profiles", ()) if len(one[1]) != _WITHOUT_USE]
             windows.profiles = {_owner_of(texts): _Sums.load(sums, *axes, len(_PROFILE)) for texts, sums in profiles}
             windows.shared = {_text(uuid): _Sums.load(sums, *axes) for uuid, sums in data["shared"]}
             for entry in data["holders"]:

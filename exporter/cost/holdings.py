@@ -19,7 +19,7 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.report import APART
-from exporter.model import NO_SECONDS, Bottleneck, ByState
+from exporter.model import NO_SECONDS, RESOURCES, Bottleneck, ByState
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
 """``bottleneck`` is information on what limits a workload: nothing is saved by it."""
@@ -56,6 +56,8 @@ class HeldDevice:
     """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
     bottlenecks: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Profiled active GPU-seconds of its workload, on all devices, by what was the limit: see ``Bottleneck``."""
+    resource_uses: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Use of each resource in these, in GPU-seconds at its limit, as in ``OwnerUse.resource_use_seconds``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,10 @@ class Recommendation:
 
 EVIDENCE = "workload_device:gpu_share:ratio"
 """Has a sample for each hour in which a workload held a device."""
-_BOTTLENECKS = "workload:gpu_bottleneck_seconds:sum"
+_BY_RESOURCE = {
+    "bottlenecks": "workload:gpu_bottleneck_seconds:sum",
+    "resource_uses": "workload:gpu_resource_use_seconds:sum",
+}
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _OWNER = ("workload_namespace", "workload_kind", "workload_name", "team")
 _DAY_HOURS = 18
@@ -115,7 +120,7 @@ async def read_evidence(
     use, device, owner = ((cluster, *labels) for labels in ((*_DEVICE, *_OWNER), _DEVICE, _OWNER))
     questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
     kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
-    kept["bottlenecks"] = (*owner, "resource")
+    kept |= dict.fromkeys(_BY_RESOURCE, (*owner, "resource"))
     try:
         async with asyncio.TaskGroup() as group:  # where one fails the others end, and ask nothing of a closed client
             tasks = {
@@ -150,7 +155,10 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
         "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
         "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',
         # Each value is of the hour before; an owner without holdings now has none.
-        "bottlenecks": f"max by ({owner}, resource) (sum_over_time({_BOTTLENECKS}[{over}:1h]))",
+        **{
+            name: f"max by ({owner}, resource) (sum_over_time({series}[{over}:1h]))"
+            for name, series in _BY_RESOURCE.items()
+        },
         "muted": (
             f"max by ({owner}) (last_over_time(workload:gpu_alerts_off_until_seconds:max[1h])) > {window.end_seconds}"
         ),
@@ -166,9 +174,10 @@ async def _ask(
 
 
 def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
-    bottlenecks: dict[_Key, dict[str, float]] = {}
-    for (*whose, resource), seconds in answers["bottlenecks"].items():
-        bottlenecks.setdefault(tuple(whose), {})[resource] = seconds
+    by_resource: dict[str, dict[_Key, dict[str, float]]] = {name: {} for name in _BY_RESOURCE}
+    for name, of_owners in by_resource.items():
+        for (*whose, resource), seconds in answers[name].items():
+            of_owners.setdefault(tuple(whose), {})[resource] = seconds
     for key, held_hours in answers["held"].items():
         cluster, node, _, uuid, gpu_instance, mig_profile, model, namespace, kind, workload, team = key
         owner = (cluster, namespace, kind, workload, team)
@@ -193,7 +202,8 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
             estimated=key in answers["estimated"],
             still_held=answers["of_day"].get(key, 0.0) >= _DAY_HOURS,
             policy="reserved" if owner in answers["reserved"] else "inference" if owner in answers["inference"] else "",
-            bottlenecks=bottlenecks.get(owner, {}),
+            bottlenecks=by_resource["bottlenecks"].get(owner, {}),
+            resource_uses=by_resource["resource_uses"].get(owner, {}),
         )
 
 
@@ -319,11 +329,18 @@ class Limit(NamedTuple):
     """What was the limit for most of that time."""
     bottleneck_ratio: float
     """Its part."""
+    uses: Mapping[str, float]
+    """Mean use while active, 0-1 of its limit, of each resource, and of ``sm``, the multiprocessors with work; absent
+    where it was recorded for too little of that time."""
 
     @property
     def is_starved(self) -> bool:
         """Whether next to none of the time was near a limit."""
         return self.bottleneck == Bottleneck.STARVED and self.bottleneck_ratio >= ALMOST_ALL_RATIO
+
+
+_USED = (*((one.value, "profiled") for one in RESOURCES), ("sm", "sm_profiled"))
+"""Each resource, and the seconds that its use is of."""
 
 
 def limit_of(uses: Sequence[HeldDevice], seconds: ByState) -> Limit | None:
@@ -338,7 +355,11 @@ def limit_of(uses: Sequence[HeldDevice], seconds: ByState) -> Limit | None:
     most = max(of_class, key=of_class.__getitem__)
     if effective is None or profiled < LEAST_COVERAGE_RATIO or not of_class[most]:
         return None
-    return Limit(effective, profiled, most, of_class[most] / sum(of_class.values()))
+    total = sum(of_class.values())
+    used = uses[0].resource_uses
+    least = LEAST_COVERAGE_RATIO * total
+    means = {one: used[one] / used[of] for one, of in _USED if one in used and used.get(of, 0.0) >= least}
+    return Limit(effective, profiled, most, of_class[most] / total, means)
 
 
 PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})

@@ -118,6 +118,22 @@ def limits(limit: Limit, lot: HeldDevices) -> str:
     return f"While active it was at {percent_down(limit.effective_ratio, 1)} of {of} limit{known}; {most}."
 
 
+_RESOURCES = {
+    "compute": "arithmetic pipes",
+    "memory": "memory bandwidth",
+    "transfer": "busiest of PCIe, NVLink and C2C",
+    "video": "video engines",
+    "sm": "SMs with work",
+}
+
+
+def nearness(limit: Limit) -> Iterator[str]:
+    """How near it comes to each limit, where that was recorded."""
+    if limit.uses:
+        each_of = (f"{_RESOURCES[one]} {percent_down(ratio, 1)}" for one, ratio in limit.uses.items())
+        yield f"Mean use of each limit while active: {', '.join(each_of)}."
+
+
 def paid(price: MeanPrice | None) -> str:
     """What it has cost."""
     if price is None:
@@ -136,10 +152,8 @@ _SEVERAL = (
     "It holds several: a program that joins them cannot join instances or shares, and NCCL does not work between"
     " instances. Only for one process a device."
 )
-_STARVED = (
-    "How many of its SMs it keeps busy is not recorded: on a part of the GPU kernels that fill all of them take longer."
-    " Compare DCGM_FI_PROF_SM_ACTIVE first."
-)
+_FILLS = "On a part of the GPU, kernels that fill all SMs take longer."
+_STARVED = f"How many of its SMs it keeps busy is not recorded. {_FILLS} Compare DCGM_FI_PROF_SM_ACTIVE first."
 _SERVER = "It looks like a server that takes memory in advance: measure what it needs before."
 
 
@@ -289,8 +303,9 @@ def _starved(lot: HeldDevices, limit: Limit, price: MeanPrice | None, market: Ma
     """Return the exchange by the part of the device that it uses while it is active, which it is for too long."""
     if not limit.is_starved:
         return None
-    found = change(lot.at_most(limit.effective_ratio), price, market)
-    return found and found._replace(reasons=(_STARVED, *found.reasons))
+    used = max(limit.effective_ratio, limit.uses.get("sm", 0.0))
+    found = change(lot.at_most(used), price, market)
+    return found and found._replace(reasons=(_FILLS if "sm" in limit.uses else _STARVED, *found.reasons))
 
 
 _BOTTLENECKS = {
@@ -456,7 +471,7 @@ def _written(
         per_month=found.per_month,
         evidence=(
             activity(lot),
-            *((limits(limit, lot),) if limit else ()),
+            *((limits(limit, lot), *nearness(limit)) if limit else ()),
             found.fact,
             *memories(lot),
             coverage(lot, window),

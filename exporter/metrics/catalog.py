@@ -333,6 +333,11 @@ GPU_OWNER_BOTTLENECK_GPU_SECONDS = _workload("gpu_owner_bottleneck_gpu_seconds",
     "gpu_owner_profiled_gpu_seconds by the kind of resource that was the limit, as in gpu_bottleneck; they sum to it. "
     "Only for the window 1h. Absent if 0."
 )
+GPU_OWNER_RESOURCE_USE_GPU_SECONDS = _workload("gpu_owner_resource_use_gpu_seconds", "window", "resource").meaning(
+    "Use of each kind of resource (compute, memory, transfer, video) in GPU-seconds at its limit; divided by "
+    "resource=profiled, gpu_owner_profiled_gpu_seconds again: mean use while active. The same of multiprocessors with "
+    "work: sm, by sm_profiled; absent if not measured. Only for the window 1h."
+)
 GPU_OWNER_UNDERUSED_GPUS = _workload("gpu_owner_underused_gpus").meaning(
     "GPUs held now with own activity below 10 % over 15 minutes or below 5 % over an hour. Absent if 0."
 )

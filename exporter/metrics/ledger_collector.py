@@ -192,10 +192,12 @@ def _owner_series(page: PageBuilder, view: OwnersView, node: str) -> None:
         parts = [(plus(one, (label, name)), value) for one, use in rows for name, value in values_of(use).items()]
         page.column(metric, [one for one, _ in parts], [value for _, value in parts])
     for one, use in rows:
-        for resource, seconds in _rounded(use.bottleneck_seconds).items():
-            page.metric(
-                catalog.GPU_OWNER_BOTTLENECK_GPU_SECONDS, plus(one, ("window", "1h"), ("resource", resource)), seconds
-            )
+        for metric, by_resource in (
+            (catalog.GPU_OWNER_BOTTLENECK_GPU_SECONDS, use.bottleneck_seconds),
+            (catalog.GPU_OWNER_RESOURCE_USE_GPU_SECONDS, use.resource_use_seconds),
+        ):
+            for resource, seconds in _rounded(by_resource).items():
+                page.metric(metric, plus(one, ("window", "1h"), ("resource", resource)), seconds)
 
 
 def _faults(page: PageBuilder, view: OwnersView, node: str) -> None:

@@ -44,6 +44,7 @@ from exporter.model.fields import (
 from exporter.model.ledger import (
     NO_SECONDS,
     PLATFORM_NAMESPACES,
+    RESOURCES,
     STATE_COLUMNS,
     STATES,
     UNALLOCATED,
@@ -61,6 +62,7 @@ from exporter.model.ledger import (
     PoolUse,
     Portion,
     Price,
+    ResourceProfile,
     SharedIdle,
     ShownLedger,
     Totals,
@@ -75,7 +77,6 @@ from exporter.model.snapshot import (
     DeviceView,
     MeteringView,
     PodUse,
-    ResourceProfile,
     Snapshot,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "NO_SECONDS",
     "PIPES",
     "PLATFORM_NAMESPACES",
+    "RESOURCES",
     "STATES",
     "STATE_COLUMNS",
     "UNALLOCATED",

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
+from typing import NamedTuple
 
 from exporter.model.attribution import HolderKey, ShareMode
 
@@ -96,6 +97,28 @@ class Bottleneck(StrEnum):
     """A video, JPEG or optical-flow engine."""
     STARVED = "starved"
     """None of them is near its limit."""
+
+
+RESOURCES = tuple(one for one in Bottleneck if one is not Bottleneck.STARVED)
+"""The kinds that have a limit."""
+
+
+class ResourceProfile(NamedTuple):
+    """How close a device was to the limits of its hardware over a sample; only if all of its resources were measured.
+
+    It is an upper bound on useful work: at most this part of what the device can do.
+    """
+
+    uses: tuple[float, ...]
+    """Use of each of ``RESOURCES``, 0..1 of its limit and at most the activity."""
+    bottleneck: Bottleneck
+    sm_ratio: float | None = None
+    """Mean part of the multiprocessors with work; ``None`` if it was not measured."""
+
+    @property
+    def effective_ratio(self) -> float:
+        """Use of the resource nearest to its limit."""
+        return max(self.uses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +241,8 @@ class Portion:
     """Length of the interval, to which the seconds of the GPU's portions sum; ``None`` for energy alone."""
     estimated: bool = False
     """Whether activity was only estimated: divided by share among the holders of a device."""
-    bottleneck: Bottleneck | None = None
-    """Class of the profiled seconds; ``None`` without them."""
+    profile: ResourceProfile | None = None
+    """Of the device over the profiled seconds; ``None`` without them."""
 
     def part(self, ratio: float) -> "Portion":
         """Return the portion for a part of its interval, 0..1, with use and energy spread evenly over the interval."""
@@ -364,6 +387,9 @@ class OwnerUse:
     """The effective part of ``profiled_seconds``, for the same windows."""
     bottleneck_seconds: Mapping[str, float] = field(default_factory=dict)
     """``profiled_seconds`` of the last hour by class, which they sum to; a class without any is absent."""
+    resource_use_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Use of the last hour, in seconds at the limit: by kind of resource, next to the ``profiled`` seconds that it is
+    of; and of ``sm``, next to the part of these in which that was measured, ``sm_profiled``."""
     measured_seconds: Mapping[str, float] = field(default_factory=dict)
     """Active and idle GPU-seconds by window; absent if they are 0 and no measurable device is held."""
     gpus: float | None = None

@@ -9,7 +9,7 @@ from typing import ClassVar
 from exporter.model.attribution import AllocationState, Attribution, Holder
 from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, Reading, SourceStatus
 from exporter.model.fields import Field
-from exporter.model.ledger import Bottleneck, LedgerView, OwnersView, Price
+from exporter.model.ledger import Bottleneck, LedgerView, OwnersView, Price, ResourceProfile
 from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts
 
 
@@ -28,18 +28,6 @@ class ActivitySource(StrEnum):
     """A holder's part, divided in proportion to the driver's per-process samples."""
     ESTIMATED = "estimated"
     """A holder's part, mostly divided by share because processes do not attribute it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceProfile:
-    """How close a device was to the limits of its hardware over a sample; only if all of its resources were measured.
-
-    It is an upper bound on useful work: at most this part of what the device can do.
-    """
-
-    effective_ratio: float
-    """Use of the resource nearest to its limit, 0..1 and at most the activity."""
-    bottleneck: Bottleneck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,10 +112,11 @@ def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
     """Return the wanted fields that exist at a level, with their metric ids.
 
     The codecs of an instance are always included: no other source measures them. For a whole GPU, NVML has their
-    utilisation, and DCGM provides the single units that a collectors file selects. C2C of a whole GPU is always
-    included too: DCGM need not try it on each board without that link.
+    utilisation, and DCGM provides the single units that a collectors file selects. Also always included are C2C of a
+    whole GPU, which DCGM need not try on each board without that link, and the multiprocessors' activity, which costs a
+    further pass of the profiler there, but none here.
     """
-    wanted = frozenset(fields)
+    wanted = {*fields, Field.PROF_SM_ACTIVE}
     wanted = (wanted - CODECS) | {*_C2C} if level is GpmLevel.GPU else (wanted | CODECS) - _RATES
     if level is GpmLevel.COMPUTE_INSTANCE:
         wanted -= {Field.PROF_DRAM_ACTIVE}
