@@ -5,7 +5,7 @@ from typing import Any
 from board import Rows, board, choice
 from fleet import TO_OWNER, TO_PODS
 from grafana_foundation_sdk.builders import dashboard
-from panels import MONEY, Column, Panel, graph, grid, link, number, periods
+from panels import MONEY, Column, Panel, bars, graph, grid, link, number, periods
 from promql import (
     CLUSTER,
     DAY,
@@ -13,12 +13,14 @@ from promql import (
     HELD_IN_CLUSTER,
     HOUR,
     RANGE,
+    STEPS,
     WORKLOAD,
     Window,
     gained,
     hours_recorded,
     of_one_currency,
     of_top,
+    steps,
 )
 
 CHOSEN = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team",model=~"$model"'
@@ -40,8 +42,11 @@ PARTS = (
     *((kind, f'{CLUSTER},workload_kind="{kind}"') for kind in ("Unattributed", "Unallocated")),
 )
 """What becomes of GPUs, with matchers; together they are all there is."""
+STEPS_MEAN = (
+    "Active, Profiled and Effective are each a part of the one before: at work; all resources of the GPU measured; at "
+    "the limit of one. Active and not profiled may be effective or not. Empty: not measured."
+)
 IDLE, UNALLOCATED = dict(PARTS)["Idle"], dict(PARTS)["Unallocated"]
-PROFILED = 'state=~"active_effective|active_ineffective"'
 
 
 def _money(window: Window, matchers: str = CLUSTER) -> str:
@@ -161,11 +166,15 @@ def _over_time() -> list[Panel]:
     ]
 
 
-def _effective(by: str, matchers: str) -> str:
-    """The effective part of profiled active time; absent without any."""
-    profiled = gained("seconds", by, RANGE, f"{matchers},{PROFILED}")
-    effective = gained("seconds", by, RANGE, f'{matchers},state="active_effective"')
-    return f"({effective} or 0 * {profiled}) / {profiled}"
+def _steps(by: str, matchers: str) -> tuple[str, ...]:
+    """What was active, profiled and effective, in money and in GPU-hours."""
+    hours = (f"({expression}) / 3600" for expression in steps("seconds", by, matchers))
+    return (*steps("cost", f"{by}, currency", matchers), *hours)
+
+
+MONEY_STEPS = tuple(Column(f"Value #{letter}", name, MONEY) for letter, name in zip("EFG", STEPS, strict=True))
+HOUR_STEPS = tuple(Column(f"Value #{letter}", f"{name} {HOURS}") for letter, name in zip("HIJ", STEPS, strict=True))
+"""Columns of ``_steps``, which are the fifth to tenth query of a table."""
 
 
 def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
@@ -177,27 +186,27 @@ def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...]
         f"By {title.lower()}",
         f"Money and GPU-hours of what pods held in the range, by {title.lower()}; an empty name is what has none. "
         "Share: of this table's money in that currency. Idle: the part of it for time in which nothing was done. "
-        "Effective: the effective part of profiled active time.",
+        + STEPS_MEAN,
         [
             cost,
             f"{cost} / on (currency) group_left () sum by (currency) ({cost})",
             f"{idle} / {cost}",
             hours,
-            _effective(label, held),
+            *_steps(label, held),
         ],
         [
             Column(label, title, links=links),
             Column("Value #A", "Cost", MONEY),
             Column("currency", "Currency"),
             Column("Value #B", "Share", "percentunit", gauge=True),
+            *MONEY_STEPS,
             Column("Value #C", "Idle", "percentunit", gauge=True),
-            Column("Value #E", "Effective", "percentunit", gauge=True),
             Column("Value #D", HOURS),
+            *HOUR_STEPS,
         ],
         sort="Cost",
-        span=8,
         none="Nothing was held and priced",
-    ).height(10)
+    ).height(8)
 
 
 def _who() -> list[Panel]:
@@ -210,6 +219,31 @@ def _who() -> list[Panel]:
     ]
 
 
+def _funnel() -> list[Panel]:
+    names = ("Capacity", "Allocated", *STEPS)
+    hours, money = (
+        (*(gained(quantity, by, RANGE, matchers) for matchers in (CHOSEN, HELD_BY)), *steps(quantity, by, HELD_BY))
+        for quantity, by in (("seconds", ""), ("cost", "currency"))
+    )
+    return [
+        bars(
+            "GPU-hours from capacity to effective",
+            f"Of the range. Capacity: all that was metered; of a namespace or team what it held. {STEPS_MEAN}",
+            *((f"({expression}) / 3600", name) for name, expression in zip(names, hours, strict=True)),
+            span=9,
+            height=7,
+        ),
+        bars(
+            "Money from capacity to effective",
+            "The same in money, by currency, of what had a price.",
+            *((expression, name + " {{currency}}") for name, expression in zip(names, money, strict=True)),
+            unit=MONEY,
+            span=9,
+            height=7,
+        ),
+    ]
+
+
 def _waste() -> list[Panel]:
     by, idle = f"{WORKLOAD}, currency", f'{HELD_BY},state="idle"'
     top = f"topk by (currency) (20, {gained('cost', by, RANGE, idle)})"
@@ -218,12 +252,24 @@ def _waste() -> list[Panel]:
         gained("cost", by, RANGE, HELD_BY),
         f"{gained('seconds', WORKLOAD, RANGE, idle)} / {hours}",
         f"{hours} / 3600",
-        _effective(WORKLOAD, HELD_BY),
+        *_steps(WORKLOAD, HELD_BY),
     )
     return [
+        *_funnel(),
+        number(
+            "Could be saved",
+            "Idle money of the range, of the clusters, namespaces, teams and models chosen. What to do about it, "
+            "workload by workload and with its risk, is on the cost page: Recommendations.",
+            (_money(RANGE, idle), "{{currency}}"),
+            unit=MONEY,
+            decimals=2,
+            span=6,
+        )
+        .height(7)
+        .links([dashboard.DashboardLink("Recommendations").url(RECOMMENDATIONS).target_blank(target_blank=True)]),
         grid(
             "Top 20 by idle money",
-            "Workloads that lost most money to idle GPUs in the range, twenty of each currency. Effective: as above.",
+            f"Workloads that lost most money to idle GPUs in the range, twenty of each currency. {STEPS_MEAN}",
             [top, *(of_top(column, top) for column in columns)],
             [
                 Column("workload_name", "Workload", links=(link("Cost page", TO_OWNER),)),
@@ -233,23 +279,14 @@ def _waste() -> list[Panel]:
                 Column("Value #A", "Idle cost", MONEY),
                 Column("Value #B", "Cost", MONEY),
                 Column("currency", "Currency"),
+                *MONEY_STEPS,
                 Column("Value #C", "Idle part", "percentunit", gauge=True),
-                Column("Value #E", "Effective", "percentunit", gauge=True),
                 Column("Value #D", HOURS),
+                *HOUR_STEPS,
             ],
             sort="Idle cost",
             none="Nothing was idle",
-            span=18,
         ).height(12),
-        number(
-            "Could be saved",
-            "Idle money of the range, of the clusters, namespaces, teams and models chosen. What to do about it, "
-            "workload by workload and with its risk, is on the cost page: Recommendations.",
-            (_money(RANGE, idle), "{{currency}}"),
-            unit=MONEY,
-            decimals=2,
-            span=6,
-        ).links([dashboard.DashboardLink("Recommendations").url(RECOMMENDATIONS).target_blank(target_blank=True)]),
     ]
 
 

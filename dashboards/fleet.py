@@ -4,7 +4,7 @@ from typing import Any
 
 from board import Rows, board, choice, text
 from panels import RUNBOOK, Column, Panel, bars, graph, grid, heat, link, number
-from promql import CLUSTER, DEVICE, HOLDER, NODES, WORKLOAD, of_top
+from promql import CLUSTER, DEVICE, HOLDER, NODES, STEPS, WORKLOAD, of_top
 
 MODELS = f'{CLUSTER},model=~"$model"'
 PODS = f'{NODES},pod_namespace=~"$namespace"'
@@ -35,16 +35,21 @@ def _used(weight: str, by: str) -> str:
     return f"sum by ({by}) ({ACTIVITY} * {weight}) / sum by ({by}) ({weight} and {ACTIVITY})"
 
 
+def _part(step: str) -> str:
+    """The part of a workload's GPUs that a step of the funnel leaves, over the last 15 minutes."""
+    recent = f'{{window="15m",{CLUSTER}}}'
+    measured = f"(workload:gpu_measured_seconds:sum{recent} > 0)"
+    ratio = f"workload:gpu_{step.lower()}_seconds:sum{recent} / {measured} * workload:gpu_coverage:ratio{recent}"
+    return f"clamp_max({ratio}, 1)"
+
+
 def _funnel() -> list[Panel]:
     physical = f"max by (cluster, node, uuid) (gpu_up{{{CLUSTER}}})"
-    held, idle = (
-        f"sum by (currency) (workload:gpu_{name}{{{CLUSTER}}})"
-        for name in ("cost_per_hour:sum", "idle_cost_per_hour:rate15m")
-    )
+    held, of_held = f"workload:gpu_cost_per_hour:sum{{{CLUSTER}}}", "* ignoring (currency, window) group_left ()"
     costs = {
         "Capacity": f"sum by (currency) (max by (cluster, node, gpu, currency) (gpu_hourly_price{{{CLUSTER}}}))",
-        "Allocated": held,
-        "Not idle": f"{held} - ({idle} or 0 * {held})",
+        "Allocated": f"sum by (currency) ({held})",
+        **{name: f"sum by (currency) ({held} {of_held} {_part(name)})" for name in STEPS},
     }
     return [
         bars(
@@ -57,8 +62,9 @@ def _funnel() -> list[Panel]:
         ),
         bars(
             "The same in money per hour",
-            "At prices of now, by currency. GPUs without a price are not in it. Not idle: what is allocated, less how "
-            "idle it was in the last 15 minutes; unknown activity is not idle.",
+            "At prices of now, by currency. GPUs without a price are not in it. Active, Profiled and Effective: these "
+            "parts of a workload's GPUs in the last 15 minutes, of its money. Active and not profiled is not lost: it "
+            "may be effective.",
             *((expression, name + " {{currency}}") for name, expression in costs.items()),
             unit="locale",
         ),
@@ -230,6 +236,7 @@ def _idle_workloads() -> Panel:
             f"max by ({WORKLOAD}) (workload:gpu_{name}{{{window}{WORKLOADS}}})"
             for name, window in (
                 ("active:ratio", 'window="1h",'),
+                ("effective:ratio", 'window="1h",'),
                 ("idle_for_seconds:min", ""),
                 ("age_seconds:max", ""),
             )
@@ -238,8 +245,8 @@ def _idle_workloads() -> Panel:
     return grid(
         "Top idle workloads",
         "The twenty of each currency that lose most money to idle GPUs, by the last 15 minutes and prices of now. "
-        "Idle for: since the device that worked last did. Unknown activity is not idle. A workload without a price is "
-        "not here: see idle pods.",
+        "Idle for: since the device that worked last did. Effective: the effective part of profiled active time. "
+        "Unknown activity is not idle. A workload without a price is not here: see idle pods.",
         [
             top,
             *(of_top(column, top) for column in columns),
@@ -257,8 +264,9 @@ def _idle_workloads() -> Panel:
             Column("currency", "Currency"),
             Column("Value #B", "GPUs"),
             Column("Value #C", "Activity 1 h", "percentunit", gauge=True),
-            Column("Value #D", "Idle for", "s"),
-            Column("Value #E", "Age", "s"),
+            Column("Value #D", "Effective 1 h", "percentunit", gauge=True),
+            Column("Value #E", "Idle for", "s"),
+            Column("Value #F", "Age", "s"),
         ],
         sort="Idle per hour",
         none="No workload is idle",

@@ -53,6 +53,20 @@ def _recorder(window: Window) -> str:
     return f"topk by (cluster) (1, count_over_time({recorded}) * sum_over_time({recorded}))"
 
 
+STEPS = ("Active", "Profiled", "Effective")
+"""The steps of the funnel below what is allocated. What is active and not profiled may be effective or not."""
+
+
+def steps(quantity: str, by: str, matchers: str) -> tuple[str, ...]:
+    """A quantity of the range by ``STEPS``, each a part of the one before; absent where that was not measured."""
+
+    def of(states: str) -> str:
+        return gained(quantity, by, RANGE, f'{matchers},state=~"{states}"')
+
+    profiled = of("active_(in)?effective")
+    return f"{of('active.*')} or 0 * {of('idle')}", profiled, f"{of('active_effective')} or 0 * {profiled}"
+
+
 def hours_recorded(window: Window) -> str:
     """How many hours of a window were recorded, by cluster."""
     return f"max by (cluster) (count_over_time(cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}{window}))"

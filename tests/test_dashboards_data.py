@@ -11,6 +11,7 @@ import pytest
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.ledger import period_at
+from exporter.model import ByState, Totals
 from exporter.service.data import Freshness, Month
 from exporter.service.metrics import ServiceFigures, render
 from gpu_simulator.fleet import FleetTruth
@@ -21,6 +22,7 @@ from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill,
 DAY, HOUR = 86_400, 3600
 H100_PRICE = 6.16
 BOARDS = {name: load(name) for name in NAMES}
+STEPS = ("active", "profiled", "effective")
 APART = ("Unallocated", "Unattributed")
 MONTH_START = int(datetime(2026, 9, 1, tzinfo=UTC).timestamp())
 TODAY = END_SECONDS // DAY * DAY
@@ -117,9 +119,11 @@ def test_the_funnel_narrows_from_what_is_there_to_what_is_used(live: Engine) -> 
     # 8 at 90 %, 2 idle, half a GPU at 50 %, a quarter at work, one that is gone and of which nothing is known. What is
     # not shared is profiled, at half of a limit or more.
     assert funnel == pytest.approx([17, 11.75, 8.75, 7.7, 7.45, 3.87], abs=0.05)
-    money = [value(live, "fleet", "The same in money per hour", letter, currency="USD") for letter in "BC"]
-    # Idle: a tenth of 8, 2, half of half a GPU. Of one that is gone and one that does not answer nobody knows.
-    assert money == pytest.approx([H100_PRICE * gpus for gpus in (funnel[1], funnel[1] - 3.05)], abs=0.5)
+    money = [value(live, "fleet", "The same in money per hour", letter, currency="USD") for letter in "BCDE"]
+    assert money == pytest.approx([H100_PRICE * gpus for gpus in (funnel[1], *funnel[3:])], abs=0.5)
+    # Nothing of the serving team's quarter was profiled: what it paid is active, and in no later step.
+    parts = {row["workload_name"]: part for row, part in shown(live, "fleet", "Top idle workloads", "D")}
+    assert parts.keys() == {"trainer", "slice-0"}
 
 
 def test_idle_workloads_are_told_with_what_they_cost(live: Engine) -> None:
@@ -243,17 +247,59 @@ def test_the_top_of_waste_is_whose_idle_gpus_cost_most(recorded: Engine) -> None
     ("title", "label", "field"),
     [("By team", "team", "team"), ("By namespace", "workload_namespace", "namespace"), ("By model", "model", "model")],
 )
-def test_tables_have_all_that_was_held(recorded: Engine, title: str, label: str, field: str) -> None:
+def test_tables_have_all_that_was_held_and_what_of_it_was_effective(
+    recorded: Engine, title: str, label: str, field: str
+) -> None:
     truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
-    expected: dict[str, float] = {}
+    expected: dict[str, Totals] = {}
     for (kind, name), totals in truth.total("kind", field).items():
         if kind not in APART:
-            expected[name] = expected.get(name, 0.0) + totals.seconds.total / HOUR
+            expected[name] = expected.get(name, Totals()) + totals
     hours = {labels.get(label, ""): amount for labels, amount in shown(recorded, "finops", title, "D")}
-    assert hours == pytest.approx(expected, rel=1e-6)
+    assert hours == pytest.approx({name: totals.seconds.total / HOUR for name, totals in expected.items()}, rel=1e-6)
     for currency in SMALL_FLEET.currencies:
         shares = [part for labels, part in shown(recorded, "finops", title, "B") if labels["currency"] == currency]
         assert sum(shares) == pytest.approx(1.0)
+    for step, of_money, of_hours in zip(STEPS, "EFG", "HIJ", strict=True):
+        hours = {labels.get(label, ""): amount for labels, amount in shown(recorded, "finops", title, of_hours)}
+        seconds = {name: _step(totals.seconds, step) for name, totals in expected.items()}
+        assert hours == pytest.approx({name: of / HOUR for name, of in seconds.items() if of is not None}, rel=1e-6)
+        money = {
+            (labels.get(label, ""), labels["currency"]): amount
+            for labels, amount in shown(recorded, "finops", title, of_money)
+        }
+        paid = {
+            (name, currency): _step(amounts, step)
+            for name, totals in expected.items()
+            for currency, amounts in totals.money.items()
+        }
+        assert money == pytest.approx({key: of for key, of in paid.items() if of is not None}, rel=1e-6)
+
+
+def _step(amounts: ByState, step: str) -> float | None:
+    """What a step of the funnel leaves; ``None`` where it was not measured."""
+    known = amounts.measured if step == "active" else amounts.profiled
+    return float(getattr(amounts, step)) if known else None
+
+
+@pytest.mark.parametrize("team", ["", "vision"])
+def test_the_funnel_of_the_range_is_that_of_the_ledger(recorded: Engine, team: str) -> None:
+    truth, chosen = truth_between(END_SECONDS - 30 * DAY, END_SECONDS), {"team": team} if team else {}
+    every = sum(truth.total("kind", **chosen).values(), Totals())
+    held = sum((totals for (kind,), totals in truth.total("kind", **chosen).items() if kind not in APART), Totals())
+    for title, labels, unit, whole, owned in (
+        ("GPU-hours from capacity to effective", {}, HOUR, every.seconds, held.seconds),
+        ("Money from capacity to effective", {"currency": "USD"}, 1, every.money["USD"], held.money["USD"]),
+    ):
+        found = [
+            amount
+            for letter in "ABCDE"
+            for row, amount in shown(recorded, "finops", title, letter, **chosen)
+            if labels.items() <= row.items()
+        ]
+        steps = [whole.total, owned.total, *(_step(owned, step) for step in STEPS)]
+        assert found == pytest.approx([amount / unit for amount in steps if amount is not None], rel=1e-6)
+        assert found == sorted(found, reverse=True)
 
 
 def test_trust_is_told_from_the_same_hours(recorded: Engine) -> None:

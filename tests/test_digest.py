@@ -195,6 +195,14 @@ def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None
     assert {one["currency"]: one["cost"] for one in before["total"]["money"]} == {"USD": pytest.approx(7 * 480.0)}
 
 
+def test_the_funnel_is_of_the_fleet_and_of_teams_and_has_no_0_for_what_was_not_profiled() -> None:
+    rows = {tuple(row[:2]): row[2:] for row in texts(section(made(), "From paid to effective"))}
+    assert rows["All", "USD"] == ("3,024.00", "2,660.00", "1,708.00", "1,344.00", "336.00")
+    assert rows["core", "GPU-hours"] == ("504.00", "504.00", "420.00", "336.00", "84.00")
+    assert rows["research", "USD"] == ("336.00", "336.00", "28.00", "not profiled", "not profiled")
+    assert rows[MARKUP, "EUR"] == ("420.00", "420.00", "0.00", "-", "-")
+
+
 def test_teams_that_moved_are_told_with_the_largest_change_first_even_those_that_are_gone() -> None:
     more = [row[:2] for row in texts(section(made(), "Teams that cost more"))]
     assert more == [(MARKUP, "+420.00 EUR"), ("core", "+672.00 USD"), ("(no team)", "+308.00 USD")]

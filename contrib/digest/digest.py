@@ -30,7 +30,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL = 1, 2, 3
 HOUR_SECONDS = 3600
 RECORDED_AFTER_SECONDS = 1200
 """After the end of an hour its ledger is recorded."""
-MOST_MOVERS, MOST_WASTE, MOST_ADVICE, MOST_BUDGETS, MOST_NOTES = 5, 10, 10, 20, 8
+MOST_MOVERS, MOST_TEAMS, MOST_WASTE, MOST_ADVICE, MOST_BUDGETS, MOST_NOTES = 5, 5, 10, 10, 20, 8
 COMPARABLE_RATIO = 0.98
 """Of the hours of the week before: with less, what looks like more money is only more that is known."""
 LEAST_MONEY, LEAST_RATIO = 0.01, 0.001
@@ -222,6 +222,7 @@ def period(digest: Digest) -> str:
 def sections(digest: Digest) -> Iterator[Section]:
     """Yield all of it, in the order in which it is read."""
     yield spend(digest)
+    yield funnel(digest)
     yield from movers(digest)
     yield waste(digest)
     yield advice(digest)
@@ -300,6 +301,46 @@ def spend(digest: Digest) -> Section:
         numbers=(1, 2, 3),
         rows=tuple(rows),
     )
+
+
+def funnel(digest: Digest) -> Section:
+    """Return what of the GPUs, and of their money, was allocated, active and effective, in all and by team."""
+    teams = [line for line in digest.teams["lines"] if line["held"]]
+    named = [
+        ("All", digest.teams["total"], ""),
+        *((team_name(line), line, link(digest, "/owner", team=line["team"] or "")) for line in teams[:MOST_TEAMS]),
+    ]
+    return Section(
+        title="From paid to effective",
+        href=link(digest, "/by/team"),
+        lead="Effective: at most so much, of the profiled part of what was active. The rest may be effective or not.",
+        columns=("", "In", "Paid", "Allocated", "Active", "Profiled", "Effective"),
+        numbers=(2, 3, 4, 5, 6),
+        rows=tuple(Row(texts, href) for name, line, href in named for texts in funnel_rows(name, line)),
+        more=more(len(teams) - MOST_TEAMS, "team"),
+    )
+
+
+def funnel_rows(name: str, line: Document) -> Iterator[tuple[str, ...]]:
+    """Yield the steps of a line in GPU-hours and in each currency."""
+    hours = [("GPU-hours", "seconds", line, line["allocated_seconds"], HOUR_SECONDS)]
+    money = [(currency, "cost", own, own["cost"], 1) for currency, own in sorted(line_money(line).items())]
+    for unit, kind, own, whole, scale in (*hours, *money):
+        active, effective, unprofiled, idle, unknown = (
+            own[f"{state}_{kind}"] for state in ("active", "effective", "unprofiled", "idle", "unknown")
+        )
+        profiled = None if effective is None else active - unprofiled
+        measured = active if active or idle else None
+        steps, absent = (
+            (whole, active + idle + unknown, measured, profiled, effective),
+            "not profiled" if active else "-",
+        )
+        yield name, unit, *(absent if step is None else decimal(step / scale) for step in steps)
+
+
+def team_name(line: Document) -> str:
+    """Return the team of a line."""
+    return cut(line["team"] or "") or "(no team)"
 
 
 def movers(digest: Digest) -> Iterator[Section]:
@@ -411,7 +452,7 @@ def advice(digest: Digest) -> Section:
             Row(
                 (
                     owner(one),
-                    cut(one["team"] or "") or "(no team)",
+                    team_name(one),
                     cut(one["title"]),
                     "no price" if one["per_month"] is None else money(one["per_month"], one["currency"]),
                     one["risk_level"],
