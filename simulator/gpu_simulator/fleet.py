@@ -243,7 +243,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
         if owner == UNATTRIBUTED:
             continue
         part = node.slots[slot]
-        inside = labels(**_device_labels(node, slot, place), **_whose(owner))
+        whose = _device_labels(node, slot, place) | _whose(owner)
         total = int(memory * (part.share_ratio if part.instance else 1))
         used = int(total * (0.1 + 0.8 * node.random(f"memory/{slot}/{owner}").random()))
         rows = hours.items()
@@ -257,7 +257,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
             facts["estimated"] = ((h, 1) for h in hours)
         for fact, figures in facts.items():
             zeros = fact in {"active", "measured"}
-            yield series("workload_device:gpu_use:facts", f'{inside},fact="{fact}"', figures, ending, zeros=zeros)
+            yield series("workload_device:gpu_use:facts", labels(**whose, fact=fact), figures, ending, zeros=zeros)
     for slot, part in enumerate(node.slots):
         total = int(memory * (part.share_ratio if part.instance else 1))
         if node.device(slot) == slot:
