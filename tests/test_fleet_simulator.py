@@ -93,16 +93,18 @@ def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_r
         name, inside, value, at = found.groups()
         assert float(value) >= 0, row
         if not float(value):
-            zeros.add(name)
+            zeros.update(re.findall(r'fact="(\w+)"', inside) or [name])
         assert (name, inside, at) not in seen, row
         seen.add((name, inside, at))
         assert last.get(f"{name}{inside}", 0) < int(at), "out of order"
         last[f"{name}{inside}"] = int(at)
     names = {name for name, _, _ in seen}
-    assert zeros == {"workload_device:gpu_active:rate1h", "workload_device:gpu_measured:rate1h"}
+    assert zeros == {"active", "measured"}
     ledger = {(name, *re.findall(r'quantity="\w+"', inside)) for name, inside, _ in seen if ":gpu_ledger:" in name}
     assert len(ledger) == 8
-    assert len({name for name in names if name.startswith("workload_device:")}) == 6
+    facts = {fact for name, inside, _ in seen for fact in re.findall(r'fact="(\w+)"', inside)}
+    assert facts == {"share", "active", "measured", "memory_used_bytes", "estimated"}
+    assert "workload_device:gpu_memory_total_bytes:max" in names
     assert {"gpu_node_info", "gpu_hourly_price", "gpu_exporter_simulated"} <= names
 
 
@@ -212,7 +214,9 @@ def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_f
     known = 'quantity="seconds",workload_kind!~"Unallocated|Unattributed",state=~"active_.*"'
     by = "sum by (cluster, node, workload_name)"
     active = ask(server, f"{by} (owner:gpu_ledger:delta1h{{{known}}}) / 3600", at + 960)
-    assert ask(server, f"{by} (workload_device:gpu_active:rate1h) > 0", at) == pytest.approx(active, abs=1e-4)
+    assert ask(server, f'{by} (workload_device:gpu_use:facts{{fact="active"}}) > 0', at) == pytest.approx(
+        active, abs=1e-4
+    )
 
 
 def test_promtool_takes_any_fleet(tmp_path: Path) -> None:

@@ -87,19 +87,19 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
     inside = labels(**device, **owner)
     account = labels(cluster=one.owner.cluster, model=one.owner.model, **owner, **extra)
     parts = {"active_effective": EFFECTIVE_RATIO, "active_ineffective": 1 - EFFECTIVE_RATIO} if one.bottlenecks else {}
-    level = "workload_device:gpu"
+    facts = "workload_device:gpu_use:facts"
     for hour in range(int(HOURS)):
         at = END_SECONDS - int(HOURS) * 3600 + hour * 3600 + LATE_SECONDS
-        yield f"{level}_memory_total_bytes:max", labels(**device), one.memory_total_bytes or 0.0, at
+        yield "workload_device:gpu_memory_total_bytes:max", labels(**device), one.memory_total_bytes or 0.0, at
         if hour >= one.held_hours:
             continue
         measured = one.share_ratio * one.measured_hours / one.held_hours
-        yield f"{level}_share:ratio", inside, one.share_ratio, at
-        yield f"{level}_measured:rate1h", inside, measured, at
-        yield f"{level}_active:rate1h", inside, (one.mean_ratio or 0.0) * measured, at
-        yield f"{level}_memory_used_bytes:max1h", inside, one.peak_memory_bytes or 0.0, at
+        yield facts, f'{inside},fact="share"', one.share_ratio, at
+        yield facts, f'{inside},fact="measured"', measured, at
+        yield facts, f'{inside},fact="active"', (one.mean_ratio or 0.0) * measured, at
+        yield facts, f'{inside},fact="memory_used_bytes"', one.peak_memory_bytes or 0.0, at
         if one.estimated:
-            yield f"{level}_estimated:info", inside, 1.0, at
+            yield facts, f'{inside},fact="estimated"', 1.0, at
         over = at - LATE_SECONDS + 3600
         hourly, money = "workload:gpu_ledger:delta1h", one.share_ratio * PRICES[one.owner.model]
         for state, part in (parts or {"idle": 1.0}).items():

@@ -62,7 +62,7 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     if not found.uses and not filters.wanted:
         raise ExporterError(
             f"Prometheus has no evidence of how devices were used over {window.label}: no series"
-            " workload_device:gpu_share:ratio. It is recorded once an hour by the group gpu-evidence of"
+            " workload_device:gpu_use:facts. It is recorded once an hour by the group gpu-evidence of"
             " rules/prometheus-rules.yaml: load it. Or no device was held when the period ended"
         )
     if not found.uses:

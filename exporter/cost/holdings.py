@@ -88,7 +88,7 @@ class Recommendation:
     """Where these devices are, each once."""
 
 
-EVIDENCE = "workload_device:gpu_share:ratio"
+EVIDENCE = 'workload_device:gpu_use:facts{fact="share"}'
 """Has a sample for each hour in which a workload held a device."""
 _BY_RESOURCE = {
     "bottlenecks": "workload:gpu_bottleneck_seconds:sum",
@@ -137,7 +137,10 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
     """By name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
     # A second less: an engine whose ranges are closed would take the hour before in.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
-    active, memory = "workload_device:gpu_active:rate1h", "workload_device:gpu_memory_used_bytes:max1h"
+    measured, active, memory, estimated = (
+        f'workload_device:gpu_use:facts{{fact="{fact}"}}'
+        for fact in ("measured", "active", "memory_used_bytes", "estimated")
+    )
     # Of workloads that hold something now: the others, mostly short tasks, are many more.
     here = f"and on ({owner}) last_over_time({EVIDENCE}[{_NEWEST}])"
     return {
@@ -145,12 +148,12 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
         # The median: neither an hour that was held in part nor one in which pods took turns is how much it holds.
         "share": f"max by ({use}) (quantile_over_time(0.5, {EVIDENCE}[{over}]) {here})",
         "of_day": f"max by ({use}) (count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}]))",
-        "measured": f"max by ({use}) (sum_over_time(workload_device:gpu_measured:rate1h[{over}]) {here})",
+        "measured": f"max by ({use}) (sum_over_time({measured}[{over}]) {here})",
         "active": f"max by ({use}) (sum_over_time({active}[{over}]) {here})",
         "p95": f"max by ({use}) (quantile_over_time(0.95, {active}[{over}]) {here})",
         "peak": f"max by ({use}) (max_over_time({active}[{over}]) {here})",
         "memory": f"max by ({use}) (max_over_time({memory}[{over}]) {here})",
-        "estimated": f"max by ({use}) (max_over_time(workload_device:gpu_estimated:info[{over}]) {here}) > 0",
+        "estimated": f"max by ({use}) (max_over_time({estimated}[{over}]) {here}) > 0",
         "total": f"max by ({device}) (last_over_time(workload_device:gpu_memory_total_bytes:max[{over}]))",
         "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
         "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',

@@ -243,21 +243,21 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
         if owner == UNATTRIBUTED:
             continue
         part = node.slots[slot]
-        inside = labels(**_device_labels(node, slot, place), **_whose(owner))
+        whose = _device_labels(node, slot, place) | _whose(owner)
         total = int(memory * (part.share_ratio if part.instance else 1))
         used = int(total * (0.1 + 0.8 * node.random(f"memory/{slot}/{owner}").random()))
         rows = hours.items()
-        level = "workload_device:gpu"
-        yield series(
-            f"{level}_share:ratio", inside, ((h, round(use.allocated_ms / HOUR_MS, 6)) for h, use in rows), ending
-        )
-        active = ((h, round(use.active_ms / HOUR_MS, 6)) for h, use in rows)
-        yield series(f"{level}_active:rate1h", inside, active, ending, zeros=True)
-        measured = ((h, round((use.active_ms + use.idle_ms) / HOUR_MS, 6)) for h, use in rows)
-        yield series(f"{level}_measured:rate1h", inside, measured, ending, zeros=True)
-        yield series(f"{level}_memory_used_bytes:max1h", inside, ((h, used) for h in hours), ending)
+        facts: dict[str, Iterable[tuple[int, float]]] = {
+            "share": ((h, round(use.allocated_ms / HOUR_MS, 6)) for h, use in rows),
+            "active": ((h, round(use.active_ms / HOUR_MS, 6)) for h, use in rows),
+            "measured": ((h, round((use.active_ms + use.idle_ms) / HOUR_MS, 6)) for h, use in rows),
+            "memory_used_bytes": ((h, used) for h in hours),
+        }
         if part.mode == "shared":
-            yield series(f"{level}_estimated:info", inside, ((h, 1) for h in hours), ending)
+            facts["estimated"] = ((h, 1) for h in hours)
+        for fact, figures in facts.items():
+            zeros = fact in {"active", "measured"}
+            yield series("workload_device:gpu_use:facts", labels(**whose, fact=fact), figures, ending, zeros=zeros)
     for slot, part in enumerate(node.slots):
         total = int(memory * (part.share_ratio if part.instance else 1))
         if node.device(slot) == slot:
