@@ -17,7 +17,7 @@ from prometheus_support import FaultyProxy, failure, serving
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import queries, query_rows
-from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.fleet_reading import PrometheusLedger, missing_hours
 from exporter.cost.ledger import (
     CHECKPOINT_SECONDS,
     DAY_SECONDS,
@@ -27,6 +27,7 @@ from exporter.cost.ledger import (
     FleetLedger,
     LineKey,
     Window,
+    chunks,
 )
 from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusClient
@@ -457,6 +458,14 @@ async def test_names_of_any_characters_are_found_and_kept(hand_written: Callable
             ledger = await read(server.url, day(), "team", filters=Filters(wanted={"team": nothing}))
             assert not ledger.chunks[0].lines
             assert not ledger.failures
+
+
+def test_missing_hours_name_what_they_are_missing_of() -> None:
+    windows, hours = chunks(day(2)), [{"east": 24}, {"east": 24, "": 23}]
+    assert missing_hours(windows, hours) == [
+        "nodes without a cluster: nothing was recorded before 2026-09-20, 24 hours",
+        "nodes without a cluster: 1 hour was not recorded: 2026-09-20 (1)",
+    ]
 
 
 async def test_hours_that_were_not_recorded_are_told(hand_written: Callable[..., object]) -> None:

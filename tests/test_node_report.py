@@ -92,6 +92,12 @@ def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_a
     assert row(text, "Total")[-2:] == ["4.95*", "0.42"]
 
 
+def test_a_long_name_stays_on_one_line_of_a_file() -> None:
+    long = dataclasses.replace(TRAINING, owner=dataclasses.replace(TRAINING.owner, name="resnet-" + "x" * 150))
+    text = written(ledger_of(ledgers=one_ledger({long: Totals(seconds=ByState(idle=3600.0))})))
+    assert f"vision/Job/{long.owner.name} " in text
+
+
 def test_an_owner_is_one_line_whatever_cost_labels_its_pods_have() -> None:
     other = dataclasses.replace(TRAINING, owner=dataclasses.replace(TRAINING.owner, cost_labels="project=other"))
     hour = Totals(seconds=ByState(unprofiled=3600.0))

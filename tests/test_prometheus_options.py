@@ -112,4 +112,4 @@ def test_a_header_that_is_none_is_told_without_its_value(header: str) -> None:
 
 def test_no_address_at_all_is_told() -> None:
     (told,) = problems()
-    assert told.startswith("prometheus: is not given")
+    assert told.startswith("prometheus: not given; give an address")

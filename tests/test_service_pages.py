@@ -642,6 +642,8 @@ def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
     assert "no price" in shown.text
     assert "3 of its 8 GPUs were idle in all of 612 measured hours." in shown.text
     assert "A load that comes once a month would not fit" in shown.text
+    assert "Last day" not in shown.text, "they are of the last 7 days"
+    assert "Last day" in node.text
     assert "ask team search" in shown.text
     assert "kubectl -n vision edit deployment/serving-1" in shown.text
     assert "vision/serving-1" not in ads.text

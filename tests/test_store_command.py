@@ -100,7 +100,7 @@ def test_check_says_what_is_wrong_and_moves_nothing(store: Path, capsys: pytest.
         (("reopen", "2026-02-30", "--store", "x", "--reason", "y"), "is not a date"),
         (("prune", "--store", "x", "--keep", "0d"), "value '0d' is not an age; allowed: 5y, 400d"),
         (("list", "--stor", "x"), "--store"),
-        (("backfill", "--store", "x"), "prometheus: is not given"),
+        (("backfill", "--store", "x"), "prometheus: not given"),
     ],
 )
 def test_a_wrong_word_is_told_with_what_is_allowed(

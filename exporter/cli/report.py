@@ -261,8 +261,7 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
     elif namespace.store is None:
         problems.append(
-            "report: nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL for one"
-            " node"
+            "report: no source given; give --prometheus URL or --store FILE for a fleet, --agent URL for one node"
         )
     if problems or window is None:
         raise ConfigError(*problems)
@@ -326,7 +325,7 @@ def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator
     for flag in ("by", "share_idle", "share_unallocated"):
         if getattr(namespace, flag) is not None:
             name = flag.replace("_", "-")
-            yield f"--{name}: FOCUS settles what its rows are; leave it out, or take another format"
+            yield f"--{name}: FOCUS defines its own rows; leave --{name} out, or choose another --format"
     for dimension in sorted(set(filters.wanted) - ORIGIN_DIMENSIONS):
         yield (
             f"--filter: {dimension} would leave out parts of split charges, which then do not add up; with --format"

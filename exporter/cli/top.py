@@ -292,7 +292,7 @@ def write(
             made = table(rows, titles)
             console = console_for(stream, made)
             console.print(Text(summary(picture), style="bold"))
-            console.print(made if rows else "no such row")
+            console.print(made if rows else "no row matches the filter")
     for problem in picture.problems:
         say(problem)
     return EXIT_PARTIAL if picture.problems else 0

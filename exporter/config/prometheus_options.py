@@ -112,9 +112,7 @@ def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str
     values = settle(PROMETHEUS_OPTIONS, flags, variables, problems).values
     settings = settings_of(values, problems)
     if settings is None and not problems:
-        problems.append(
-            f"prometheus: is not given; allowed: {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS"
-        )
+        problems.append(f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS")
     if problems:
         raise ConfigError(*problems)
     assert settings is not None  # noqa: S101 - is a problem above

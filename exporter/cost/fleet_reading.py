@@ -50,8 +50,9 @@ def missing_hours(windows: Sequence[Window], hours: Sequence[Mapping[str, int]],
         why: What is said of those that are missing at the beginning.
     """
     found: list[str] = []
-    for cluster in sorted({name for counts in hours for name, count in counts.items() if count}):
-        where = f"cluster {cluster}: " if cluster else ""
+    clusters = sorted({name for counts in hours for name, count in counts.items() if count})
+    for cluster in clusters:
+        where = f"cluster {cluster}: " if cluster else "nodes without a cluster: " if len(clusters) > 1 else ""
         counted = list(zip(windows, (counts.get(cluster, 0) for counts in hours), strict=True))
         found += [f"{where}{words}" for words in _missing(counted, why)]
     return found

@@ -124,7 +124,7 @@ def dimension_problem(name: str) -> str:
     else:
         close = get_close_matches(name, DIMENSIONS, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-    return f"is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
+    return f"is not a dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,6 +248,8 @@ def _text(value: str | None) -> str:
 
 
 FORMATS = ("table", "csv", "json")
+_LONGEST_LINE = 1000
+"""A table of names and figures: a broken name could not be searched for."""
 
 _Column = tuple[str, Callable[[Line], str]]
 _MODEL: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
@@ -265,7 +267,7 @@ def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner", *, wi
 def write_table(report: NodeReport, stream: TextIO) -> None:
     """Write a table with separate lines without an owner; its foot shows how far it can be trusted."""
     table = _table(report)
-    console = console_for(stream, table)
+    console = console_for(stream, table, _LONGEST_LINE)
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
     console.print(Text(f"GPU use on {clean(report.node)}", style="bold"))

@@ -234,14 +234,14 @@ def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> 
     write_foot(console, remarks(report))
 
 
-def console_for(stream: TextIO, table: Table) -> Console:
-    """What writes a table of rich's to a terminal, or to a file as wide as ours are.
+def console_for(stream: TextIO, table: Table, most: int = WIDTH_OF_A_FILE) -> Console:
+    """What writes a table of rich's to a terminal, or to a file: as wide as the table, up to ``most``.
 
     In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
     """
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
-    wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
-    console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
+    wanted = Measurement.get(console, console.options.update(max_width=most), table).maximum
+    console.width = max(console.width, min(wanted, most))
     return console
 
 

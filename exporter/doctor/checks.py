@@ -277,9 +277,9 @@ def _toolkit(counts: Counts) -> Finding | None:
 def _above(counts: Counts) -> Finding:
     seen, advertised = counts.seen or 0, counts.advertised
     if advertised is None and counts.allocated is None:
-        blind = f"{counts.shown_by} does not work here, and no GPU is known of"
+        blind = f"{counts.shown_by} does not work here, so no GPU is known"
         here = f"{_gpus(seen)} here" if counts.seen is not None else blind
-        return ok(_LAYERS, f"{here}; which are given out is not known")
+        return ok(_LAYERS, f"{here}; which of them are allocated is not known")
     if (counts.by_claims and not advertised) or (counts.inventory_refused and advertised is None):
         return _ok(counts, "given out by claims (DRA)" if counts.by_claims else "advertised devices not known")
     if advertised is None:

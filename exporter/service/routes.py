@@ -179,9 +179,9 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
     except web.HTTPNotFound:
         prefix = request.app[SETTINGS].path_prefix
         what = (
-            f"{request.path}: nothing is here; pages begin at {prefix}/, the API is described at {prefix}/api and"
-            f" {prefix}/openapi.json;"
-            " of OpenCost's and Kubecost's there are allocation, assets and getConfigs, for GPUs only"
+            f"{request.path}: no page or API has this address; pages start at {prefix}/, the API is"
+            f" described at {prefix}/api and {prefix}/openapi.json;"
+            " of the APIs of OpenCost and Kubecost only allocation, assets and getConfigs are here, for GPUs"
         )
         return await _problem(request, 404, (what,))
     except web.HTTPException:

@@ -53,7 +53,7 @@ def load_settings(
     prometheus = settings_of(values, problems)
     if prometheus is None and len(problems) == before and values["prometheus"] is None:
         problems.append(
-            "prometheus: is not given; allowed: an address, as http://prometheus:9090, by --prometheus or"
+            "prometheus: not given; give an address, as http://prometheus:9090, by --prometheus or"
             " GPU_COST_EXPORTER_PROMETHEUS"
         )
     problems += _path_problems(values)

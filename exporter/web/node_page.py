@@ -346,6 +346,7 @@ def _view(snapshot: Snapshot) -> dict[str, object]:
         "prices": _grouped((view.gpu for view in whole), lambda gpu: (gpu.model, prices.get(gpu.uuid))),
         "unprofiled": _grouped(filter(_lacks_profiling, whole), lambda view: view.profiling),
         "disagreement": _disagreement(snapshot),
+        "profiled": any(view.activity and view.activity.profile for view in snapshot.devices),
         "activity_sources": {
             activity.source
             for view in snapshot.devices
