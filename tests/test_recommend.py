@@ -37,7 +37,7 @@ def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what
     assert "0.4 % in the busiest hour" in told
     assert "100.0 % of 336 device-hours held from 2026-09-14 14:00 to 2026-09-21 14:00 UTC (168 h)" in told
     assert "At most 0.4 GB of 85.0 GB" in told
-    assert "4.00 USD was paid for a GPU-hour" in told
+    assert "price paid per GPU-hour in this window is 4.00 USD" in told
 
 
 def test_what_has_something_loaded_is_not_given_back_without_asking() -> None:
@@ -55,7 +55,7 @@ def test_of_eight_gpus_the_three_that_never_work_are_named_and_no_mean_hides_the
     assert one.devices == ("GPU-5", "GPU-6", "GPU-7")
     assert one.risk_level == "medium"
     assert "pipeline" in one.risk
-    assert "Of its other 5 devices the busiest was 90.0 % active" in " ".join(one.evidence)
+    assert "The busiest of its other 5 devices was 90.0 % active" in " ".join(one.evidence)
 
 
 def test_all_gpus_of_one_model_are_given_back_where_those_of_another_work() -> None:
@@ -106,7 +106,7 @@ def test_a_gpu_that_is_used_a_little_becomes_the_smallest_instance_that_fits_mem
 THIN = {"held_hours": 30.0, "measured_hours": 30.0}
 RISKS: dict[str, tuple[HeldDevice, str, str]] = {
     "nothing loaded": (use(0, 0.0, peak_memory_bytes=0.0), "low", "No GPU work would be interrupted"),
-    "something loaded": (use(0, 0.0), "medium", "Something is loaded"),
+    "something loaded": (use(0, 0.0), "medium", "A model may be loaded"),
     "seen for a day, nothing loaded": (use(0, 0.0, peak_memory_bytes=0.0, **THIN), "medium", "only 30 hours"),
     "seen for a day, something loaded": (use(0, 0.0, **THIN), "high", "only 30 hours"),
     "a busiest hour that fits": (use(0, 0.2, **SMALL), "low", "Try one replica first"),
@@ -190,7 +190,7 @@ def test_what_stays_as_it_is_because_it_is(changes: dict[str, object]) -> None:
 def test_servers_are_judged_by_memory_where_that_is_asked_for_and_at_high_risk() -> None:
     (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), judge_servers=True)
     assert (one.advice, one.risk_level) == ("smaller-mig", "high")
-    assert "memory in advance" in one.risk
+    assert "reserves memory at its start" in one.risk
 
 
 def test_a_device_of_unknown_memory_use_keeps_its_workload_on_gpus_of_this_size() -> None:
@@ -201,16 +201,16 @@ def test_a_device_of_unknown_memory_use_keeps_its_workload_on_gpus_of_this_size(
 def test_several_gpus_of_one_workload_cannot_be_cut_up_without_a_high_risk() -> None:
     (one,) = advice_on(use(0, 0.2, **SMALL), use(1, 0.1, **SMALL))
     assert (one.title, one.risk_level) == ("Move each of 2 H100 to a MIG instance 2g.20gb", "high")
-    assert "cannot join instances" in one.risk
+    assert "cannot use MIG instances" in one.risk
 
 
 def test_a_model_without_mig_is_shared_by_as_many_as_fit_it() -> None:
     little = {"model": L40S, "memory_total_bytes": 48 * GB}
     (one,) = advice_on(use(0, 0.1, **little, peak_memory_bytes=8 * GB), per_hour=2.0)
-    assert (one.advice, one.title) == ("share", "Share the L40S among 4 of its like")
+    assert (one.advice, one.title) == ("share", "Share the L40S among 4 such workloads")
     assert (one.gpus, one.per_month) == (0.75, pytest.approx(2 * 730 * 0.75))
     (other,) = advice_on(use(0, 0.1, **little, peak_memory_bytes=18 * GB))
-    assert (other.title, other.gpus) == ("Share the L40S among 2 of its like", 0.5)
+    assert (other.title, other.gpus) == ("Share the L40S among 2 such workloads", 0.5)
     assert advice_on(use(0, 0.45, **little, peak_memory_bytes=8 * GB)) == []
 
 
@@ -233,7 +233,7 @@ def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
     )
     assert (one.advice, one.per_month, one.currency) == ("smaller-model", None, "")
     assert one.title == "Use a smaller model instead of 1 GH200"
-    assert "no one price" in " ".join(one.evidence)
+    assert "no single price" in " ".join(one.evidence)
 
 
 def test_money_is_at_the_mean_of_what_was_paid_and_never_across_currencies() -> None:
@@ -373,7 +373,7 @@ def test_a_starved_workload_fits_the_part_that_it_uses_however_long_it_is_active
     assert "SM_ACTIVE" in one.risk
     told = " ".join(one.evidence)
     assert "Mean use" not in told, "it is not recorded"
-    assert "96.0 % active on the mean" in told
+    assert "96.0 % active on average" in told
     assert "at 9.0 % of its limit (100.0 % of the active time was profiled); in 97 % of that time nothing was" in told
 
 
@@ -417,7 +417,7 @@ def test_a_starved_workload_that_fills_the_multiprocessors_keeps_its_gpu() -> No
 def test_a_starved_workload_without_mig_shares_or_takes_a_smaller_model() -> None:
     little = {"model": L40S, "memory_total_bytes": 48 * GB, "peak_memory_bytes": 8 * GB}
     (one,) = advice_on(use(0, 0.96, **{**STARVED, **little}), parts=busy_at(0.09))
-    assert (one.advice, one.title, one.risk_level) == ("share", "Share the L40S among 4 of its like", "high")
+    assert (one.advice, one.title, one.risk_level) == ("share", "Share the L40S among 4 such workloads", "high")
     big = {"model": "NVIDIA GH200 480GB", "peak_memory_bytes": 8 * GB, "policy": "inference"}
     (other,) = advice_on(use(0, 0.96, **{**STARVED, **big}), parts=busy_at(0.09))
     assert (other.advice, other.title) == ("smaller-model", "Use a smaller model instead of 1 GH200")
@@ -435,7 +435,7 @@ INFORMED: dict[str, tuple[HeldDevice, str, str]] = {
         "no waste",
     ),
     "link-bound": (of_class("transfer"), "Overlap transfers with compute on the H100", "NVLink, PCIe"),
-    "starved, and full": (of_class("starved"), "Look for what starves the H100", "it was starved"),
+    "starved, and full": (of_class("starved"), "Find what starves the H100", "it was starved"),
 }
 
 

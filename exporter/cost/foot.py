@@ -110,7 +110,7 @@ def _steps(one: Funnel, unit: str, form: Callable[[float], str]) -> str:
         if value is not None:
             part = f" ({percent_down(value / one.total, 1)})" if one.total else ""
             steps.append(f"{form(value)} {word}{part}")
-    rest = f"; of {form(one.unknown)} held it is not known" if one.unknown else ""
+    rest = f"; {form(one.unknown)} held and not measured" if one.unknown else ""
     if one.unprofiled:
         part = "nothing" if one.effective is None else percent_down(one.profiled_ratio, 1)
         rest += f"; {part} of what was active was profiled"

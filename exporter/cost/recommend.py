@@ -79,8 +79,8 @@ def memory(size: float) -> str:
 def activity(lot: HeldDevices) -> str:
     """How busy it was."""
     return (
-        f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on the mean, {percent_down(lot.p95_ratio, 1)} or"
-        f" less in 95 % of the hours, {percent_down(lot.peak_ratio, 1)} in the busiest hour."
+        f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on average, at most {percent_down(lot.p95_ratio, 1)}"
+        f" in 95 % of the hours, {percent_down(lot.peak_ratio, 1)} in the busiest hour."
     )
 
 
@@ -137,8 +137,8 @@ def nearness(limit: Limit) -> Iterator[str]:
 def paid(price: MeanPrice | None) -> str:
     """What it has cost."""
     if price is None:
-        return "There is no one price for it in the window, so that no money is shown."
-    return f"{money(price)} was paid for a GPU-hour on the mean of the window."
+        return "There is no single price for it in this window, so no saving is shown."
+    return f"The average price paid per GPU-hour in this window is {money(price)}."
 
 
 def money(price: MeanPrice) -> str:
@@ -147,14 +147,14 @@ def money(price: MeanPrice) -> str:
 
 
 _ROUNDING = 1e-9
-_BURSTS = "Hours hide bursts of minutes, which take longer on less."
+_BURSTS = "Hourly figures hide bursts of minutes, which take longer on a smaller part."
 _SEVERAL = (
-    "It holds several: a program that joins them cannot join instances or shares, and NCCL does not work between"
-    " instances. Only for one process a device."
+    "It holds several devices. A program that uses them together cannot use MIG instances or shares: NCCL does not work"
+    " between instances. Only for one process per device."
 )
 _FILLS = "On a part of the GPU, kernels that fill all SMs take longer."
 _STARVED = f"How many of its SMs it keeps busy is not recorded. {_FILLS} Compare DCGM_FI_PROF_SM_ACTIVE first."
-_SERVER = "It looks like a server that takes memory in advance: measure what it needs before."
+_SERVER = "It looks like a server that reserves memory at its start: measure its real need first."
 
 
 class Change(NamedTuple):
@@ -221,7 +221,7 @@ def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: 
         target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
         if target is not None:
             title = f"Move {each(lot)} to a MIG instance {target.name}"
-            fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room it fits {target.name}."
+            fact = f"With {percent_down(HEADROOM_RATIO, 0)} headroom it fits {target.name}."
             burst = lot.peak_ratio * _compute(lot, profiles) > target.compute_ratio
             bursts = (f"Its busiest hour, {percent_down(lot.peak_ratio, 0)} active, would not fit.",) if burst else ()
             yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price, bursts)
@@ -229,8 +229,8 @@ def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: 
         need = max(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, 1 / MOST_SHARERS)
         sharers = int(1 / need + _ROUNDING)
         if sharers > 1:
-            fact = f"With {percent_down(HEADROOM_RATIO, 0)} of room {sharers} of its like fit one GPU."
-            title = f"Share {each(lot)} among {sharers} of its like"
+            fact = f"With {percent_down(HEADROOM_RATIO, 0)} headroom, {sharers} such workloads fit on one GPU."
+            title = f"Share {each(lot)} among {sharers} such workloads"
             walls = ("Sharers wait for each other and share memory without isolation.",)
             yield _kept(lot, "share", title, 1 / sharers, fact, price, walls)
 
@@ -276,8 +276,8 @@ def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, marke
         return
     need = peak * (1 + HEADROOM_RATIO)
     other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
-    most = f"{percent_down(SMALL_USE_RATIO, 0)} of use and {memory(SMALL_USE_BYTES)} of memory"
-    fact = f"Less than {most} is work for a smaller model."
+    most = f"{percent_down(SMALL_USE_RATIO, 0)} activity and {memory(SMALL_USE_BYTES)} of memory"
+    fact = f"Work below {most} suits a smaller model."
     per_month = None
     name = "a smaller model"
     if other is not None and price is not None:
@@ -286,8 +286,8 @@ def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, marke
         per_month = (price.per_hour - theirs.per_hour) * lot.gpus * MONTH_HOURS
         fact = f"{fact[:-1]}: a GPU-hour of {name} costs {money(theirs)} here."
     risk = (
-        "Slower where it does work, and some programs need what only the bigger model has (FP8, NVLink). Time one run"
-        " on the smaller one first."
+        "Work takes longer on it, and some programs need features of the larger model (FP8, NVLink). Time one run on"
+        " the smaller model first."
     )
     title = f"Use {name} instead of {devices(lot)}"
     reasons = (_SERVER,) if lot.is_server else ()
@@ -311,14 +311,14 @@ def _starved(lot: HeldDevices, limit: Limit, price: MeanPrice | None, market: Ma
 _BOTTLENECKS = {
     Bottleneck.MEMORY: (
         "Try larger batches on",
-        "Larger batches do more with each byte that is read from memory: this is information, and no waste.",
+        "Larger batches do more work per byte read from memory. This is information, not waste.",
     ),
     Bottleneck.TRANSFER: (
         "Overlap transfers with compute on",
         "Usual causes: gradients or tensors that are sent while nothing is computed, copies from pageable memory.",
     ),
     Bottleneck.STARVED: (
-        "Look for what starves",
+        "Find what starves",
         "Usual causes: loading of data, many small kernels, small batches, synchronisation, one slow rank.",
     ),
 }
@@ -396,25 +396,25 @@ def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> 
 def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
     loaded = lot.is_server or (lot.peak_memory_bytes is not None and lot.peak_memory_bytes >= _LOADED_BYTES)
     risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
-    reasons = ("Something is loaded and may wait for requests or for its owner: ask first.",) if loaded else ()
+    reasons = ("A model may be loaded that waits for requests or for its owner: ask first.",) if loaded else ()
     title = f"Give back all {devices(lot)}" if len(lot.uses) > 1 else f"Give back {each(lot)}"
-    fact = "Nothing that it holds did any work."
+    fact = "None of its devices did any work."
     return Change("give-back", title, lot.gpus, _per_month(price, lot.gpus), fact, risk, reasons)
 
 
 def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], price: MeanPrice | None) -> Change:
     others = [use for use in held if not any(use is gone for gone in unused.uses)]
     busiest = max(use.peak_ratio or 0.0 for use in others)
-    rest = "Its other device" if len(others) == 1 else f"Of its other {len(others)} devices the busiest"
+    rest = "Its other device" if len(others) == 1 else f"The busiest of its other {len(others)} devices"
     fact = f"{rest} was {percent_down(busiest, 1)} active in its busiest hour."
     risk = (
-        "A program that splits its work over all its GPUs needs every one, also a stage of a pipeline that waits:"
-        " look at its world size and CUDA_VISIBLE_DEVICES, then ask for fewer and compare the time of one run."
+        "A program that splits its work over all its GPUs needs each of them, even a pipeline stage that waits. Check"
+        " its world size and CUDA_VISIBLE_DEVICES, then request fewer and compare the time of one run."
     )
     several = len(unused.uses) < len(lot.uses)
     title = f"Give back {len(unused.uses)} of {devices(lot)}" if several else f"Give back {each(lot)}"
     loaded = unused.peak_memory_bytes is None or unused.peak_memory_bytes >= _LOADED_BYTES
-    reasons = ("The unused devices may have something in their memory.",) if loaded else ()
+    reasons = ("Memory of the unused devices is in use.",) if loaded else ()
     return Change("fewer-gpus", title, unused.gpus, _per_month(price, unused.gpus), fact, risk, reasons)
 
 
