@@ -99,7 +99,7 @@ def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_r
         assert last.get(f"{name}{inside}", 0) < int(at), "out of order"
         last[f"{name}{inside}"] = int(at)
     names = {name for name, _, _ in seen}
-    assert zeros == {"active", "measured"}
+    assert zeros == {"active", "measured", "workload:gpu_resource_use_seconds:sum"}
     ledger = {(name, *re.findall(r'quantity="\w+"', inside)) for name, inside, _ in seen if ":gpu_ledger:" in name}
     assert len(ledger) == 8
     facts = {fact for name, inside, _ in seen for fact in re.findall(r'fact="(\w+)"', inside)}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
-from exporter.model import STATES, Totals, state_columns
+from exporter.model import STATES, Bottleneck, Totals, state_columns
 from gpu_simulator.fleet_ledger import HOUR_MS, MS, NAMES, NO_TIME, FleetFigures, NodeLedger, node_ledger, profile_of
 from gpu_simulator.fleet_plan import (
     DAY_SECONDS,
@@ -268,6 +268,18 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
 
 
 _AT_WORK_RATIO = 0.05
+_OF_NEAREST = {"compute": 0.5, "memory": 0.4, "transfer": 0.1, "video": 0.0, "sm": 1.2}
+"""Use of a resource that is not the nearest to its limit, as a part of that one's use."""
+
+
+def _resources(bottleneck: Bottleneck, use: FleetFigures) -> dict[tuple[str, str], int]:
+    """Return the milliseconds of one hour by recorded series and resource."""
+    profiled = use.effective_ms + use.ineffective_ms
+    nearest = Bottleneck.COMPUTE if bottleneck is Bottleneck.STARVED else bottleneck
+    used = {one: min(profiled, int(use.effective_ms * part)) for one, part in _OF_NEAREST.items()}
+    used |= {nearest: use.effective_ms, "profiled": profiled, "sm_profiled": profiled}
+    return {("bottleneck", bottleneck): profiled} | {("resource_use", one): ms for one, ms in used.items()}
+
 
 Rows = dict[int, FleetFigures]
 """By hour."""
@@ -283,8 +295,8 @@ class FleetSums:
     """By key and currency."""
     hours: dict[str, set[int]] = field(default_factory=dict)
     """Recorded hours by cluster."""
-    limits: dict[tuple[str, FleetOwner, str], Counter[int]] = field(default_factory=dict)
-    """By cluster, workload and what limits it: profiled milliseconds by hour."""
+    limits: dict[tuple[str, FleetOwner, str, str], Counter[int]] = field(default_factory=dict)
+    """By cluster, workload, recorded series and resource: milliseconds by hour."""
     working: dict[str, dict[int, float]] = field(default_factory=dict)
     """By cluster and hour: GPUs that are held and at work."""
 
@@ -301,8 +313,9 @@ class FleetSums:
             if owner == UNATTRIBUTED:
                 continue
             if profile := profile_of(node, owner):
-                limits = self.limits.setdefault((node.cluster, owner, profile[0]), Counter())
-                limits.update({hour: use.effective_ms + use.ineffective_ms for hour, use in hours.items()})
+                for hour, use in hours.items():
+                    for (name, resource), ms in _resources(profile[0], use).items():
+                        self.limits.setdefault((node.cluster, owner, name, resource), Counter())[hour] += ms
             for hour, use in hours.items():
                 if use.active_ms and use.active_ms >= _AT_WORK_RATIO * (use.active_ms + use.idle_ms):
                     working[hour] = working.get(hour, 0.0) + use.allocated_ms / HOUR_MS
@@ -363,10 +376,12 @@ class FleetSums:
             _add(capacity.setdefault(key.cluster, {}), every)
             if owner not in {NOBODY, UNATTRIBUTED}:
                 _add(held.setdefault(key.cluster, {}), every)
-        for (cluster, owner, resource), hours in sorted(self.limits.items()):
+        for (cluster, owner, name, resource), hours in sorted(self.limits.items()):
             of_class = labels(**extra, cluster=cluster, **_whose(owner), resource=resource)
             seconds = ((hour, ms / MS) for hour, ms in sorted(hours.items()))
-            yield series("workload:gpu_bottleneck_seconds:sum", of_class, seconds, ending.live)
+            yield series(
+                f"workload:gpu_{name}_seconds:sum", of_class, seconds, ending.live, zeros=name == "resource_use"
+            )
         for cluster, rows in sorted(capacity.items()):
             yield from self._funnel(cluster, rows, held.get(cluster, {}), ending, extra)
 
