@@ -12,6 +12,7 @@ from exporter.metrics.catalog import shown_until_seconds
 from exporter.model import (
     Account,
     AllocationState,
+    Bottleneck,
     ByState,
     DeviceView,
     Gpu,
@@ -25,6 +26,7 @@ from exporter.model import (
     PodUse,
     Portion,
     Price,
+    ResourceProfile,
     ShareMode,
     shown_windows,
 )
@@ -64,6 +66,9 @@ class _Held:
             seconds=replace(seconds, idle=max(0.0, seconds.idle), unprofiled=max(0.0, seconds.unprofiled)),
             interval_seconds=seconds.total,
             estimated=self.use.source == "estimated",
+            profile=ResourceProfile((seconds.effective / seconds.total, 0.0, 0.0, 0.0), Bottleneck.STARVED)
+            if seconds.profiled
+            else None,
         )
 
 
