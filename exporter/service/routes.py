@@ -181,7 +181,7 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         what = (
             f"{request.path}: no page or API has this address; pages start at {prefix}/, the API is"
             f" described at {prefix}/api and {prefix}/openapi.json;"
-            " of the APIs of OpenCost and Kubecost only allocation, assets and getConfigs are here, for GPUs"
+            " of the APIs of OpenCost and Kubecost there are allocation, assets and getConfigs, for GPUs only"
         )
         return await _problem(request, 404, (what,))
     except web.HTTPException:
