@@ -3,11 +3,14 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.rules_support import relevant
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILES = sorted((ROOT / "rules").glob("*.yaml"))
@@ -52,8 +55,8 @@ def test_newer_versions_of_prometheus_accept_the_rules(name: str, path: Path) ->
 
 
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
-def test_the_rules_pass_their_unit_tests_on_the_newest_prometheus(path: Path) -> None:
-    result = run(program(PROMTOOLS[-1]), "test", "rules", path)
+def test_the_rules_pass_their_unit_tests_on_the_newest_prometheus(tmp_path: Path, path: Path) -> None:
+    result = run(program(PROMTOOLS[-1]), "test", "rules", *relevant(path, tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -98,34 +101,36 @@ def in_metricsql(expression: str) -> str:
     return re.sub(r"^round\(", "0 + round(", plain)
 
 
-def for_vmalert(path: Path, folder: Path) -> Path:
+def for_vmalert(path: Path, folder: Path) -> tuple[Path, ...]:
     """The unit tests as vmalert-tool takes them, queries included."""
-    document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    document["rule_files"] = [str((path.parent / name).resolve()) for name in document["rule_files"]]
-    for test in document["tests"]:
-        queries = test.pop("promql_expr_test", [])
-        assert queries or "alert_rule_test" in test, f"{path.stem}: {test.get('name')} tests nothing"
-        test["metricsql_expr_test"] = [
-            {
-                **query,
-                "expr": in_metricsql(query["expr"]),
-                "eval_time": LATER.get((path.stem, query["eval_time"]), query["eval_time"]),
-            }
-            for query in queries
-        ]
-    assert document["tests"]
-    copy = folder / path.name
-    copy.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
-    return copy
+    files = relevant(path, folder)
+    for file in files:
+        document: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for test in document["tests"]:
+            queries = test.pop("promql_expr_test", [])
+            assert queries or "alert_rule_test" in test, f"{path.stem}: {test.get('name')} tests nothing"
+            test["metricsql_expr_test"] = [
+                {
+                    **query,
+                    "expr": in_metricsql(query["expr"]),
+                    "eval_time": LATER.get((path.stem, query["eval_time"]), query["eval_time"]),
+                }
+                for query in queries
+            ]
+        assert document["tests"]
+        file.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    return files
 
 
-def unit_tests(folder: Path, monkeypatch: pytest.MonkeyPatch, path: Path) -> subprocess.CompletedProcess[str]:
+def unit_tests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, files: Iterable[Path]
+) -> subprocess.CompletedProcess[str]:
     tool = program(VMALERT_UNIT_TESTS)
     monkeypatch.setenv("TMPDIR", str(folder))  # its storage has a fixed name there
     # It asks itself over HTTP, thousands of times: switching between cores and collecting garbage took a quarter.
     monkeypatch.setenv("GOMAXPROCS", "1")
     monkeypatch.setenv("GOGC", "1000")
-    return run(tool, "unittest", "-disableAlertgroupLabel", f"--files={path}")
+    return run(tool, "unittest", "-disableAlertgroupLabel", *(f"--files={file}" for file in files))
 
 
 @pytest.mark.parametrize("path", [path for path in UNIT_TESTS if path.stem not in LONG], ids=lambda path: path.stem)
@@ -139,11 +144,11 @@ def test_the_unit_tests_pass_on_the_engine_of_victoriametrics(
 def test_the_engine_of_victoriametrics_answers_the_queries_of_unit_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = for_vmalert(ROOT / "tests" / "rules" / "recording.yaml", tmp_path)
+    copy = for_vmalert(ROOT / "tests" / "rules" / "recording.yaml", tmp_path)[0]
     document = yaml.safe_load(copy.read_text(encoding="utf-8"))
     query = next(query for test in document["tests"] for query in test["metricsql_expr_test"] if query["exp_samples"])
     query["exp_samples"][0]["value"] += 1
     copy.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
-    result = unit_tests(tmp_path, monkeypatch, copy)
+    result = unit_tests(tmp_path, monkeypatch, [copy])
     assert result.returncode != 0
     assert query["expr"] in result.stdout + result.stderr
