@@ -18,6 +18,7 @@ _INFO = "gpu_pod_info"
 _VALUES = ("gpu_pod_activity_ratio", "gpu_pod_idle_for_seconds", "gpu_pod_age_seconds", "gpu_pod_memory_used_bytes")
 _SHARE = "gpu_pod_share_ratio"
 _PRICE = "gpu_hourly_price"
+_PRICE_LABELS = ("node", "gpu", "currency")
 _OF_A_POD = frozenset({"node", "namespace", "kind", "workload", "team", "model", "cluster"})
 _MOST_NAMES = 500
 _DAY = "1d"
@@ -81,7 +82,7 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
     of_nodes = queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
     shares, prices, *values = await asyncio.gather(
         client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
-        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), of_nodes), None),
+        client.instant(_newest(_PRICE, (cluster_label, *_PRICE_LABELS), of_nodes), None),
         *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES),
     )
     share_of = {_place(sample, labels): sample.value for sample in shares}
@@ -306,6 +307,7 @@ def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
         gpu_instance=None if instance is None else str(instance),
         mig_profile=device["mig_profile"],
         state=str(device["allocation"]) if up else device["state"],
+        gpu_share_ratio=_number(device.get("gpu_share_ratio")),
         activity_ratio=_number(device["activity_ratio"]),
         unknown_reason=device["activity_unknown_reason"] or device["state_reason"],
         memory_used_bytes=_number(device["memory_used_bytes"]),
@@ -322,7 +324,7 @@ def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
             cost_per_hour=cost(one["gpu_share_ratio"]),
         )
     if not device["holders"] and (device["allocation"] is not None or not up):
-        yield replace(bare, cost_per_hour=cost(1.0 if instance is None else None))
+        yield replace(bare, cost_per_hour=cost(bare.gpu_share_ratio))
 
 
 _NAMES_OF_A_HOLDER = ("namespace", "pod", "container", "owner_kind", "owner_name", "team")
@@ -359,6 +361,8 @@ async def agent_picture(base: str, access: agent_client.AgentAccess, where: str)
 
 
 _OWNER = ("pod_namespace", "pod_name", "workload_kind", "workload_name", "team")
+_OF_A_DEVICE = ("gpu_share_ratio", "gpu_activity_ratio")
+_NAMED = ("__name__", "node", "uuid")
 
 
 async def fleet_picture(client: PrometheusClient) -> Picture:
@@ -373,19 +377,20 @@ async def fleet_picture(client: PrometheusClient) -> Picture:
     def newest(selector: str, *labels: str) -> Awaitable[Sequence[SeriesSample]]:
         return client.instant(f"max by ({', '.join((cluster, *labels))}) ({selector})", None)
 
-    pods, owners, states, prices, simulated = await asyncio.gather(
+    unheld = 'gpu_allocation_state{state!="allocated"} == 1'
+    pods, owners, states, values, prices, simulated = await asyncio.gather(
         live_pods(client, Filters()),
         newest(_INFO, *_OWNER),
-        newest('gpu_allocation_state{state!="allocated"} == 1', *_DEVICE, "state"),
-        newest(_PRICE, "uuid", "currency"),
+        newest(unheld, *_DEVICE, "state"),
+        newest(f'{{__name__=~"{"|".join(_OF_A_DEVICE)}"}} and on ({cluster}, node, uuid) ({unheld})', *_NAMED),
+        newest(_PRICE, *_PRICE_LABELS),
         client.instant("max(gpu_exporter_simulated)", None),
     )
     owner_of = {_place(one, (cluster, "pod_namespace", "pod_name")): one.labels for one in owners}
     rows = [_of_pod(pod, owner_of.get((pod.cluster or "", pod.namespace, pod.pod), {})) for pod in pods]
-    price_of: dict[Place, dict[str, float]] = {}
-    for one in prices:
-        price_of.setdefault(_place(one, (cluster, "uuid")), {})[one.labels.get("currency", "")] = one.value
-    rows += [_of_state(one.labels, cluster, price_of.get(_place(one, (cluster, "uuid")), {})) for one in states]
+    price_of = _prices(prices, cluster)
+    value_of = {_place(one, (*_NAMED, cluster)): one.value for one in values}
+    rows += [_of_state(one.labels, one.labels.get(cluster, ""), price_of, value_of) for one in states]
     if not rows:
         raise ExporterError(
             f"Prometheus has no series {_INFO} or gpu_allocation_state of the last minutes; does it scrape the agents?"
@@ -408,15 +413,27 @@ def _of_pod(pod: PodDocument, whose: Mapping[str, str]) -> LiveRow:
     )
 
 
-def _of_state(labels: Mapping[str, str], cluster: str, price: Mapping[str, float]) -> LiveRow:
+def _of_state(
+    labels: Mapping[str, str],
+    cluster: str,
+    price_of: Mapping[tuple[str, str, str], Mapping[str, float]],
+    value_of: Mapping[Place, float],
+) -> LiveRow:
+    node, gpu, uuid, instance = (labels.get(name, "") for name in ("node", "gpu", "uuid", "gpu_instance"))
+    share, activity = (value_of.get((name, node, uuid, cluster)) for name in _OF_A_DEVICE)
+    if not instance:
+        share = 1.0
+    price = {} if share is None else price_of.get((cluster, node, gpu), {})
     return LiveRow(
-        cluster=labels.get(cluster) or None,
-        node=labels.get("node", ""),
-        gpu_index=labels.get("gpu", ""),
-        gpu_uuid=labels.get("uuid", ""),
+        cluster=cluster or None,
+        node=node,
+        gpu_index=gpu,
+        gpu_uuid=uuid,
         model=labels.get("model") or None,
-        gpu_instance=labels.get("gpu_instance") or None,
+        gpu_instance=instance or None,
         mig_profile=labels.get("mig_profile") or None,
         state=labels.get("state", "unknown"),
-        cost_per_hour=price,
+        gpu_share_ratio=share,
+        activity_ratio=activity,
+        cost_per_hour={currency: hourly * (share or 0.0) for currency, hourly in price.items()},
     )
