@@ -514,7 +514,7 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
         (["--agent", "http://n:9400", "--prometheus", "http://p"], "--prometheus: is for a fleet"),
         (["--agent", "http://n:9400", "--by", "pool"], "--by: value 'pool' is not for one node; allowed: owner"),
         (["--agent", "http://n:9400", "--format", "html"], "--format: value 'html' is not for one node"),
-        (["--store", "f", "--by", "team,tems"], "'tems' is not a dimension; allowed: cluster, node,"),
+        (["--store", "f", "--by", "team,tems"], "'tems' is not a dimension; did you mean 'team'? Allowed: cluster, node,"),
         (["--store", "f", "--by", "team,tems"], "did you mean 'team'?"),
         (["--store", "f", "--by", "owner"], "a fleet has owners by workload"),
         (["--store", "f", "--by", "team,team"], "--by: team is named twice"),

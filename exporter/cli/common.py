@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeAlias, TypeVa
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, Option
 from exporter.config.resolve import redacted
-from exporter.config.yaml_file import did_you_mean
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError, ExporterError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -34,7 +34,6 @@ from exporter.config.prometheus_options import (
     add_prometheus_options,
     prometheus_settings,
 )
-from exporter.config.yaml_file import did_you_mean
 from exporter.cost import agent_client, node_report
 from exporter.cost.document import MEANINGS
 from exporter.cost.fleet_reading import PrometheusLedger
@@ -61,7 +60,7 @@ from exporter.cost.report import Trust, compared, dimensions_of, filter_words, m
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError, ExporterError, expected
 from exporter.model.formatting import percent_down
 
 _AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
@@ -204,8 +203,8 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
     ]
     by = namespace.by
     if by not in {None, *_AGENT_BY} and (not by.startswith(LABEL) or label_problem(by)):
-        hint = did_you_mean(by, _AGENT_BY)
-        problems.append(f"--by: value '{by}' is not for one node; allowed: {', '.join(_AGENT_BY)}, label:KEY{hint}")
+        allowed = f"{', '.join(_AGENT_BY)}, label:KEY"
+        problems.append(f"--by: value '{by}' is not for one node{expected(by, _AGENT_BY, allowed)}")
     if namespace.format not in _AGENT_FORMATS:
         problems.append(
             f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(_AGENT_FORMATS)}"
