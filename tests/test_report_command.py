@@ -509,13 +509,15 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "no source given; give --prometheus URL or --store FILE for a fleet, --agent URL"),
+        ([], "gpu-cost-exporter: no source given; give --prometheus URL or --store FILE for a fleet, --agent URL"),
         (["--agent", "http://n:9400", "--window", "7d"], "--window: is for a fleet, and --agent reports one node"),
         (["--agent", "http://n:9400", "--prometheus", "http://p"], "--prometheus: is for a fleet"),
         (["--agent", "http://n:9400", "--by", "pool"], "--by: value 'pool' is not for one node; allowed: owner"),
         (["--agent", "http://n:9400", "--format", "html"], "--format: value 'html' is not for one node"),
-        (["--store", "f", "--by", "team,tems"], "'tems' is not a dimension; did you mean 'team'? Allowed: cluster, node,"),
-        (["--store", "f", "--by", "team,tems"], "did you mean 'team'?"),
+        (
+            ["--store", "f", "--by", "team,tems"],
+            "'tems' is not a dimension; did you mean 'team'? Allowed: cluster, node,",
+        ),
         (["--store", "f", "--by", "owner"], "a fleet has owners by workload"),
         (["--store", "f", "--by", "team,team"], "--by: team is named twice"),
         (["--store", "f", "--by", "label:"], "--by: value 'label:' names no label; allowed: label:KEY"),

@@ -259,9 +259,7 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
     if namespace.prometheus or os.environ.get(ADDRESS.env):
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
     elif namespace.store is None:
-        problems.append(
-            "report: no source given; give --prometheus URL or --store FILE for a fleet, --agent URL for one node"
-        )
+        problems.append("no source given; give --prometheus URL or --store FILE for a fleet, --agent URL for one node")
     if problems or window is None:
         raise ConfigError(*problems)
     wanted = FOCUS_DIMENSIONS if namespace.format == "focus" else dimensions_of(by)

@@ -107,7 +107,8 @@ def _backfill(namespace: argparse.Namespace) -> int:
         closing = asyncio.run(_closed_due(store, settings, namespace, now))
     put(_days("closed", [day_name(day) for day in closing.closed]) if closing.closed else "no day closed")
     for left in closing.left:
-        say(f"{day_name(left.day_seconds)}: {left.reason}")
+        day = day_name(left.day_seconds)
+        say(left.reason if day in left.reason else f"{day}: {left.reason}")
     return EXIT_PARTIAL if closing.left else 0
 
 
