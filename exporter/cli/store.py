@@ -44,7 +44,8 @@ def add_store(parser: Parser) -> None:
     close = _one(kinds, "close", "Close one day; again, where it is closed already and there is a reason.", _close)
     close.add_argument("day", type=_day, metavar="DAY", help="UTC date of a day that is over, as 2026-10-31")
     close.add_argument("--reason", default="", help="why a day that is closed is read again; its history will have it")
-    for one in (backfill, close):
+    for one, words in ((backfill, ""), (close, "DAY ")):
+        one.usage = f"{one.prog} {words}--store FILE [OPTION ...]"
         one.add_argument(
             "--accept-gaps",
             action="store_true",
