@@ -215,6 +215,7 @@ def test_what_was_not_profiled_is_apart_and_never_0() -> None:
     assert (other["effective_seconds"], other["ineffective_seconds"], other["effective_ratio"]) == (None, None, None)
     assert other["unprofiled_seconds"] == other["active_seconds"] > 0
     assert {row["effective_hours"] for row in records(report)[1:5]} == {""}
+    assert "Unprofiled: a resource was not measured." in written(report, "table")
     bare = written(report_of(ledger({owner("a", "x"): hours(active=3, idle=1, usd=8)})), "table")
     assert "Effective" not in bare
     assert "Unprofiled" not in bare

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.foot import HOUR, Remark, clean, unpriced, write_foot
+from exporter.cost.foot import HOUR, Remark, clean, terms, unpriced, write_foot
 from exporter.cost.ledger import LABEL, LineKey, pairs
 from exporter.cost.render import EFFECTIVE_TITLES, HOUR_TITLES, console_for, effective_of, hours_of, money_of
 from exporter.cost.report_csv import CSV_HOURS, CSV_MONEY, CSV_RATIOS, csv_figures, csv_stream, encodable, guarded
@@ -335,6 +335,7 @@ def _foot(report: NodeReport) -> Iterator[Remark]:
         yield Remark("", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "error")
     if report.coverage_ratio is not None:
         yield Remark("Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured")
+    yield from terms(report.owned)
     kept = "totals as of the last save" if report.saved else "a restart of the agent loses what is in memory only"
     yield Remark("Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}")
     if report.state_problem:
