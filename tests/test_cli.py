@@ -242,10 +242,9 @@ def test_a_price_book_is_shown_row_by_row_with_what_each_is_for(
     )
     assert main(["prices", "check", str(file)]) == 0
     told = capsys.readouterr().out
-    assert "row 1  2.0000 EUR/GPU-hour" in told
-    assert "from 2026-07-01" in told
+    assert "  book.yaml:1  2.0000 EUR/GPU-hour  from 2026-07-01  [1]  model NVIDIA" in told
     assert "model NVIDIA H100* (NVIDIA H100 80GB HBM3, NVIDIA H100 NVL, NVIDIA H100 PCIe)" in told
-    assert "book.yaml:1: contract; as of 2026-06-01" in told
+    assert "\n  [1]  contract; as of 2026-06-01\n" in told
     assert told.endswith(f"{file}: ok\n")
 
 
@@ -266,7 +265,17 @@ def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
 
 def test_the_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prices", "list"]) == 0
-    assert "as of 2026-" in capsys.readouterr().out
+    rows, sources = [], {}
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        name, words = line.split(maxsplit=1)
+        if name.startswith("["):
+            sources[name] = words
+        else:
+            rows.append((line.index(" USD/GPU-hour"), re.findall(r"\[\d+\]", words)))
+    assert len(rows) > 90
+    assert len({place for place, _ in rows}) == 1, "one line for each row, aligned"
+    assert {number for _, numbers in rows for number in numbers} == sources.keys()
+    assert all("; as of 2026-" in source for source in sources.values())
 
 
 def test_a_price_book_is_written_for_the_gpus_of_an_agent(
