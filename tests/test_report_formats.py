@@ -167,7 +167,7 @@ def test_html_has_a_row_for_each_line_and_a_heading_for_each_column() -> None:
     page = Page(written(report, "html"))
     tags = [tag for tag, _ in page.elements]
     assert tags.count("tr") == 1 + len(report.held) + len(report.apart) + 1
-    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 12
+    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 16
     assert sum(attributes.get("scope") == "row" for _, attributes in page.elements) == tags.count("tr") - 1
 
 

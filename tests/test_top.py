@@ -114,9 +114,10 @@ def test_top_of_a_fleet_shows_the_same_rows_as_the_agent(
     free = [row for row in found[1] if row["state"] == "unallocated"]
     assert free
     assert all(row["cost_per_hour"][0]["cost"] > 0 for row in free if row["mig_profile"])
-    assert [row["activity_ratio"] is None for row in free] == [
-        row["activity_ratio"] is None for row in found[0] if row["state"] == "unallocated"
-    ]
+    for name in ("activity_ratio", "effective_ratio"):
+        known = [{(row["gpu_uuid"], row["pod"]) for row in rows if row[name] is not None} for rows in found]
+        assert known[0] == known[1] > set(), name
+        assert known[1] & {(row["gpu_uuid"], None) for row in free}, name
 
 
 class Terminal:

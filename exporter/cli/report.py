@@ -55,7 +55,7 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.render import write_fleet
+from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.cost.report import Trust, compared, dimensions_of, filter_words, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
@@ -150,12 +150,16 @@ def _add_form(parser: Parser) -> None:
     form = parser.add_argument_group("Output")
     form.add_argument(
         "--format",
-        choices=("table", "csv", "json", "html", "focus"),
+        choices=(*FLEET_FORMATS, "focus"),
         default="table",
-        help="form of the report; of one node table, csv or json [default: table]",
+        help="form of the report; funnel: a table of what was held, active and effective of each line, in GPU-hours and"
+        " money; of one node table, csv or json [default: table]",
     )
     form.add_argument(
-        "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
+        "--top",
+        type=_count,
+        metavar="N",
+        help="show N owners and the rest as one line (table, funnel, html) [default: all]",
     )
     form.add_argument(
         "--with-notes",

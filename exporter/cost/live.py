@@ -15,7 +15,13 @@ from exporter.web.node_page import IDLE_SHOWN_SECONDS
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _INFO = "gpu_pod_info"
-_VALUES = ("gpu_pod_activity_ratio", "gpu_pod_idle_for_seconds", "gpu_pod_age_seconds", "gpu_pod_memory_used_bytes")
+_VALUES = {
+    "activity_ratio": "gpu_pod_activity_ratio",
+    "effective_ratio": "gpu_pod_effective_ratio",
+    "idle_for_seconds": "gpu_pod_idle_for_seconds",
+    "age_seconds": "gpu_pod_age_seconds",
+    "memory_used_bytes": "gpu_pod_memory_used_bytes",
+}
 _SHARE = "gpu_pod_share_ratio"
 _PRICE = "gpu_hourly_price"
 _PRICE_LABELS = ("node", "gpu", "currency")
@@ -43,6 +49,7 @@ class PodDocument:
     container: Annotated[str | None, "Its container."] = None
     gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
     activity_ratio: Annotated[float | None, "Now, 0 to 1."]
+    effective_ratio: Annotated[float | None, "Its effective part; null also where holders share the device."] = None
     idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
     age_seconds: Annotated[float | None, "Since it was first seen on the device."]
     memory_used_bytes: Annotated[float | None, "On the device."]
@@ -83,17 +90,20 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
     shares, prices, *values = await asyncio.gather(
         client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
         client.instant(_newest(_PRICE, (cluster_label, *_PRICE_LABELS), of_nodes), None),
-        *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES),
+        *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES.values()),
     )
     share_of = {_place(sample, labels): sample.value for sample in shares}
     price_of = _prices(prices, cluster_label)
-    columns = [{_place(sample, labels): sample.value for sample in column} for column in values]
+    columns = {
+        key: {_place(sample, labels): sample.value for sample in column}
+        for key, column in zip(_VALUES, values, strict=True)
+    }
     found = [
         _use(
             dict(zip(("cluster", *_DEVICE, *_POD), place, strict=True)),
             share_of[place],
             price_of if live else {},
-            [column.get(place) for column in columns],
+            {key: column.get(place) for key, column in columns.items()},
             live=live,
         )
         for place, live in pods.items()
@@ -140,11 +150,10 @@ def _use(
     labels: Mapping[str, str],
     share: float,
     prices: Mapping[tuple[str, str, str], Mapping[str, float]],
-    values: list[float | None],
+    values: Mapping[str, float | None],
     *,
     live: bool,
 ) -> PodDocument:
-    activity, idle_for, age, memory = values
     price = prices.get((labels["cluster"], labels["node"], labels["gpu"]), {})
     return PodDocument(
         cluster=labels["cluster"] or None,
@@ -158,10 +167,7 @@ def _use(
         pod=labels["pod_name"],
         container=labels["container_name"] or None,
         gpu_share_ratio=share,
-        activity_ratio=activity,
-        idle_for_seconds=idle_for,
-        age_seconds=age,
-        memory_used_bytes=memory,
+        **values,
         cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
         live=live,
     )
@@ -242,6 +248,7 @@ class LiveRow:
     team: str | None = None
     gpu_share_ratio: float | None = None
     activity_ratio: float | None = None
+    effective_ratio: float | None = None
     unknown_reason: str | None = None
     idle_for_seconds: float | None = None
     age_seconds: float | None = None
@@ -309,6 +316,7 @@ def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
         state=str(device["allocation"]) if up else device["state"],
         gpu_share_ratio=_number(device.get("gpu_share_ratio")),
         activity_ratio=_number(device["activity_ratio"]),
+        effective_ratio=_number(device.get("effective_ratio")),
         unknown_reason=device["activity_unknown_reason"] or device["state_reason"],
         memory_used_bytes=_number(device["memory_used_bytes"]),
     )
@@ -332,7 +340,12 @@ _NUMBERS_OF_A_HOLDER = ("gpu_share_ratio", "activity_ratio", "idle_for_seconds",
 
 
 def _holder(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: one[key] for key in _NAMES_OF_A_HOLDER} | {key: _number(one[key]) for key in _NUMBERS_OF_A_HOLDER}
+    numbers = {key: _number(one[key]) for key in _NUMBERS_OF_A_HOLDER}
+    return (
+        {key: one[key] for key in _NAMES_OF_A_HOLDER}
+        | numbers
+        | {"effective_ratio": _number(one.get("effective_ratio"))}
+    )
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked here
@@ -361,7 +374,7 @@ async def agent_picture(base: str, access: agent_client.AgentAccess, where: str)
 
 
 _OWNER = ("pod_namespace", "pod_name", "workload_kind", "workload_name", "team")
-_OF_A_DEVICE = ("gpu_share_ratio", "gpu_activity_ratio")
+_OF_A_DEVICE = ("gpu_share_ratio", "gpu_activity_ratio", "gpu_effective_ratio")
 _NAMED = ("__name__", "node", "uuid")
 
 
@@ -420,7 +433,7 @@ def _of_state(
     value_of: Mapping[Place, float],
 ) -> LiveRow:
     node, gpu, uuid, instance = (labels.get(name, "") for name in ("node", "gpu", "uuid", "gpu_instance"))
-    share, activity = (value_of.get((name, node, uuid, cluster)) for name in _OF_A_DEVICE)
+    share, activity, effective = (value_of.get((name, node, uuid, cluster)) for name in _OF_A_DEVICE)
     if not instance:
         share = 1.0
     price = {} if share is None else price_of.get((cluster, node, gpu), {})
@@ -435,5 +448,6 @@ def _of_state(
         state=labels.get("state", "unknown"),
         gpu_share_ratio=share,
         activity_ratio=activity,
+        effective_ratio=effective,
         cost_per_hour={currency: hourly * (share or 0.0) for currency, hourly in price.items()},
     )

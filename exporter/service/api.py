@@ -71,6 +71,7 @@ class FleetMoneyDocument:
 
     currency: Annotated[str, "ISO 4217."]
     total: Annotated[float, "Of all GPUs."]
+    allocated: Annotated[float, "Of GPUs that owners held."]
     active: Annotated[float, "Of owners' active seconds."]
     effective: Annotated[float | None, "Of the effective part of them; null where nothing was profiled."]
     ineffective: Annotated[float | None, "Of the other profiled active seconds."]
@@ -146,6 +147,7 @@ def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
         FleetMoneyDocument(
             currency=currency,
             total=report.total.money_in(currency).total,
+            allocated=report.owned.money_in(currency).total,
             **_money_parts(report, currency),
         )
         for currency in report.currencies
@@ -234,7 +236,7 @@ async def _report(ask: Ask) -> object:
     make = partial(_rendered, report, form, with_notes=values["withNotes"])
     body = await ask.bodies.of_thread(kept, (form, values["withNotes"], id(earlier)), make)
     head = "gpu-cost-simulated" if report.simulated else "gpu-cost"
-    return body if form == "table" else (body, _filename(head, report.window, "-".join(report.by), form))
+    return body if form in {"table", "funnel"} else (body, _filename(head, report.window, "-".join(report.by), form))
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -252,7 +254,7 @@ def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
 def _rendered(report: FleetReport, form: render.Form, *, with_notes: bool) -> Body:
     stream = io.StringIO()
     render.write_fleet(report, form, stream, with_notes=with_notes)
-    content_type = {"csv": CSV, "html": responses.HTML, "table": responses.TEXT}[form]
+    content_type = {"csv": CSV, "html": responses.HTML}.get(form, responses.TEXT)
     return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
 
@@ -327,7 +329,11 @@ async def _freshness(ask: Ask) -> object:
 
 
 _FORMAT = choice(
-    "format", "Form of the report; csv, html and focus are sent as files.", "json", "csv", "html", "table", "focus"
+    "format",
+    "Form of the report; csv, html and focus are sent as files, funnel is a table of held, active and effective.",
+    "json",
+    *(form for form in render.FLEET_FORMATS if form != "json"),
+    "focus",
 )
 _FOCUS_VERSION = choice(
     "focusVersion",
@@ -361,7 +367,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         path="/api/v1/summary",
-        about="The fleet in a few numbers: GPUs from total to active, money by what it went for, this month.",
+        about="The fleet in a few numbers: GPUs and money from total to effective, this month.",
         handle=_summary,
         parameters=(WINDOW, *FILTERS, LABEL_FILTER),
         answer=SummaryDocument,
