@@ -92,12 +92,9 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
         client.instant(_newest(_PRICE, (cluster_label, *_PRICE_LABELS), of_nodes), None),
         *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES.values()),
     )
-    share_of = {_place(sample, labels): sample.value for sample in shares}
+    share_of = _by_place(shares, labels)
     price_of = _prices(prices, cluster_label)
-    columns = {
-        key: {_place(sample, labels): sample.value for sample in column}
-        for key, column in zip(_VALUES, values, strict=True)
-    }
+    columns = {key: _by_place(column, labels) for key, column in zip(_VALUES, values, strict=True)}
     found = [
         _use(
             dict(zip(("cluster", *_DEVICE, *_POD), place, strict=True)),
@@ -125,6 +122,10 @@ def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "")
 
 def _place(sample: SeriesSample, labels: Iterable[str]) -> Place:
     return tuple(sample.labels.get(label, "") for label in labels)
+
+
+def _by_place(samples: Iterable[SeriesSample], labels: tuple[str, ...]) -> dict[Place, float]:
+    return {_place(sample, labels): sample.value for sample in samples}
 
 
 def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
@@ -214,7 +215,7 @@ async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filte
     least, most = await asyncio.gather(
         *(client.instant(f"{name} by ({by}) ({joined})", at_seconds) for name in ("min", "max"))
     )
-    lowest = {_place(sample, (*row, *_FACTS)): sample.value for sample in least}
+    lowest = _by_place(least, (*row, *_FACTS))
     found: dict[tuple[str, str], list[PriceNow]] = {}
     for sample in most:
         place = _place(sample, (*row, *_FACTS))
@@ -402,7 +403,7 @@ async def fleet_picture(client: PrometheusClient) -> Picture:
     owner_of = {_place(one, (cluster, "pod_namespace", "pod_name")): one.labels for one in owners}
     rows = [_of_pod(pod, owner_of.get((pod.cluster or "", pod.namespace, pod.pod), {})) for pod in pods]
     price_of = _prices(prices, cluster)
-    value_of = {_place(one, (*_NAMED, cluster)): one.value for one in values}
+    value_of = _by_place(values, (*_NAMED, cluster))
     rows += [_of_state(one.labels, one.labels.get(cluster, ""), price_of, value_of) for one in states]
     if not rows:
         raise ExporterError(
