@@ -167,7 +167,7 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
     assert code == 2
     assert all(line.startswith("gpu-cost-exporter: ") for line in lines)
     for words in (
-        "--sampel-interval: unknown flag; did you mean --sample-interval?",
+        "--sampel-interval: unknown flag; did you mean '--sample-interval'?",
         "--x: unknown flag",
         "'stray': unexpected argument",
         f"{file}:1: kubelet-intervall: unknown key; did you mean 'kubelet-interval'?",
@@ -181,10 +181,10 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
     [
         (("agent", "--listen"), "argument --listen: expected one argument"),
         (("doctor", "--format", "xml"), "--format: unknown value 'xml'; allowed: text, json"),
-        (("doctor", "--frmat", "json"), "--frmat: unknown flag; did you mean --format?"),
+        (("doctor", "--frmat", "json"), "--frmat: unknown flag; did you mean '--format'?"),
         (("simulate",), "required: WHAT"),
         (("agnt",), "unknown command 'agnt'; did you mean 'agent'?"),
-        (("--verison",), "--verison: unknown flag; did you mean --version?"),
+        (("--verison",), "--verison: unknown flag; did you mean '--version'?"),
         (("simulate", "chek", "demo"), "unknown command 'chek'; did you mean 'check'?"),
         (("report", "--agent", "http://127.0.0.1:9", "--by", "tema"), "did you mean 'team'?"),
         (("report", "--prometheus", "http://127.0.0.1:9", "--window", "last-mnth"), "did you mean 'lastmonth'?"),

@@ -556,7 +556,7 @@ def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["report", "--by", "x", "--filter", "y", "--window", "z", "--share-unallocated", "--topp", "3"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 6
-    assert any("did you mean --top?" in line for line in told)
+    assert any("did you mean '--top'?" in line for line in told)
 
 
 def test_a_store_that_is_not_there_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

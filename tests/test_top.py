@@ -245,7 +245,7 @@ def test_kubectl_plugin_shows_all_agents_and_reports_those_that_fail(
         (("why", "nobody"), 1, 'kubectl get pod nobody: Error from server (NotFound): pods "nobody" not found'),
         (("who", "--node", "dead-01"), 1, "dead-01: http://127.0.0.1:9: cannot reach the agent"),
         (("waist",), 2, "unknown command 'waist'; did you mean 'waste'?"),
-        (("who", "--noed", "x"), 2, "--noed: unknown flag; did you mean --node?"),
+        (("who", "--noed", "x"), 2, "--noed: unknown flag; did you mean '--node'?"),
     ],
 )
 @pytest.mark.usefixtures("cluster")

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
 from typing import Annotated, Any
 
 from exporter.cost import agent_client, queries
@@ -349,12 +348,8 @@ def _holder(one: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked here
-    """Return a number that can be shown, or ``None``: JSON's reader takes NaN and 1e999, too."""
-    number = None if value is None else float(value)
-    if number is not None and not isfinite(number):
-        raise ValueError(f"{value!r} is no number")
-    return number
+def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked there
+    return None if value is None else agent_client.number(value)
 
 
 async def agent_picture(base: str, access: agent_client.AgentAccess, where: str) -> Picture:

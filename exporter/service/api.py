@@ -4,7 +4,7 @@ import asyncio
 import io
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, TypedDict
@@ -18,6 +18,7 @@ from exporter.cost.document import (
     TrustDocument,
     WindowDocument,
     document,
+    funnel,
     parts,
     trust_document,
     window_document,
@@ -66,18 +67,12 @@ class ReportDocument(FleetDocument):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetMoneyDocument:
-    """What all GPUs cost in one currency: the parts sum to the total."""
+class FleetMoneyDocument(Funnel):
+    """What all GPUs cost in one currency: the funnel, and the other parts of the total."""
 
     currency: Annotated[str, "ISO 4217."]
-    total: Annotated[float, "Of all GPUs."]
-    allocated: Annotated[float, "Of GPUs that owners held."]
-    active: Annotated[float, "Of owners' active seconds."]
-    effective: Annotated[float | None, "Of the effective part of them; null where nothing was profiled."]
-    ineffective: Annotated[float | None, "Of the other profiled active seconds."]
-    unprofiled: Annotated[float, "Of active seconds that were not profiled."]
+    ineffective: Annotated[float | None, "Of the profiled active seconds that were not effective."]
     idle: Annotated[float, "Of owners' idle seconds."]
-    unknown: Annotated[float, "Of owners' unknown seconds."]
     unattributed: Annotated[float, "Without a known holder."]
     unallocated: Annotated[float, "Without a holder."]
 
@@ -146,16 +141,12 @@ def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
     return [
         FleetMoneyDocument(
             currency=currency,
-            total=report.total.money_in(currency).total,
-            allocated=report.owned.money_in(currency).total,
-            **_money_parts(report, currency),
+            **parts(report, currency)
+            | state_columns(report.owned.money_in(currency))
+            | asdict(funnel(report, currency)),
         )
         for currency in report.currencies
     ]
-
-
-def _money_parts(report: FleetReport, currency: str) -> dict[str, Any]:
-    return parts(report, currency) | state_columns(report.owned.money_in(currency))
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
