@@ -169,6 +169,7 @@ def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
     assert shown.row("Unattributed")[1] == hours(truth.sum(kind="Unattributed").seconds.total)
     assert shown.row("Total")[1] == hours(truth.capacity_seconds)
     assert "all of the capacity" in shown.text
+    assert "in brackets the part of active time that was profiled" in shown.text
 
 
 def test_a_place_costs_the_same_in_its_table_and_on_its_own_page(service: Served, small_fleet: FleetPlan) -> None:
