@@ -336,16 +336,12 @@ def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
 
 
 _NAMES_OF_A_HOLDER = ("namespace", "pod", "container", "owner_kind", "owner_name", "team")
-_NUMBERS_OF_A_HOLDER = ("gpu_share_ratio", "activity_ratio", "idle_for_seconds", "age_seconds", "memory_used_bytes")
+_NUMBERS_OF_A_HOLDER = ("gpu_share_ratio", *_VALUES)
 
 
 def _holder(one: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {key: _number(one[key]) for key in _NUMBERS_OF_A_HOLDER}
-    return (
-        {key: one[key] for key in _NAMES_OF_A_HOLDER}
-        | numbers
-        | {"effective_ratio": _number(one.get("effective_ratio"))}
-    )
+    numbers = {key: _number(one.get(key)) for key in _NUMBERS_OF_A_HOLDER}
+    return {key: one[key] for key in _NAMES_OF_A_HOLDER} | numbers
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked there
