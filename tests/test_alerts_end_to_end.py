@@ -165,7 +165,7 @@ def test_an_idle_instance_is_told_and_the_busy_one_beside_it_is_not(story: Story
 
 def test_the_one_of_four_sharers_that_is_idle_is_told_and_the_other_three_are_not(story: Story) -> None:
     assert owner(story.sharer) == ("classroom", "Pod", "student-4", "teaching")
-    assert " leaves its 0.25 GPUs idle" in summary(story.sharer)
+    assert " leaves its 0.25 of a GPU idle" in summary(story.sharer)
     assert re.search(r", 1\.5[234] USD an hour", summary(story.sharer))
     assert not told_of(story) & {"student-1", "student-2", "student-3"}
 

@@ -95,11 +95,11 @@ budgts: []
     keys = "amount, currency, include_unallocated, name, owner, period, thresholds"
     nobody = "GPUs without an owner belong to no namespace, team or label; allowed: for all, or for a cluster"
     label = "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
-    currency = "'usd' is not known; allowed: an ISO 4217 code such as USD or EUR; did you mean 'USD'?"
+    currency = "'usd' is not known; did you mean 'USD'? Allowed: an ISO 4217 code such as USD or EUR"
     assert caught.value.problems == (
         "b.yaml:3: budget 1: amount: '-5' is not a number in range; allowed: an amount of money, 0.01 or more",
         f"b.yaml:4: budget 1: currency: {currency}",
-        "b.yaml:5: budget 1: period: 'moth' is not known; allowed: week, month, quarter, year; did you mean 'month'?",
+        "b.yaml:5: budget 1: period: 'moth' is not known; did you mean 'month'? Allowed: week, month, quarter, year",
         f"b.yaml:10: budget 2: owner: label:: {label}",
         "b.yaml:10: budget 2: owner: team: empty, nested or not printable; allowed: one name, as reports show it",
         "b.yaml:10: budget 2: owner: tema: unknown key; did you mean 'team'?",

@@ -80,15 +80,17 @@ def test_examples_of_each_command_are_accepted(capsys: pytest.CaptureFixture[str
         main(["help"])
     names = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
     assert {"agent", "top", "report", "completion", "help", "version"} <= set(names)
-    for name in set(names) - {"help", "version"}:
+    for name in {*names, "simulate fleet"} - {"help", "version"}:
         with pytest.raises(SystemExit):
-            main(["help", name])
-        examples = re.findall(r"^  gpu-cost-exporter (.*)$", capsys.readouterr().out, re.MULTILINE)
+            main(["help", name] if name in names else [*name.split(), "--help"])
+        usage, _, text = capsys.readouterr().out.partition("\n\n")
+        assert "\n" not in usage, name
+        examples = re.findall(r"^  gpu-cost-exporter (.*)$", text, re.MULTILINE)
         assert len(examples) >= 2, name
         for example in examples:
             words = shlex.split(re.split(r" [>|] ", example)[0])
             namespace, unknown = parser.parse_known_args(words)
-            assert (namespace.command, unknown) == (name, [])
+            assert (namespace.command, unknown) == (name.split()[0], [])
 
 
 def test_help_of_doctor_has_its_own_options_and_points_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +167,7 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
     assert code == 2
     assert all(line.startswith("gpu-cost-exporter: ") for line in lines)
     for words in (
-        "--sampel-interval: unknown flag; did you mean --sample-interval?",
+        "--sampel-interval: unknown flag; did you mean '--sample-interval'?",
         "--x: unknown flag",
         "'stray': unexpected argument",
         f"{file}:1: kubelet-intervall: unknown key; did you mean 'kubelet-interval'?",
@@ -179,10 +181,10 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
     [
         (("agent", "--listen"), "argument --listen: expected one argument"),
         (("doctor", "--format", "xml"), "--format: unknown value 'xml'; allowed: text, json"),
-        (("doctor", "--frmat", "json"), "--frmat: unknown flag; did you mean --format?"),
+        (("doctor", "--frmat", "json"), "--frmat: unknown flag; did you mean '--format'?"),
         (("simulate",), "required: WHAT"),
         (("agnt",), "unknown command 'agnt'; did you mean 'agent'?"),
-        (("--verison",), "--verison: unknown flag; did you mean --version?"),
+        (("--verison",), "--verison: unknown flag; did you mean '--version'?"),
         (("simulate", "chek", "demo"), "unknown command 'chek'; did you mean 'check'?"),
         (("report", "--agent", "http://127.0.0.1:9", "--by", "tema"), "did you mean 'team'?"),
         (("report", "--prometheus", "http://127.0.0.1:9", "--window", "last-mnth"), "did you mean 'lastmonth'?"),
@@ -240,10 +242,9 @@ def test_a_price_book_is_shown_row_by_row_with_what_each_is_for(
     )
     assert main(["prices", "check", str(file)]) == 0
     told = capsys.readouterr().out
-    assert "row 1  2.0000 EUR/GPU-hour" in told
-    assert "from 2026-07-01" in told
+    assert "  book.yaml:1  2.0000 EUR/GPU-hour  from 2026-07-01  [1]  model NVIDIA" in told
     assert "model NVIDIA H100* (NVIDIA H100 80GB HBM3, NVIDIA H100 NVL, NVIDIA H100 PCIe)" in told
-    assert "book.yaml:1: contract; as of 2026-06-01" in told
+    assert "\n  [1]  contract; as of 2026-06-01\n" in told
     assert told.endswith(f"{file}: ok\n")
 
 
@@ -264,7 +265,17 @@ def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
 
 def test_the_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prices", "list"]) == 0
-    assert "as of 2026-" in capsys.readouterr().out
+    rows, sources = [], {}
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        name, words = line.split(maxsplit=1)
+        if name.startswith("["):
+            sources[name] = words
+        else:
+            rows.append((line.index(" USD/GPU-hour"), re.findall(r"\[\d+\]", words)))
+    assert len(rows) > 90
+    assert len({place for place, _ in rows}) == 1, "one line for each row, aligned"
+    assert {number for _, numbers in rows for number in numbers} == sources.keys()
+    assert all("; as of 2026-" in source for source in sources.values())
 
 
 def test_a_price_book_is_written_for_the_gpus_of_an_agent(

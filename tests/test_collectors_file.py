@@ -96,8 +96,8 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
         "nonsense, gauge, x\n"
     ) == (
         (
-            "counters.csv:2: unknown field 'DCGM_FI_DEV_GPU_UTILL': did you mean DCGM_FI_DEV_GPU_UTIL?; "
-            "allowed are DCGM field names and ids"
+            "counters.csv:2: unknown field 'DCGM_FI_DEV_GPU_UTILL'; did you mean 'DCGM_FI_DEV_GPU_UTIL'? "
+            "Allowed: DCGM field names and ids"
         ),
         "counters.csv:3: type 'Gauge' of DCGM_FI_DEV_SM_CLOCK: allowed are gauge, counter and label",
         "counters.csv:4: 2 columns instead of 3 (field, type, help)",
@@ -111,8 +111,8 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
             "counters.csv:8: not valid CSV (unexpected end of data): write field, type, help; "
             "a help with a comma in quotes"
         ),
-        "counters.csv:9: unknown field '99999'; allowed are DCGM field names and ids",
-        "counters.csv:10: unknown field 'nonsense'; allowed are DCGM field names and ids",
+        "counters.csv:9: unknown field '99999'; allowed: DCGM field names and ids",
+        "counters.csv:10: unknown field 'nonsense'; allowed: DCGM field names and ids",
     )
 
 

@@ -291,7 +291,7 @@ def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_p
         f"{path}:4: listen: empty or nested; allowed: one value, or a list of values",
         f"{path}:5: source: given twice, first in line 3; keep one",
         f"sample-interval (from {path}:1): value '30' is not a duration in range; allowed: {DURATION}",
-        f"source (from {path}:3): value 'dcmg' is not a known choice; allowed: auto, nvml, dcgm; did you mean 'dcgm'?",
+        f"source (from {path}:3): value 'dcmg' is not a known choice; did you mean 'dcgm'? Allowed: auto, nvml, dcgm",
         f"idle-threshold (from GPU_COST_EXPORTER_IDLE_THRESHOLD): value '5' is not a ratio; allowed: {RATIO}",
         "attribution (from --attribution): value 'maybe' is not a switch; allowed: on, off",
         "series-limit (from --series-limit): value 'many' is not a whole number in range; allowed: 100 to 10000000",

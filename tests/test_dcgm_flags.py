@@ -272,8 +272,8 @@ def test_without_kubernetes_its_api_is_not_asked() -> None:
     [
         (["-r"], "-r: needs a value, as in: -r VALUE"),
         (["--address", "--kubernetes"], "--address: needs a value"),
-        (["--kuberntes"], "--kuberntes: unknown flag; did you mean --kubernetes?"),
-        (["--colect-interval", "1"], "--colect-interval: unknown flag; did you mean --collect-interval?"),
+        (["--kuberntes"], "--kuberntes: unknown flag; did you mean '--kubernetes'?"),
+        (["--colect-interval", "1"], "--colect-interval: unknown flag; did you mean '--collect-interval'?"),
         (["--kubernetes", "false"], "'false': unexpected argument"),
         (["-z"], "-z: unknown flag"),
         (["--x=1"], "--x: unknown flag"),
@@ -294,7 +294,7 @@ def test_arguments_without_a_command_are_the_agents(capsys: pytest.CaptureFixtur
     assert main(["-c", "30000", "--simulate", "dmo"]) == 2
     assert "did you mean 'demo'?" in capsys.readouterr().err
     assert main(["-c", "30000", "--listn", ":1"]) == 2
-    assert "--listn: unknown flag; did you mean --listen?" in capsys.readouterr().err
+    assert "--listn: unknown flag; did you mean '--listen'?" in capsys.readouterr().err
 
 
 def test_other_commands_know_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -497,7 +497,7 @@ def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pyte
         assert words in errors, words
     for words, problem in (
         (["--store", "x", "--dry-run"], "--dry-run: does nothing without"),
-        ([], "no source given"),
+        ([], "digest: no source given"),
         (["--prometheus", "http://127.0.0.1:9", "--sealed"], "--sealed: unknown flag"),
     ):
         assert digest.main(words) == 2

@@ -328,7 +328,7 @@ def test_report_without_an_agent_says_what_it_needs(capsys: pytest.CaptureFixtur
     assert main(["report"]) == 2
     assert "--agent" in capsys.readouterr().err
     assert main(["report", "--agent", "a", "--formt", "csv"]) == 2
-    assert "did you mean --format?" in capsys.readouterr().err
+    assert "did you mean '--format'?" in capsys.readouterr().err
 
 
 class _Terminal(io.StringIO):

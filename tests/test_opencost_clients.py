@@ -96,7 +96,7 @@ async def test_currency_of_clients_is_not_guessed_among_several(fleet_prometheus
 async def test_unknown_parameters_are_ignored_with_a_warning(site: Running) -> None:
     document = await site.json(f"{WEEKLY}&aggregate=namespace&metrics=totalCost&agregate=pod")
     assert "metrics: unknown parameter, ignored" in document["warning"]
-    assert "did you mean aggregate?" in document["warning"]
+    assert "did you mean 'aggregate'?" in document["warning"]
     many = "&".join(f"x{number}=1" for number in range(30))
     warning = (await site.json(f"{WEEKLY}&aggregate=namespace&{many}"))["warning"]
     assert "10 more unknown parameters" in warning

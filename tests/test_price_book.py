@@ -41,7 +41,7 @@ rows:
   - {node: d, per_gpu_hour: 1, gpus: 2, per_gpu_hour: 2, source: "", as_of: 2026-01-01}
 """
 TOLD = """\
-1: currency: 'usd' is not known; allowed: an ISO 4217 code such as USD or EUR; did you mean 'USD'?
+1: currency: 'usd' is not known; did you mean 'USD'? Allowed: an ISO 4217 code such as USD or EUR
 2: gpu_part: '1.5' is not a number in range; allowed: more than 0, at most 1
 6: row 1: per_gpu_hour: '-1' is not a number in range; allowed: 0 or more
 8: row 1: as_of: '2026-02-30' is not a day; allowed: such as 2026-01-31
@@ -51,7 +51,7 @@ TOLD = """\
 9: row 2: source: missing; allowed: where the price comes from, such as a list or a contract
 10: row 2: sorce: unknown key; did you mean 'source'?
 16: row 5: node_hour: per_gpu_hour and node_hour are given; allowed: one of per_gpu_hour, node_hour, on_prem
-17: row 6: capacity_type: 'Spot' is not known; allowed: on-demand, spot, reserved; did you mean 'spot'?
+17: row 6: capacity_type: 'Spot' is not known; did you mean 'spot'? Allowed: on-demand, spot, reserved
 17: row 6: price: missing; allowed: one of per_gpu_hour, node_hour, on_prem
 17: row 6: from: '2026-05-01T12:00' is a time without its zone; allowed: 2026-01-31, or a time with its zone such\
  as 2026-01-31T12:00:00Z
@@ -229,7 +229,7 @@ def test_the_agent_does_not_start_with_a_bad_book_and_tells_its_mistakes_with_al
         load_agent({"price_book": str(path), "simulate": "demo", "capacity_type": "sopt", "linger": "1s"}, {})
     told = caught.value.problems
     assert sum(line.startswith(f"{path}:") for line in told) == len(TOLD.splitlines()) + 1
-    assert any(line.endswith("allowed: on-demand, spot, reserved; did you mean 'spot'?") for line in told)
+    assert any(line.endswith("did you mean 'spot'? Allowed: on-demand, spot, reserved") for line in told)
     assert any(line.startswith("linger (from --linger): value '1s'") for line in told)
 
 

@@ -509,13 +509,15 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "no source given; give --prometheus URL or --store FILE for a fleet, --agent URL"),
+        ([], "gpu-cost-exporter: no source given; give --prometheus URL or --store FILE for a fleet, --agent URL"),
         (["--agent", "http://n:9400", "--window", "7d"], "--window: is for a fleet, and --agent reports one node"),
         (["--agent", "http://n:9400", "--prometheus", "http://p"], "--prometheus: is for a fleet"),
         (["--agent", "http://n:9400", "--by", "pool"], "--by: value 'pool' is not for one node; allowed: owner"),
         (["--agent", "http://n:9400", "--format", "html"], "--format: value 'html' is not for one node"),
-        (["--store", "f", "--by", "team,tems"], "'tems' is not a dimension; allowed: cluster, node,"),
-        (["--store", "f", "--by", "team,tems"], "did you mean 'team'?"),
+        (
+            ["--store", "f", "--by", "team,tems"],
+            "'tems' is not a dimension; did you mean 'team'? Allowed: cluster, node,",
+        ),
         (["--store", "f", "--by", "owner"], "a fleet has owners by workload"),
         (["--store", "f", "--by", "team,team"], "--by: team is named twice"),
         (["--store", "f", "--by", "label:"], "--by: value 'label:' names no label; allowed: label:KEY"),
@@ -554,7 +556,7 @@ def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["report", "--by", "x", "--filter", "y", "--window", "z", "--share-unallocated", "--topp", "3"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 6
-    assert any("did you mean --top?" in line for line in told)
+    assert any("did you mean '--top'?" in line for line in told)
 
 
 def test_a_store_that_is_not_there_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,7 +167,7 @@ def test_html_has_a_row_for_each_line_and_a_heading_for_each_column() -> None:
     page = Page(written(report, "html"))
     tags = [tag for tag, _ in page.elements]
     assert tags.count("tr") == 1 + len(report.held) + len(report.apart) + 1
-    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 12
+    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 16
     assert sum(attributes.get("scope") == "row" for _, attributes in page.elements) == tags.count("tr") - 1
 
 
@@ -215,6 +215,7 @@ def test_what_was_not_profiled_is_apart_and_never_0() -> None:
     assert (other["effective_seconds"], other["ineffective_seconds"], other["effective_ratio"]) == (None, None, None)
     assert other["unprofiled_seconds"] == other["active_seconds"] > 0
     assert {row["effective_hours"] for row in records(report)[1:5]} == {""}
+    assert "Unprofiled: a resource was not measured." in written(report, "table")
     bare = written(report_of(ledger({owner("a", "x"): hours(active=3, idle=1, usd=8)})), "table")
     assert "Effective" not in bare
     assert "Unprofiled" not in bare

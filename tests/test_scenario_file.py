@@ -73,7 +73,7 @@ def test_containers_devices_and_replicas_become_holders() -> None:
             changed("activity: 0.5", "activity: 1.5"),
             "s.yaml:10: pods[0].activity: is 1.5; allowed: a number from 0 to 1",
         ),
-        (changed("activity: 0.5", "activity: {sinus: {}}"), "has sinus; did you mean 'sine'?; allowed: exactly one of"),
+        (changed("activity: 0.5", "activity: {sinus: {}}"), "has sinus; did you mean 'sine'? Allowed: exactly one of"),
         (changed("activity: 0.5", ""), "pods[0].activity: is missing; allowed: a number from 0 to 1"),
         (changed("activity: 0.5", "activity: 0.5\n    kind: trainign"), "did you mean 'training'?"),
         (changed("activity: 0.5", "activity: 0.5\n    memory_mib: 90000"), "allowed: at most the device's 81559"),

@@ -171,7 +171,7 @@ async def test_every_mistake_in_the_parameters_is_told_with_where_and_how_to_men
     assert answer.status == 400
     told = {problem["where"]: problem for problem in answer.json()["problems"]}
     assert set(told) == {"window", "by", "filter.teams", "limit", "format", "series"}
-    assert "did you mean filter.team?" in told["filter.teams"]["fix"]
+    assert "did you mean 'filter.team'?" in told["filter.teams"]["fix"]
     assert "did you mean 'namespace'?" in told["by"]["fix"]
     assert all(problem["error"] and problem["fix"] for problem in told.values())
     assert answer.headers["cache-control"] == "no-store"

@@ -42,6 +42,7 @@ PAGES = (
 FILTERED = (
     "/?window=7d&cluster=alpha",
     "/?team=vision&currency=EUR",
+    "/by/team?columns=funnel",
     "/by/workload?namespace=vision&sort=-idle&q=notebook",
     "/by/model?share=weighted&shareUnallocated=true",
     "/by/team?team=nobody",

@@ -169,6 +169,7 @@ def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
     assert shown.row("Unattributed")[1] == hours(truth.sum(kind="Unattributed").seconds.total)
     assert shown.row("Total")[1] == hours(truth.capacity_seconds)
     assert "all of the capacity" in shown.text
+    assert "in brackets the part of active time that was profiled" in shown.text
 
 
 def test_a_place_costs_the_same_in_its_table_and_on_its_own_page(service: Served, small_fleet: FleetPlan) -> None:
@@ -269,20 +270,18 @@ def test_every_form_of_one_report_has_the_same_figures(
 ) -> None:
     command = ["report", "--prometheus", fleet_prometheus.url, "--window", WEEK, "--by", "team"]
     forms = {}
-    for form, options in (("json", ()), ("table", ()), ("csv", ("--with-notes",)), ("html", ())):
+    for form, options in (("json", ()), ("table", ()), ("funnel", ()), ("csv", ("--with-notes",)), ("html", ())):
         assert main([*command, "--format", form, *options]) == 0
         forms[form] = capsys.readouterr().out
     document = json.loads(forms["json"])
-    text = forms["table"].splitlines()
-    start = next(number for number, line in enumerate(text) if line.startswith("Team "))
-    head, titles = text[start], re.split(r"\s{2,}", text[start])
-    body = [cells_below(head, line) for line in text[start + 2 : start + 20]]
-    table = {cells[0]: cells for cells in body}
+    (titles, table), (steps, funnel) = (table_of(forms[form]) for form in ("table", "funnel"))
     rows = {(row["team"] or row["record"]).strip(): row for row in csv.DictReader(io.StringIO(forms["csv"]))}
     html = Page(forms["html"])
-    web = Page(fetch(service.url, f"/by/team?window={WEEK}&currency=USD")[2].decode())
-    columns = next(row for row in web.rows if row and row[0] == "Team")
-    columns = [column.rstrip("▼▲") for column in columns]
+    web, web_funnel = (
+        Page(fetch(service.url, f"/by/team?window={WEEK}&currency=USD{more}")[2].decode())
+        for more in ("", "&columns=funnel")
+    )
+    columns, web_steps, html_titles = (columns_of(one, "Team") for one in (web, web_funnel, html))
     lines = [(line["team"] or line["owner_kind"] or "(no team)", line) for line in document["lines"]]
     assert len(lines) > 4
     for name, line in [*lines, ("Total", document["total"])]:
@@ -296,8 +295,23 @@ def test_every_form_of_one_report_has_the_same_figures(
         shown = dict(zip(columns, web.row(name), strict=True))
         states = [shown[title] for title in ("GPU-hours", "Active", "Idle", "Unknown")]
         assert states == ["" if one is None else hours(one) for one in seconds], name
+        step, web_step = (
+            dict(zip(steps, funnel[name], strict=True)),
+            dict(zip(web_steps, web_funnel.row(name), strict=True)),
+        )
+        for state in ("active", "effective"):
+            one = line[f"{state}_seconds"]
+            assert step[state.capitalize()] == ("" if one is None else decimal(one / 3600, 1)), name
+            assert web_step[state.capitalize()] == ("" if one is None else hours(one)), name
         if "USD" not in paid:
             continue
+        page_of = dict(zip(html_titles, html.row(name), strict=True))
+        for state in ("active", "effective"):
+            one = paid["USD"][f"{state}_cost"]
+            words = "" if one is None else decimal(one)
+            title = f"{state.capitalize()} USD"
+            assert (step[title], web_step[title], page_of[title]) == (words, words, words), name
+            assert csv_row[f"{state}_cost_USD"] == ("" if one is None else str(round(one, 2))), name
         star = "*" if line["unpriced_seconds"] else ""
         cost, idle = paid["USD"]["cost"], paid["USD"]["idle_cost"]
         money_of = dict(zip(titles, table[name], strict=True))
@@ -319,6 +333,19 @@ def test_every_form_of_one_report_has_the_same_figures(
     )
 
 
+def columns_of(page: Page, first: str) -> list[str]:
+    """The headings of the table that begins with one."""
+    return [column.rstrip("▼▲") for column in next(row for row in page.rows if row and row[0].rstrip("▼▲") == first)]
+
+
+def table_of(text: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The headings of a table by team, and its cells by name."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Team "))
+    body = (cells_below(lines[start], line) for line in lines[start + 2 : start + 20])
+    return re.split(r"\s{2,}", lines[start]), {cells[0]: cells for cells in body}
+
+
 def cells_below(head: str, line: str) -> list[str]:
     """The cells of a line of the table: the name to the left, each figure to the end of its heading."""
     ends = [found.end() for found in re.finditer(r"\S+(?: \S+)*", head)]
@@ -329,7 +356,7 @@ def cells_below(head: str, line: str) -> list[str]:
 
 def test_gpus_without_an_owner_are_columns_of_their_node(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/by/node?window={MONTH}&currency=USD")
-    columns = [column.rstrip("▼▲") for column in next(row for row in shown.rows if row and row[0] == "Node")]
+    columns = columns_of(shown, "Node")
     place = columns.index("Unallocated USD")
     names = [row[0] for row in shown.rows if row and row[0].startswith("Unallocated")]
     assert len(names) == 1, "a row for all nodes, not one for each"
@@ -537,6 +564,7 @@ def test_an_unknown_team_is_said_to_be_unknown_and_near_ones_are_named(service: 
         ("window=never", "'never' is not a period"),
         ("window=2030-01", "lies in the future"),
         ("page=x", "page: 'x' is no page"),
+        ("columns=all", "columns: 'all' is no set of columns; allowed: funnel, or leave it out"),
         ("share=all", "share: 'all' is no way to share idle money; allowed: none, even, weighted"),
     ],
 )

@@ -129,7 +129,7 @@ def test_mistakes_end_it_before_anything_is_started(fleet_prometheus: FleetServe
     assert done.returncode == 2
     assert f"{file}:1" in done.stderr
     assert _run().returncode == 2
-    assert "--titel: unknown flag; did you mean --title?" in _run("--titel", "x").stderr
+    assert "--titel: unknown flag; did you mean '--title'?" in _run("--titel", "x").stderr
 
 
 def test_a_port_that_is_taken_is_told(fleet_prometheus: FleetServer, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from agent_support import PATIENCE_SECONDS, ROOT, AgentProcess
+from fleet_support import SMALL_FLEET, backfill, prometheus
 
 from exporter import __version__
 from exporter.cli import kubectl_plugin, main
@@ -93,6 +94,30 @@ def test_top_explains_what_it_cannot_do(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert told in err
+
+
+def test_top_of_a_fleet_shows_the_same_rows_as_the_agent(
+    demo_agent: AgentProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, text = demo_agent.get("/metrics", {"Accept": "application/openmetrics-text"})[1], tmp_path / "page.om"
+    lines = (line if line.startswith("#") else f"{line} {int(time.time())}" for line in page.splitlines())
+    text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    backfill(text, tmp_path / "blocks")
+    found = []
+    with prometheus(tmp_path, tmp_path / "blocks", SMALL_FLEET) as server:
+        for words in (("--agent", address(demo_agent)), ("--prometheus", server.url)):
+            assert main(["top", *words, "--json"]) == 0
+            found.append(json.loads(capsys.readouterr().out)["rows"])
+    same = ("state", "mig_profile", "gpu_share_ratio", "cost_per_hour")
+    agent, fleet = ({(row["gpu_uuid"], row["pod"]): [row[name] for name in same] for row in rows} for rows in found)
+    assert fleet == agent
+    free = [row for row in found[1] if row["state"] == "unallocated"]
+    assert free
+    assert all(row["cost_per_hour"][0]["cost"] > 0 for row in free if row["mig_profile"])
+    for name in ("activity_ratio", "effective_ratio"):
+        known = [{(row["gpu_uuid"], row["pod"]) for row in rows if row[name] is not None} for rows in found]
+        assert known[0] == known[1] > set(), name
+        assert known[1] & {(row["gpu_uuid"], None) for row in free}, name
 
 
 class Terminal:
@@ -220,7 +245,7 @@ def test_kubectl_plugin_shows_all_agents_and_reports_those_that_fail(
         (("why", "nobody"), 1, 'kubectl get pod nobody: Error from server (NotFound): pods "nobody" not found'),
         (("who", "--node", "dead-01"), 1, "dead-01: http://127.0.0.1:9: cannot reach the agent"),
         (("waist",), 2, "unknown command 'waist'; did you mean 'waste'?"),
-        (("who", "--noed", "x"), 2, "--noed: unknown flag; did you mean --node?"),
+        (("who", "--noed", "x"), 2, "--noed: unknown flag; did you mean '--node'?"),
     ],
 )
 @pytest.mark.usefixtures("cluster")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import tzinfo
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -19,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeAlias, TypeVa
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, Option
 from exporter.config.resolve import redacted
-from exporter.config.yaml_file import did_you_mean
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError, ExporterError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -214,9 +212,7 @@ def unknown_flags(
     for word in unknown:
         if word.startswith("-"):
             flag, has_value, _ = word.partition("=")
-            close = get_close_matches(flag, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; see: {see}"
-            problems.append(f"{flag}: unknown flag{hint}")
+            problems.append(f"{flag}: unknown flag{did_you_mean(flag, known) or f'; see: {see}'}")
             after_flag = not has_value
         else:
             if not after_flag:

@@ -76,7 +76,7 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
     if namespace.agent is not None and namespace.prometheus is not None:
         mistakes.append("--agent: is one node, and --prometheus a fleet; give one of them")
     elif namespace.agent is None and not (namespace.prometheus or os.environ.get(ADDRESS.env)):
-        mistakes.append("prices init: no source given; give --agent URL for one node, --prometheus URL for a fleet")
+        mistakes.append("no source given; give --agent URL for one node, --prometheus URL for a fleet")
     elif namespace.agent is None:
         settings = or_problems(lambda: prometheus_settings(namespace, os.environ), mistakes)
     refuse(tuple(mistakes))

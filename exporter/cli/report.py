@@ -34,7 +34,6 @@ from exporter.config.prometheus_options import (
     add_prometheus_options,
     prometheus_settings,
 )
-from exporter.config.yaml_file import did_you_mean
 from exporter.cost import agent_client, node_report
 from exporter.cost.document import MEANINGS
 from exporter.cost.fleet_reading import PrometheusLedger
@@ -56,12 +55,12 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.render import write_fleet
+from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.cost.report import Trust, compared, dimensions_of, filter_words, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError, ExporterError, expected
 from exporter.model.formatting import percent_down
 
 _AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
@@ -151,12 +150,16 @@ def _add_form(parser: Parser) -> None:
     form = parser.add_argument_group("Output")
     form.add_argument(
         "--format",
-        choices=("table", "csv", "json", "html", "focus"),
+        choices=(*FLEET_FORMATS, "focus"),
         default="table",
-        help="form of the report; of one node table, csv or json [default: table]",
+        help="form of the report; funnel: a table of what was held, active and effective of each line, in GPU-hours and"
+        " money; of one node table, csv or json [default: table]",
     )
     form.add_argument(
-        "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
+        "--top",
+        type=_count,
+        metavar="N",
+        help="show N owners and the rest as one line (table, funnel, html) [default: all]",
     )
     form.add_argument(
         "--with-notes",
@@ -204,8 +207,8 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
     ]
     by = namespace.by
     if by not in {None, *_AGENT_BY} and (not by.startswith(LABEL) or label_problem(by)):
-        hint = did_you_mean(by, _AGENT_BY)
-        problems.append(f"--by: value '{by}' is not for one node; allowed: {', '.join(_AGENT_BY)}, label:KEY{hint}")
+        allowed = f"{', '.join(_AGENT_BY)}, label:KEY"
+        problems.append(f"--by: value '{by}' is not for one node{expected(by, _AGENT_BY, allowed)}")
     if namespace.format not in _AGENT_FORMATS:
         problems.append(
             f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(_AGENT_FORMATS)}"
@@ -260,9 +263,7 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
     if namespace.prometheus or os.environ.get(ADDRESS.env):
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
     elif namespace.store is None:
-        problems.append(
-            "report: no source given; give --prometheus URL or --store FILE for a fleet, --agent URL for one node"
-        )
+        problems.append("no source given; give --prometheus URL or --store FILE for a fleet, --agent URL for one node")
     if problems or window is None:
         raise ConfigError(*problems)
     wanted = FOCUS_DIMENSIONS if namespace.format == "focus" else dimensions_of(by)

@@ -31,9 +31,13 @@ _EPILOG = (
 
 
 def _add_fleet(kinds: Commands) -> None:
-    parser = command(
-        kinds, "fleet", "Write the recorded series of a fleet that does not exist, for reports to be tried on."
+    examples = (
+        "--nodes 100 --output fleet.om",
+        "--nodes 20 --days 7 --format import --output fleet.txt --truth totals.json",
     )
+    about = "Write the recorded series of a fleet that does not exist, for reports to be tried on."
+    parser = command(kinds, "fleet", about, examples)
+    parser.usage = f"{parser.prog} --nodes N --output FILE [OPTION ...]"
     parser.epilog = _EPILOG
     parser.add_argument("--nodes", required=True, type=int, metavar="N", help="how many nodes")
     parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of a node [default: 8]")

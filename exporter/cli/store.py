@@ -44,7 +44,8 @@ def add_store(parser: Parser) -> None:
     close = _one(kinds, "close", "Close one day; again, where it is closed already and there is a reason.", _close)
     close.add_argument("day", type=_day, metavar="DAY", help="UTC date of a day that is over, as 2026-10-31")
     close.add_argument("--reason", default="", help="why a day that is closed is read again; its history will have it")
-    for one in (backfill, close):
+    for one, words in ((backfill, ""), (close, "DAY ")):
+        one.usage = f"{one.prog} {words}--store FILE [OPTION ...]"
         one.add_argument(
             "--accept-gaps",
             action="store_true",
@@ -107,7 +108,8 @@ def _backfill(namespace: argparse.Namespace) -> int:
         closing = asyncio.run(_closed_due(store, settings, namespace, now))
     put(_days("closed", [day_name(day) for day in closing.closed]) if closing.closed else "no day closed")
     for left in closing.left:
-        say(f"{day_name(left.day_seconds)}: {left.reason}")
+        day = day_name(left.day_seconds)
+        say(left.reason if day in left.reason else f"{day}: {left.reason}")
     return EXIT_PARTIAL if closing.left else 0
 
 

@@ -70,7 +70,9 @@ def device(row: LiveRow) -> str:
 def _activity(row: LiveRow) -> str:
     if row.state not in {"allocated", "unallocated", "unknown"}:
         return row.state.replace("_", " ")
-    return "not measured" if row.activity_ratio is None else percent(row.activity_ratio)
+    if row.activity_ratio is None:
+        return "free" if row.state == "unallocated" else "not measured"
+    return percent(row.activity_ratio)
 
 
 def _measured(row: LiveRow) -> float:

@@ -330,14 +330,19 @@ def _gaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Itera
 
 
 def lines(book: PriceBook) -> Iterator[str]:
-    """The book's head, then two lines for each row that is right."""
+    """The book's head, a line for each row that is right, and the sources that these lines number."""
     rows = "1 row" if len(book.rows) == 1 else f"{len(book.rows)} rows"
     yield f"{book.name}: {rows}, {book.currency or 'no currency'}; GPUs are {book.gpu_part:.0%} of a node's price"
-    width = max((len(str(row.number)) for row in book.rows), default=1)
-    for row in book.rows:
-        price, period = _price_text(row), _period_text(row)
-        yield f"  row {row.number:>{width}}  {price:<32}  {period:<26}  {row.match.description}{_known(row)}"
-        yield f"  {'':{width + 4}}  {row.price.source}: {row.source}; as of {row.price.as_of}"
+    sources = [f"{row.source}; as of {row.price.as_of}" for row in book.rows]
+    numbers = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(sources), start=1)}
+    prices, periods = [_price_text(row) for row in book.rows], [_period_text(row) for row in book.rows]
+    columns = ([row.price.source for row in book.rows], prices, periods, [numbers[source] for source in sources])
+    widths = [max(map(len, column), default=0) for column in columns]
+    for row, (name, price, *cells) in zip(book.rows, zip(*columns, strict=True), strict=True):
+        padded = [f"{name:<{widths[0]}}", f"{price:>{widths[1]}}", *map(str.ljust, cells, widths[2:])]
+        yield "  ".join(("", *filter(None, padded), f"{row.match.description}{_known(row)}"))
+    for source, number in numbers.items():
+        yield f"  {number:<{widths[-1]}}  {source}"
     if book.fallback is not None:
         yield f"  what no row matches: {book.fallback.name} (see: gpu-cost-exporter prices list), marked as fallback"
     elif book.name != "list-prices":
@@ -350,8 +355,6 @@ def _price_text(row: PriceRow) -> str:
 
 
 def _period_text(row: PriceRow) -> str:
-    if row.from_seconds == -inf and row.to_seconds == inf:
-        return "at all times"
     start = "" if row.from_seconds == -inf else f"from {moment(row.from_seconds)}"
     end = "" if row.to_seconds == inf else f"until {moment(row.to_seconds)}"
     return " ".join(part for part in (start, end) if part)

@@ -19,7 +19,7 @@ from exporter.config import types, yaml_file
 from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, AgentConfig, Option, groups_of
 from exporter.config.yaml_file import FileValue, Raw
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, did_you_mean, expected
 
 if TYPE_CHECKING:
     from exporter.metrics.collectors_file import Collectors
@@ -92,9 +92,9 @@ def refusal(option: Option, origin: str, raw: Raw) -> str:
     shown = raw if isinstance(raw, str) else "[" + ", ".join(raw) + "]"
     words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
     why = option.kind.why(shown)
-    hint = f"; {why}" if why else yaml_file.did_you_mean(shown.lower(), words)
     return (
-        f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}; allowed: {option.kind.allowed}{hint}"
+        f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}"
+        f"{expected(shown.lower(), words, option.kind.allowed)}{f'; {why}' if why else ''}"
     )
 
 
@@ -106,7 +106,7 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
         rest = name.removeprefix(ENV_PREFIX[:-1])
         if not name.startswith(ENV_PREFIX) or name in known or SERVICE_LINK.fullmatch(rest):
             continue
-        warnings.append(f"{name}: unknown variable, not used{yaml_file.did_you_mean(name, known, cutoff=0.8)}")
+        warnings.append(f"{name}: unknown variable, not used{did_you_mean(name, known, cutoff=0.8)}")
     return warnings
 
 

@@ -1,24 +1,17 @@
 """Reads YAML mappings field by field, so that every mistake names its line and key."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 import yaml
 
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, did_you_mean, expected
 
 _NULL = "tag:yaml.org,2002:null"
 _MOST_CHARACTERS = 500
 _MOST_NODES = 500_000
-
-
-def did_you_mean(text: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the hint at the word that a text is most like, as an end of a message; empty where there is none."""
-    close = get_close_matches(text, list(words), n=1, cutoff=cutoff)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> str:
@@ -198,7 +191,7 @@ class Fields:
         if text is None or text in words:
             return text
         same = [word for word in words if word.lower() == text.lower()]
-        self.problem(key, f"'{text}' is not known; allowed: {allowed}{did_you_mean(same[0] if same else text, words)}")
+        self.problem(key, f"'{text}' is not known{expected(same[0] if same else text, words, allowed)}")
         return None
 
     def take_switch(self, key: str) -> bool | None:

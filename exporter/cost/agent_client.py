@@ -23,6 +23,7 @@ TIMEOUT_SECONDS = 10.0
 _CONTENTS = {LEDGER: "accounts", DEVICES: "devices"}
 """Key that the answer of each path must have."""
 _MOST_BYTES, _MOST_OF_AN_ERROR = 64 << 20, 4096
+_MOST = 1e300
 _SERVER = "gpu-cost-exporter"
 _OF_THE_SERVICE = b"/openapi.json"
 """In each 404 of the cost service, which has the agent's Server header."""
@@ -41,6 +42,18 @@ class AgentAccess:
     key_file: Path | None = None
     """``None``: in the certificate's file."""
     skip_verify: bool | None = None
+
+
+def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
+    """Return a number of an answer that can be shown and added: JSON's reader takes NaN and 1e999, too.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = float(value)
+    if not abs(found) < _MOST:
+        raise ValueError(f"{value!r} is no number")
+    return found
 
 
 _KEYS = tuple(f"agent_{one.name}" for one in fields(AgentAccess))

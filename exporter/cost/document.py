@@ -192,9 +192,9 @@ def is_shared(report: FleetReport) -> bool:
 
 
 def money_kinds(report: FleetReport) -> tuple[str, ...]:
-    """Return the columns of each currency."""
+    """Return the columns of each currency that only some reports have."""
     shared = ("shared", "charged") if is_shared(report) else ()
-    return ("cost", "idle_cost", *shared, *(("before", "change") if report.before else ()))
+    return (*shared, *(("before", "change") if report.before else ()))
 
 
 def charged(report: FleetReport) -> list[dict[str, float]]:

@@ -37,6 +37,7 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
     """All that a reader must know of a report beside its rows."""
     yield from _sum(report)
     yield from _funnels(report)
+    yield from terms(report.owned)
     yield from _sharing(report)
     yield from _before(report)
     yield from _coverage(report)
@@ -51,6 +52,13 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
         yield Remark(label, failure_words(failure), "error")
     for label, note in zip(("Note", *("",) * len(report.trust.notes)), report.trust.notes, strict=False):
         yield Remark(label, clean(note), "warning")
+
+
+def terms(owned: Figures | Totals) -> Iterator[Remark]:
+    """Explain the columns of effective time, if there are any."""
+    if owned.seconds.profiled:
+        effective = "Effective: active time, weighted by use of the resource nearest to its limit"
+        yield Remark("Terms", f"{effective}. Unprofiled: a resource was not measured.", "note")
 
 
 def unpriced(total: Figures | Totals, digits: int) -> Iterator[Remark]:

@@ -4,12 +4,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, expected
 from exporter.model import NO_SECONDS, ByState, NodeFacts
 from exporter.model.formatting import day, minute
 
@@ -119,12 +118,8 @@ def dimension_problem(name: str) -> str:
         return label_problem(name)
     if name in DIMENSIONS:
         return ""
-    if name == "owner":
-        hint = "; a fleet has owners by workload, or workload,model,mode"
-    else:
-        close = get_close_matches(name, DIMENSIONS, n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-    return f"is not a dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
+    hint = "; a fleet has owners by workload, or workload,model,mode" if name == "owner" else ""
+    return f"is not a dimension{expected(name, DIMENSIONS, ', '.join((*DIMENSIONS, 'label:KEY')))}{hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +275,7 @@ class Filters:
 
 
 ALLOWED = (
-    "allowed: 30d, 12h or 4w back from now; today, yesterday, week, lastweek, month, lastmonth or last-month; 2026,"
+    "30d, 12h or 4w back from now; today, yesterday, week, lastweek, month, lastmonth or last-month; 2026,"
     " 2026-Q3, 2026-10, 2026-10-03; 2026-10-01..2026-10-15 (both days included); two times such as"
     " 2026-10-01T00:00Z..2026-10-02T06:00Z (the end is outside); Unix seconds 1790000000,1790086400"
 )
@@ -323,11 +318,13 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
     except (ValueError, OverflowError):
         bounds = None
     if bounds is None:
-        raise ConfigError(f"window: value '{shown(text)}' is not a period{_nearest(written)}; {ALLOWED}")
+        raise ConfigError(f"window: value '{shown(text)}' is not a period{_nearest(written)}")
     start, end = bounds
     last = last_recorded(now_seconds)
     if end <= start:
-        raise ConfigError(f"window: '{shown(text)}' ends before it begins, or has less than an hour; {ALLOWED}")
+        raise ConfigError(
+            f"window: '{shown(text)}' ends before it begins, or has less than an hour; allowed: {ALLOWED}"
+        )
     if start >= last:
         told = "has no recorded hour yet" if start <= now_seconds else "lies in the future"
         raise ConfigError(
@@ -341,10 +338,10 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
 
 
 def _nearest(text: str) -> str:
-    """Return the hint at the period that a text is most like; empty where there is none."""
+    """Return the end of a message: the period that a text is most like, if any, and the forms of one."""
     back = _LONG_BACK.fullmatch(text.lower())
-    close = [f"{back[1]}{back[2] or 'd'}"] if back else get_close_matches(_plain(text), PERIODS, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    word = f"{back[1]}{back[2] or 'd'}" if back else _plain(text)
+    return expected(word, (word,) if back else PERIODS, ALLOWED)
 
 
 def _plain(text: str) -> str:

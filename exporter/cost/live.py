@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
 from typing import Annotated, Any
 
 from exporter.cost import agent_client, queries
@@ -15,9 +14,16 @@ from exporter.web.node_page import IDLE_SHOWN_SECONDS
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _INFO = "gpu_pod_info"
-_VALUES = ("gpu_pod_activity_ratio", "gpu_pod_idle_for_seconds", "gpu_pod_age_seconds", "gpu_pod_memory_used_bytes")
+_VALUES = {
+    "activity_ratio": "gpu_pod_activity_ratio",
+    "effective_ratio": "gpu_pod_effective_ratio",
+    "idle_for_seconds": "gpu_pod_idle_for_seconds",
+    "age_seconds": "gpu_pod_age_seconds",
+    "memory_used_bytes": "gpu_pod_memory_used_bytes",
+}
 _SHARE = "gpu_pod_share_ratio"
 _PRICE = "gpu_hourly_price"
+_PRICE_LABELS = ("node", "gpu", "currency")
 _OF_A_POD = frozenset({"node", "namespace", "kind", "workload", "team", "model", "cluster"})
 _MOST_NAMES = 500
 _DAY = "1d"
@@ -42,6 +48,7 @@ class PodDocument:
     container: Annotated[str | None, "Its container."] = None
     gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
     activity_ratio: Annotated[float | None, "Now, 0 to 1."]
+    effective_ratio: Annotated[float | None, "Its effective part; null also where holders share the device."] = None
     idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
     age_seconds: Annotated[float | None, "Since it was first seen on the device."]
     memory_used_bytes: Annotated[float | None, "On the device."]
@@ -81,18 +88,18 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
     of_nodes = queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
     shares, prices, *values = await asyncio.gather(
         client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
-        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), of_nodes), None),
-        *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES),
+        client.instant(_newest(_PRICE, (cluster_label, *_PRICE_LABELS), of_nodes), None),
+        *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES.values()),
     )
-    share_of = {_place(sample, labels): sample.value for sample in shares}
+    share_of = _by_place(shares, labels)
     price_of = _prices(prices, cluster_label)
-    columns = [{_place(sample, labels): sample.value for sample in column} for column in values]
+    columns = {key: _by_place(column, labels) for key, column in zip(_VALUES, values, strict=True)}
     found = [
         _use(
             dict(zip(("cluster", *_DEVICE, *_POD), place, strict=True)),
             share_of[place],
             price_of if live else {},
-            [column.get(place) for column in columns],
+            {key: column.get(place) for key, column in columns.items()},
             live=live,
         )
         for place, live in pods.items()
@@ -114,6 +121,10 @@ def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "")
 
 def _place(sample: SeriesSample, labels: Iterable[str]) -> Place:
     return tuple(sample.labels.get(label, "") for label in labels)
+
+
+def _by_place(samples: Iterable[SeriesSample], labels: tuple[str, ...]) -> dict[Place, float]:
+    return {_place(sample, labels): sample.value for sample in samples}
 
 
 def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
@@ -139,11 +150,10 @@ def _use(
     labels: Mapping[str, str],
     share: float,
     prices: Mapping[tuple[str, str, str], Mapping[str, float]],
-    values: list[float | None],
+    values: Mapping[str, float | None],
     *,
     live: bool,
 ) -> PodDocument:
-    activity, idle_for, age, memory = values
     price = prices.get((labels["cluster"], labels["node"], labels["gpu"]), {})
     return PodDocument(
         cluster=labels["cluster"] or None,
@@ -157,10 +167,7 @@ def _use(
         pod=labels["pod_name"],
         container=labels["container_name"] or None,
         gpu_share_ratio=share,
-        activity_ratio=activity,
-        idle_for_seconds=idle_for,
-        age_seconds=age,
-        memory_used_bytes=memory,
+        **values,
         cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
         live=live,
     )
@@ -207,7 +214,7 @@ async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filte
     least, most = await asyncio.gather(
         *(client.instant(f"{name} by ({by}) ({joined})", at_seconds) for name in ("min", "max"))
     )
-    lowest = {_place(sample, (*row, *_FACTS)): sample.value for sample in least}
+    lowest = _by_place(least, (*row, *_FACTS))
     found: dict[tuple[str, str], list[PriceNow]] = {}
     for sample in most:
         place = _place(sample, (*row, *_FACTS))
@@ -241,6 +248,7 @@ class LiveRow:
     team: str | None = None
     gpu_share_ratio: float | None = None
     activity_ratio: float | None = None
+    effective_ratio: float | None = None
     unknown_reason: str | None = None
     idle_for_seconds: float | None = None
     age_seconds: float | None = None
@@ -306,7 +314,9 @@ def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
         gpu_instance=None if instance is None else str(instance),
         mig_profile=device["mig_profile"],
         state=str(device["allocation"]) if up else device["state"],
+        gpu_share_ratio=_number(device.get("gpu_share_ratio")),
         activity_ratio=_number(device["activity_ratio"]),
+        effective_ratio=_number(device.get("effective_ratio")),
         unknown_reason=device["activity_unknown_reason"] or device["state_reason"],
         memory_used_bytes=_number(device["memory_used_bytes"]),
     )
@@ -322,23 +332,20 @@ def _rows_of(device: Mapping[str, Any], node: str) -> Iterator[LiveRow]:
             cost_per_hour=cost(one["gpu_share_ratio"]),
         )
     if not device["holders"] and (device["allocation"] is not None or not up):
-        yield replace(bare, cost_per_hour=cost(1.0 if instance is None else None))
+        yield replace(bare, cost_per_hour=cost(bare.gpu_share_ratio))
 
 
 _NAMES_OF_A_HOLDER = ("namespace", "pod", "container", "owner_kind", "owner_name", "team")
-_NUMBERS_OF_A_HOLDER = ("gpu_share_ratio", "activity_ratio", "idle_for_seconds", "age_seconds", "memory_used_bytes")
+_NUMBERS_OF_A_HOLDER = ("gpu_share_ratio", *_VALUES)
 
 
 def _holder(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: one[key] for key in _NAMES_OF_A_HOLDER} | {key: _number(one[key]) for key in _NUMBERS_OF_A_HOLDER}
+    numbers = {key: _number(one.get(key)) for key in _NUMBERS_OF_A_HOLDER}
+    return {key: one[key] for key in _NAMES_OF_A_HOLDER} | numbers
 
 
-def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked here
-    """Return a number that can be shown, or ``None``: JSON's reader takes NaN and 1e999, too."""
-    number = None if value is None else float(value)
-    if number is not None and not isfinite(number):
-        raise ValueError(f"{value!r} is no number")
-    return number
+def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked there
+    return None if value is None else agent_client.number(value)
 
 
 async def agent_picture(base: str, access: agent_client.AgentAccess, where: str) -> Picture:
@@ -359,6 +366,8 @@ async def agent_picture(base: str, access: agent_client.AgentAccess, where: str)
 
 
 _OWNER = ("pod_namespace", "pod_name", "workload_kind", "workload_name", "team")
+_OF_A_DEVICE = ("gpu_share_ratio", "gpu_activity_ratio", "gpu_effective_ratio")
+_NAMED = ("__name__", "node", "uuid")
 
 
 async def fleet_picture(client: PrometheusClient) -> Picture:
@@ -373,19 +382,20 @@ async def fleet_picture(client: PrometheusClient) -> Picture:
     def newest(selector: str, *labels: str) -> Awaitable[Sequence[SeriesSample]]:
         return client.instant(f"max by ({', '.join((cluster, *labels))}) ({selector})", None)
 
-    pods, owners, states, prices, simulated = await asyncio.gather(
+    unheld = 'gpu_allocation_state{state!="allocated"} == 1'
+    pods, owners, states, values, prices, simulated = await asyncio.gather(
         live_pods(client, Filters()),
         newest(_INFO, *_OWNER),
-        newest('gpu_allocation_state{state!="allocated"} == 1', *_DEVICE, "state"),
-        newest(_PRICE, "uuid", "currency"),
+        newest(unheld, *_DEVICE, "state"),
+        newest(f'{{__name__=~"{"|".join(_OF_A_DEVICE)}"}} and on ({cluster}, node, uuid) ({unheld})', *_NAMED),
+        newest(_PRICE, *_PRICE_LABELS),
         client.instant("max(gpu_exporter_simulated)", None),
     )
     owner_of = {_place(one, (cluster, "pod_namespace", "pod_name")): one.labels for one in owners}
     rows = [_of_pod(pod, owner_of.get((pod.cluster or "", pod.namespace, pod.pod), {})) for pod in pods]
-    price_of: dict[Place, dict[str, float]] = {}
-    for one in prices:
-        price_of.setdefault(_place(one, (cluster, "uuid")), {})[one.labels.get("currency", "")] = one.value
-    rows += [_of_state(one.labels, cluster, price_of.get(_place(one, (cluster, "uuid")), {})) for one in states]
+    price_of = _prices(prices, cluster)
+    value_of = _by_place(values, (*_NAMED, cluster))
+    rows += [_of_state(one.labels, one.labels.get(cluster, ""), price_of, value_of) for one in states]
     if not rows:
         raise ExporterError(
             f"Prometheus has no series {_INFO} or gpu_allocation_state of the last minutes; does it scrape the agents?"
@@ -408,15 +418,28 @@ def _of_pod(pod: PodDocument, whose: Mapping[str, str]) -> LiveRow:
     )
 
 
-def _of_state(labels: Mapping[str, str], cluster: str, price: Mapping[str, float]) -> LiveRow:
+def _of_state(
+    labels: Mapping[str, str],
+    cluster: str,
+    price_of: Mapping[tuple[str, str, str], Mapping[str, float]],
+    value_of: Mapping[Place, float],
+) -> LiveRow:
+    node, gpu, uuid, instance = (labels.get(name, "") for name in ("node", "gpu", "uuid", "gpu_instance"))
+    share, activity, effective = (value_of.get((name, node, uuid, cluster)) for name in _OF_A_DEVICE)
+    if not instance:
+        share = 1.0
+    price = {} if share is None else price_of.get((cluster, node, gpu), {})
     return LiveRow(
-        cluster=labels.get(cluster) or None,
-        node=labels.get("node", ""),
-        gpu_index=labels.get("gpu", ""),
-        gpu_uuid=labels.get("uuid", ""),
+        cluster=cluster or None,
+        node=node,
+        gpu_index=gpu,
+        gpu_uuid=uuid,
         model=labels.get("model") or None,
-        gpu_instance=labels.get("gpu_instance") or None,
+        gpu_instance=instance or None,
         mig_profile=labels.get("mig_profile") or None,
         state=labels.get("state", "unknown"),
-        cost_per_hour=price,
+        gpu_share_ratio=share,
+        activity_ratio=activity,
+        effective_ratio=effective,
+        cost_per_hour={currency: hourly * (share or 0.0) for currency, hourly in price.items()},
     )

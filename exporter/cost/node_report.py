@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.foot import HOUR, Remark, clean, unpriced, write_foot
+from exporter.cost.agent_client import number
+from exporter.cost.foot import HOUR, Remark, clean, terms, unpriced, write_foot
 from exporter.cost.ledger import LABEL, LineKey, pairs
 from exporter.cost.render import EFFECTIVE_TITLES, HOUR_TITLES, console_for, effective_of, hours_of, money_of
 from exporter.cost.report_csv import CSV_HOURS, CSV_MONEY, CSV_RATIOS, csv_figures, csv_stream, encodable, guarded
@@ -26,7 +27,6 @@ APART = (UNATTRIBUTED, UNALLOCATED)
 """Owners of what no known owner held, in the order in which they are shown."""
 _TOLERATED_RATIO = 1e-9
 _TOLERATED_SECONDS = 1e-6
-_MOST = 1e300
 
 
 By: TypeAlias = str
@@ -133,9 +133,9 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         to_seconds=_instant(document["taken_at_seconds"] if saved_at is None else saved_at),
         saved=saved_at is not None,
         state_problem=_text(document["state_problem"]),
-        capacity_seconds=_number(document["capacity_seconds"]),
-        withheld_seconds=_number(document["withheld_seconds"]),
-        conservation_error_seconds=_number(document["conservation_error_seconds"]),
+        capacity_seconds=number(document["capacity_seconds"]),
+        withheld_seconds=number(document["withheld_seconds"]),
+        conservation_error_seconds=number(document["conservation_error_seconds"]),
         price_book=_text(document["price_book"]),
         unpriced_gpus=int(document["unpriced_gpus"]),
         prices=Counter(map(_priced, document["prices"])),
@@ -201,9 +201,9 @@ def _line(entry: Mapping[str, Any]) -> Line:
     joules = entry["energy_joules"]
     totals = Totals(
         seconds=_by_state(entry, "seconds", "allocated_seconds"),
-        energy_joules=0.0 if joules is None else _number(joules),
-        energy_unknown_seconds=_number(entry["energy_unknown_seconds"]),
-        unpriced_seconds=_number(entry["unpriced_seconds"]),
+        energy_joules=0.0 if joules is None else number(joules),
+        energy_unknown_seconds=number(entry["energy_unknown_seconds"]),
+        unpriced_seconds=number(entry["unpriced_seconds"]),
         money={_text(money["currency"]): _by_state(money, "cost", "cost") for money in entry["money"]},
     )
     return Line(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]), totals=totals)
@@ -213,28 +213,20 @@ def _by_state(entry: Mapping[str, Any], unit: str, total: str) -> ByState:
     """Read the figures of an entry; of older agents all active time is unprofiled."""
     is_old = f"unprofiled_{unit}" not in entry
     names = ("idle", "unknown") if is_old else ByState.__slots__
-    known = ByState(**{name: _number(entry[f"{name}_{unit}"] or 0.0) for name in names})
-    return known + ByState(unprofiled=_number(entry[total]) - known.total) if is_old else known
+    known = ByState(**{name: number(entry[f"{name}_{unit}"] or 0.0) for name in names})
+    return known + ByState(unprofiled=number(entry[total]) - known.total) if is_old else known
 
 
 def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
     price = Price(
-        per_hour=_number(entry["per_hour"]),
-        per_kwh=_number(entry["per_kwh"]),
+        per_hour=number(entry["per_hour"]),
+        per_kwh=number(entry["per_kwh"]),
         currency=_text(entry["currency"]),
         source=_text(entry["source"]),
         as_of=_text(entry["as_of"]),
         fallback=bool(entry["fallback"]),
     )
     return _text(entry["model"]), price
-
-
-def _number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
-    """A number that can be shown and added: JSON's reader takes NaN and 1e999, too."""
-    number = float(value)
-    if not abs(number) < _MOST:
-        raise ValueError(f"{value!r} is no number")
-    return number
 
 
 def _instant(value: float) -> float:
@@ -287,9 +279,9 @@ def _table(report: NodeReport) -> Table:
         table.add_column(title.strip(), justify="right", no_wrap=True)
     digits = hour_digits(report.capacity_seconds)
     held = sum(line.owner not in APART for line in report.lines)
-    for number, line in enumerate(report.lines, start=1):
-        ends = number in {held, len(report.lines)}
-        style = "" if number <= held else "dim"
+    for place, line in enumerate(report.lines, start=1):
+        ends = place in {held, len(report.lines)}
+        style = "" if place <= held else "dim"
         names = (Text(clean(name_of(line))) for _, name_of in columns)
         figures = _figures(line.totals, line.states, currencies, digits, with_effective=bool(effective))
         table.add_row(*names, *figures, end_section=ends, style=style)
@@ -335,6 +327,7 @@ def _foot(report: NodeReport) -> Iterator[Remark]:
         yield Remark("", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "error")
     if report.coverage_ratio is not None:
         yield Remark("Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured")
+    yield from terms(report.owned)
     kept = "totals as of the last save" if report.saved else "a restart of the agent loses what is in memory only"
     yield Remark("Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}")
     if report.state_problem:

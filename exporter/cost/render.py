@@ -11,15 +11,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.document import PARTS, charged, document_without_lines, is_shared, line_documents, money_kinds, parts
+from exporter.cost.document import PARTS, charged, document_without_lines, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, clean, remarks, write_foot
 from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey, total_of
 from exporter.cost.report import FleetReport, change, figures_before, is_apart
 from exporter.cost.report_csv import encodable, write_csv
-from exporter.model import Totals
+from exporter.model import ByState, Totals, state_columns
 from exporter.model.formatting import decimal, hour_digits, minute, model, percent_down
 from exporter.web.templating import render
 
+Form = Literal["table", "funnel", "csv", "json", "html"]
+FLEET_FORMATS: tuple[Form, ...] = ("table", "funnel", "csv", "json", "html")
 Sort = Literal["held", "more", "apart", "total"]
 _OWNERS: tuple[Dimension, ...] = ("namespace", "kind", "workload", "team")
 TITLES: Mapping[Dimension, str] = {
@@ -63,11 +65,22 @@ def titles(report: FleetReport) -> tuple[str, ...]:
     return (*map(title, report.by), *(() if _of_owners(report.by) else ("Held by",)))
 
 
-def number_titles(report: FleetReport) -> tuple[str, ...]:
+def number_titles(report: FleetReport, form: Form) -> tuple[str, ...]:
     """Of the columns with numbers, as ``numbers`` gives them."""
-    kinds = [title.capitalize().removesuffix("_cost") for title in money_kinds(report)]
+    kinds = ["Cost", *map(str.capitalize, (*_money_states(report, form), *_more_money(report, form)))]
     money = [f"{kind} {currency}".strip() for currency in report.currencies or ("",) for kind in kinds]
-    return (*HOUR_TITLES, "Active %", *(EFFECTIVE_TITLES if report.owned.seconds.profiled else ()), *money)
+    of_hours = HOUR_TITLES[:2] if form == "funnel" else (*HOUR_TITLES, "Active %")
+    return (*of_hours, *(EFFECTIVE_TITLES if report.owned.seconds.profiled else ()), *money)
+
+
+def _money_states(report: FleetReport, form: Form) -> tuple[str, ...]:
+    """Return the states with a column of money: a page has room for all of them, a terminal has not."""
+    steps = ("active", "effective") if report.owned.seconds.profiled else ("active",)
+    return {"table": ("idle",), "funnel": steps}.get(form, (*steps, "idle"))
+
+
+def _more_money(report: FleetReport, form: Form) -> tuple[str, ...]:
+    return () if form == "funnel" else money_kinds(report)
 
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
@@ -118,19 +131,21 @@ def _sums(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {currency: round(sum(one.get(currency, 0.0) for one in many), 2) for currency in currencies}
 
 
-def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
+def numbers(row: ReportRow, report: FleetReport, digits: int, form: Form) -> list[str]:
     """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
     shown = hours_of(row.figures, row.states, digits)
     shown.append(_ratio(row.states.seconds.active_ratio if row.states else None))
+    if form == "funnel":
+        del shown[2:]
     if report.owned.seconds.profiled:
         shown += effective_of(row.states, digits)
     for currency in report.currencies or ("",):
-        shown += money_of(row.figures, row.states, currency)
-        amounts = (row.shared.get(currency), row.charged.get(currency)) if is_shared(report) else ()
-        shown += ["" if amount is None else decimal(amount, 2) for amount in amounts]
-        if report.before:
-            before, more = change(row.figures, row.before, currency)
-            shown += ["" if before is None else decimal(before, 2), "" if more is None else f"{more:+,.2f}"]
+        shown += money_of(row.figures, row.states, currency, _money_states(report, form))
+        before, more = change(row.figures, row.before, currency)
+        amounts = {"shared": row.shared.get(currency), "charged": row.charged.get(currency), "before": before}
+        texts = {kind: "" if amount is None else decimal(amount) for kind, amount in amounts.items()}
+        texts["change"] = "" if more is None else f"{more:+,.2f}"
+        shown += [texts[kind] for kind in _more_money(report, form)]
     return shown
 
 
@@ -141,11 +156,14 @@ EFFECTIVE_TITLES = ("Effective", "Effective %", "Unprofiled")
 
 def hours_of(figures: Figures | Totals, states: Figures | Totals | None, digits: int) -> list[str]:
     """Hours held, active, idle and unknown, as text; the latter three empty without an owner."""
-    whole = decimal(figures.seconds.total / HOUR, digits)
-    if states is None:
-        return [whole, "", "", ""]
-    seconds = (states.seconds.active, states.seconds.idle, states.seconds.unknown)
-    return [whole, *(decimal(value / HOUR, digits) for value in seconds)]
+    parts = _texts(states.seconds if states else None, ("active", "idle", "unknown"), digits, HOUR)
+    return [decimal(figures.seconds.total / HOUR, digits), *parts]
+
+
+def _texts(amounts: ByState | None, names: Sequence[str], digits: int = 2, unit: float = 1.0) -> list[str]:
+    """Return some of ``STATE_COLUMNS`` in a unit; empty without an owner, and of effect without a profile."""
+    known = state_columns(amounts)
+    return ["" if (value := known[name]) is None else decimal(value / unit, digits) for name in names]
 
 
 def effective_of(states: Figures | Totals | None, digits: int) -> list[str]:
@@ -153,24 +171,25 @@ def effective_of(states: Figures | Totals | None, digits: int) -> list[str]:
 
     The first two are empty where nothing was profiled, all without an owner.
     """
-    if states is None:
-        return [""] * len(EFFECTIVE_TITLES)
-    seconds = states.seconds
-    effective = decimal(seconds.effective / HOUR, digits) if seconds.profiled else ""
-    return [effective, _ratio(seconds.effective_ratio), decimal(seconds.unprofiled / HOUR, digits)]
+    seconds = states.seconds if states else None
+    effective, unprofiled = _texts(seconds, ("effective", "unprofiled"), digits, HOUR)
+    return [effective, _ratio(seconds.effective_ratio if seconds else None), unprofiled]
 
 
 def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else percent_down(ratio, 0)
 
 
-def money_of(figures: Figures | Totals, states: Figures | Totals | None, currency: str) -> list[str]:
-    """Cost and idle cost in a currency, as text; a star where a part of the hours has no price."""
+def money_of(
+    figures: Figures | Totals, states: Figures | Totals | None, currency: str, names: Sequence[str] = ("idle",)
+) -> list[str]:
+    """Cost, and that of some states, in a currency, as text; a star where a part of the hours has no price."""
     unpriced, money = figures.unpriced_seconds > 0, figures.money.get(currency)
     if money is None:
-        return ["no price" if unpriced and not figures.money else "", ""]
-    owned = states.money.get(currency) if states else None
-    return [decimal(money.total, 2) + ("*" if unpriced else ""), decimal(owned.idle, 2) if owned else ""]
+        cost = "no price" if unpriced and not figures.money else ""
+    else:
+        cost = decimal(money.total) + ("*" if unpriced else "")
+    return [cost, *_texts(states.money.get(currency) if states else None, names)]
 
 
 def _of_owners(by: Sequence[Dimension]) -> list[Dimension]:
@@ -215,7 +234,7 @@ _GAP = "  "
 _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
 
 
-def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
+def write_table(report: FleetReport, stream: TextIO, top: int | None = None, form: Form = "table") -> None:
     """Write a table with separate lines without an owner; its foot shows how far it can be trusted.
 
     In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
@@ -226,7 +245,7 @@ def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> 
     period = f"{minute(report.window.start_seconds)} to {minute(report.window.end_seconds)} UTC"
     console.print(Text(f"GPU cost, {period}", style="bold"))
     styled = console.is_terminal
-    for line, style in _table(report, top):
+    for line, style in _table(report, top, form):
         if styled:
             console.print(Text(line, style=style))
         else:
@@ -245,13 +264,13 @@ def console_for(stream: TextIO, table: Table, most: int = WIDTH_OF_A_FILE) -> Co
     return console
 
 
-def _table(report: FleetReport, top: int | None) -> Iterator[tuple[str, str]]:
+def _table(report: FleetReport, top: int | None, form: Form) -> Iterator[tuple[str, str]]:
     """Lines with their styles."""
     digits = hour_digits(report.trust.capacity_seconds)
     shown = rows(report, top)
     names = len(titles(report))
-    head = (*titles(report), *number_titles(report))
-    body = [(*row.names, *numbers(row, report, digits)) for row in shown]
+    head = (*titles(report), *number_titles(report, form))
+    body = [(*row.names, *numbers(row, report, digits, form)) for row in shown]
     widths = [max(map(cell_len, column)) for column in zip(head, *body, strict=True)]
     yield _line(head, widths, names), "bold"
     yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
@@ -283,8 +302,8 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
         "names": PARTS,
         "bars": [*currencies, ("GPU-hours", parts(report), digits, HOUR)],
         "titles": titles(report),
-        "number_titles": number_titles(report),
-        "rows": [(row, numbers(row, report, digits), _length(row, report)) for row in shown],
+        "number_titles": number_titles(report, "html"),
+        "rows": [(row, numbers(row, report, digits, "html"), _length(row, report)) for row in shown],
         "dearest": max((_length(row, report) for row in shown if row.sort in {"held", "apart"}), default=0.0),
         "remarks": list(remarks(report)),
         "percent_down": percent_down,
@@ -321,10 +340,6 @@ def _text(value: object) -> str:
     return encodable(_ENCODER.encode(value))
 
 
-Form = Literal["table", "csv", "json", "html"]
-FLEET_FORMATS: tuple[Form, ...] = ("table", "csv", "json", "html")
-
-
 def write_fleet(
     report: FleetReport, form: Form, stream: TextIO, *, top: int | None = None, with_notes: bool = False
 ) -> None:
@@ -334,11 +349,13 @@ def write_fleet(
         report: What is written.
         form: One of ``FLEET_FORMATS``.
         stream: Takes UTF-8 text.
-        top: How many owners' lines ``table`` and ``html`` show before they sum up the rest; the others show all.
+        top: How many owners' lines ``table``, ``funnel`` and ``html`` show before they sum up the rest.
         with_notes: CSV has more than owners' lines, too.
     """
-    if form in {"table", "html"}:
-        (write_table if form == "table" else write_html)(report, stream, top)
+    if form in {"table", "funnel"}:
+        write_table(report, stream, top, form)
+    elif form == "html":
+        write_html(report, stream, top)
     elif form == "csv":
         write_csv(report, stream, with_notes=with_notes)
     else:

@@ -108,6 +108,9 @@ GPU_NODE_INFO = _own("gpu_node_info", "node", "instance_type", "capacity_type", 
 GPU_ALLOCATION_STATE = _device("gpu_allocation_state", "state").meaning(
     "1 on the current state: allocated, unallocated, or unknown because the kubelet does not answer."
 )
+GPU_SHARE_RATIO = _device("gpu_share_ratio").meaning(
+    "A MIG instance's part of its physical GPU, 0-1, held or free; a whole GPU has no series."
+)
 GPU_ACTIVITY_RATIO = _device("gpu_activity_ratio", "source", "measured_by").meaning(
     "Activity of the device over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
     "source is the measure, measured_by the library (nvml, dcgm); absent if unmeasured."

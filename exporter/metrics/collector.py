@@ -115,6 +115,8 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
             yield catalog.GPU_HOURLY_PRICE, priced, price.per_hour
         if view.profiling is not None:
             yield catalog.GPU_PROFILING_STATE, plus(identity, ("state", view.profiling)), 1
+    else:
+        yield catalog.GPU_SHARE_RATIO, identity, view.share_ratio
     if view.allocation is not None:
         for state in _ALLOCATION_STATES:
             yield catalog.GPU_ALLOCATION_STATE, plus(identity, ("state", state)), int(view.allocation is state)

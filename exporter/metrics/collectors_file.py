@@ -1,13 +1,12 @@
 """Reads dcgm-exporter's collectors file: the DCGM fields to export and their names."""
 
 import csv
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, expected
 from exporter.metrics import catalog
 from exporter.metrics.dcgm_names import (
     BY_NAME,
@@ -266,7 +265,9 @@ def _field(name: str, others: Mapping[str, _Known]) -> tuple[DcgmField, Era] | N
         return (field, era) if field else None
     if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
-    raise ValueError(f"unknown field {name!r}{_suggestion(name, others)}; allowed are DCGM field names and ids")
+    # A number that looks like another one is not nearer to it than any other.
+    known = () if name.isdecimal() else (*BY_NAME, *others, *EventCount, *NOT_MADE)
+    raise ValueError(f"unknown field {name!r}{expected(name, known, 'DCGM field names and ids', cutoff=0.8)}")
 
 
 def _remark(name: str, field: DcgmField) -> str:
@@ -285,10 +286,3 @@ def _columns(line: str) -> list[str]:
         hint = "; put a help that has a comma in quotes, straight after the comma" if len(columns) > _COLUMNS else ""
         raise ValueError(f"{len(columns)} columns instead of 3 (field, type, help){hint}")
     return columns
-
-
-def _suggestion(name: str, others: Mapping[str, _Known]) -> str:
-    if name.isdecimal():
-        return ""  # a number that looks like another one is not nearer to it than any other
-    close = difflib.get_close_matches(name, [*BY_NAME, *others, *EventCount, *NOT_MADE], n=1, cutoff=0.8)
-    return f": did you mean {close[0]}?" if close else ""

@@ -4,7 +4,7 @@ import asyncio
 import io
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, TypedDict
@@ -18,6 +18,7 @@ from exporter.cost.document import (
     TrustDocument,
     WindowDocument,
     document,
+    funnel,
     parts,
     trust_document,
     window_document,
@@ -66,17 +67,12 @@ class ReportDocument(FleetDocument):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetMoneyDocument:
-    """What all GPUs cost in one currency: the parts sum to the total."""
+class FleetMoneyDocument(Funnel):
+    """What all GPUs cost in one currency: the funnel, and the other parts of the total."""
 
     currency: Annotated[str, "ISO 4217."]
-    total: Annotated[float, "Of all GPUs."]
-    active: Annotated[float, "Of owners' active seconds."]
-    effective: Annotated[float | None, "Of the effective part of them; null where nothing was profiled."]
-    ineffective: Annotated[float | None, "Of the other profiled active seconds."]
-    unprofiled: Annotated[float, "Of active seconds that were not profiled."]
+    ineffective: Annotated[float | None, "Of the profiled active seconds that were not effective."]
     idle: Annotated[float, "Of owners' idle seconds."]
-    unknown: Annotated[float, "Of owners' unknown seconds."]
     unattributed: Annotated[float, "Without a known holder."]
     unallocated: Annotated[float, "Without a holder."]
 
@@ -145,15 +141,12 @@ def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
     return [
         FleetMoneyDocument(
             currency=currency,
-            total=report.total.money_in(currency).total,
-            **_money_parts(report, currency),
+            **parts(report, currency)
+            | state_columns(report.owned.money_in(currency))
+            | asdict(funnel(report, currency)),
         )
         for currency in report.currencies
     ]
-
-
-def _money_parts(report: FleetReport, currency: str) -> dict[str, Any]:
-    return parts(report, currency) | state_columns(report.owned.money_in(currency))
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
@@ -234,7 +227,7 @@ async def _report(ask: Ask) -> object:
     make = partial(_rendered, report, form, with_notes=values["withNotes"])
     body = await ask.bodies.of_thread(kept, (form, values["withNotes"], id(earlier)), make)
     head = "gpu-cost-simulated" if report.simulated else "gpu-cost"
-    return body if form == "table" else (body, _filename(head, report.window, "-".join(report.by), form))
+    return body if form in {"table", "funnel"} else (body, _filename(head, report.window, "-".join(report.by), form))
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -252,7 +245,7 @@ def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
 def _rendered(report: FleetReport, form: render.Form, *, with_notes: bool) -> Body:
     stream = io.StringIO()
     render.write_fleet(report, form, stream, with_notes=with_notes)
-    content_type = {"csv": CSV, "html": responses.HTML, "table": responses.TEXT}[form]
+    content_type = {"csv": CSV, "html": responses.HTML}.get(form, responses.TEXT)
     return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
 
@@ -327,7 +320,11 @@ async def _freshness(ask: Ask) -> object:
 
 
 _FORMAT = choice(
-    "format", "Form of the report; csv, html and focus are sent as files.", "json", "csv", "html", "table", "focus"
+    "format",
+    "Form of the report; csv, html and focus are sent as files, funnel is a table of held, active and effective.",
+    "json",
+    *(form for form in render.FLEET_FORMATS if form != "json"),
+    "focus",
 )
 _FOCUS_VERSION = choice(
     "focusVersion",
@@ -361,7 +358,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         path="/api/v1/summary",
-        about="The fleet in a few numbers: GPUs from total to active, money by what it went for, this month.",
+        about="The fleet in a few numbers: GPUs and money from total to effective, this month.",
         handle=_summary,
         parameters=(WINDOW, *FILTERS, LABEL_FILTER),
         answer=SummaryDocument,

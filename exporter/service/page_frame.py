@@ -32,7 +32,7 @@ from exporter.web import templating
 
 NONE = "(none)"
 """In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
-_OF_A_TABLE = ("sort", "page", "q")
+_OF_A_TABLE = ("sort", "page", "q", "columns")
 _DATES = ("from", "to")
 _TWO_DATES = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.\.(\d{4}-\d{2}-\d{2}))?")
 DEFAULT_WINDOW = "30d"
@@ -66,6 +66,11 @@ class View:
     def currency(self) -> str:
         """The one that was asked for, or empty."""
         return (self.asked.get("currency") or ("",))[0]
+
+    @property
+    def is_funnel(self) -> bool:
+        """Whether tables show the steps from held to effective in the place of idle and unknown time."""
+        return self.asked.get("columns") == ("funnel",)
 
     @property
     def window_text(self) -> str:
@@ -143,6 +148,8 @@ def read_view(
     _take_dates(asked, problems)
     window = _window(asked, Now(now_seconds, zone), problems)
     share, page = _share(asked, problems), _page(asked, problems)
+    if (columns := asked.get("columns", ("funnel",))) != ("funnel",):
+        problems.append(f"columns: '{columns[0]}' is no set of columns; allowed: funnel, or leave it out")
     if problems:
         raise ConfigError(*problems)
     wanted = {name: frozenset("" if value == NONE else value for value in asked[name]) for name in dimensions_in(asked)}
@@ -334,7 +341,13 @@ def make_frame(
         "window_words": window_words(view.window),
         "fields": () if subject else form,
         # Parameters that the form carries along unseen.
-        "kept": (*carried, "currency", "sort", *(() if periodic else ("window", "share", "shareUnallocated"))),
+        "kept": (
+            *carried,
+            "currency",
+            "sort",
+            "columns",
+            *(() if periodic else ("window", "share", "shareUnallocated")),
+        ),
         "periodic": periodic,
         "filtered": filtered,
         "chips": 0 if subject else len(filtered) + (view.share_idle != "none"),

@@ -15,7 +15,7 @@ from exporter.cost.live import PriceNow, PriceRows
 from exporter.cost.recommend_render import totals
 from exporter.cost.render import noun, title
 from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart
-from exporter.model import NO_SECONDS
+from exporter.model import NO_SECONDS, state_columns
 from exporter.model.formatting import decimal, hours, model, percent
 from exporter.service.charts import whole
 from exporter.service.data import Book
@@ -104,17 +104,14 @@ class Column(NamedTuple):
         return "" if value is None else self.form(value)
 
 
-def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator[Column]:
-    """Yield the columns after the name."""
+def columns_of(report: FleetReport, currency: str, subject: Subject, *, is_funnel: bool) -> Iterator[Column]:
+    """Yield the columns after the name; of a funnel what was held, active and effective of each row."""
+    ratio = Column("effective", "Effective %", _effective_ratio, special=_effective_words)
+    if is_funnel:
+        yield from (*_of_states(("active", "effective"), ("active", "effective"), currency), ratio)
+        return
     signed = "{:+,.2f}".format
-    yield Column("hours", "GPU-hours", lambda row: row.figures.seconds.total, hours)
-    for name in ("active", "idle", "unknown"):
-        minor = name != "idle" or bool(currency)
-        yield Column(name, name.capitalize(), partial(_state, name), hours, is_minor=minor)
-    if currency:
-        cost = partial(_cost_words, currency=currency)
-        yield Column("cost", f"Cost {currency}", lambda row: _money(row.figures, currency, "total"), special=cost)
-        yield Column("idle-cost", f"Idle {currency}", lambda row: _money(row.states, currency, "idle"))
+    yield from _of_states(("active", "idle", "unknown"), ("idle",), currency)
     if currency and report.share_idle != "none":
         yield Column("shared", f"Shared {currency}", lambda row: row.shared or None, signed)
         yield Column("charged", f"Charged {currency}", partial(_charged, currency=currency))
@@ -122,7 +119,7 @@ def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator
         yield Column("change", f"Change {currency}", lambda row: change(row.figures, row.before, currency)[1], signed)
     # A table of places with shared money has no room for it.
     if report.owned.seconds.profiled and not (subject.is_place and report.share_idle != "none"):
-        yield Column("effective", "Effective %", _effective_ratio, special=_effective_words)
+        yield ratio
     for kind in APART if subject.is_place else ():
         form = decimal if currency else hours
         yield Column(kind.lower(), f"{kind} {currency}".strip(), partial(_nobodys, kind, currency), form)
@@ -133,19 +130,36 @@ def columns_of(report: FleetReport, currency: str, subject: Subject) -> Iterator
         yield Column("part", "Part", lambda row: row.of_total, percent, is_minor=True)
 
 
-def _state(name: str, row: TableRow) -> float | None:
-    return float(getattr(row.states.seconds, name)) if row.states else None
+def _of_states(of_hours: Sequence[str], of_money: Sequence[str], currency: str) -> Iterator[Column]:
+    """Yield hours and money: of all, and of some states."""
+    yield Column("hours", "GPU-hours", lambda row: row.figures.seconds.total, hours)
+    for name in of_hours:
+        key = "effective-hours" if name == "effective" else name
+        minor = name != "idle" or bool(currency)
+        yield Column(key, name.capitalize(), partial(_state, name, ""), hours, is_minor=minor)
+    if currency:
+        cost = partial(_cost_words, currency=currency)
+        yield Column("cost", f"Cost {currency}", lambda row: _money(row.figures, currency), special=cost)
+        for name in of_money:
+            yield Column(f"{name}-cost", f"{name.capitalize()} {currency}", partial(_state, name, currency))
 
 
-def _money(figures: Figures | None, currency: str, part: str) -> float | None:
+def _state(name: str, currency: str, row: TableRow) -> float | None:
+    """Return one of ``STATE_COLUMNS`` of a row: seconds, or money where a currency is named."""
+    if row.states is None:
+        return None
+    return state_columns(row.states.money.get(currency) if currency else row.states.seconds)[name]
+
+
+def _money(figures: Figures | None, currency: str) -> float | None:
     money = figures.money.get(currency) if figures else None
-    return float(getattr(money, part)) if money else None
+    return money.total if money else None
 
 
 def _nobodys(kind: str, currency: str, row: TableRow) -> float | None:
     figures = row.nobodys.get(kind)
     seconds = figures.seconds.total if figures else None
-    return _money(figures, currency, "total") if currency else seconds
+    return _money(figures, currency) if currency else seconds
 
 
 def _effective_ratio(row: TableRow) -> float | None:
@@ -203,7 +217,7 @@ def make_table(
     rows = _rows(report, view, currency, subject, prices or {})
     foot = _foot(report, view, currency, subject)
     found = _searched(rows, view.search)
-    columns = list(columns_of(report, currency, subject))
+    columns = list(columns_of(report, currency, subject, is_funnel=view.is_funnel))
     sorts = {column.name: column.value for column in columns}
     sort = view.sort if view.sort.removeprefix("-") in {*sorts, "name"} else "-cost" if currency else "-hours"
     # Names first, so that equal figures stay in one order whichever way they are sorted.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from exporter.cost.ledger import (
@@ -20,7 +19,7 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.cost.report import ShareIdle
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, did_you_mean, expected
 
 FILTER = "filter."
 MOST_LINES = 100_000
@@ -124,11 +123,9 @@ def _checked(parameter: Parameter, text: str, now: Now) -> Any:  # noqa: ANN401 
 
 
 def _unknown(name: str, known: Mapping[str, Parameter], *, refused: bool) -> str:
-    close = get_close_matches(name, known, n=1)
     if refused:
-        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(known) or 'none'}"
-        return f"{shown(name)}: unknown parameter; {hint}"
-    return f"{shown(name)}: unknown parameter, ignored" + (f"; did you mean {close[0]}?" if close else "")
+        return f"{shown(name)}: unknown parameter{expected(name, known, ', '.join(known) or 'none')}"
+    return f"{shown(name)}: unknown parameter, ignored{did_you_mean(name, known)}"
 
 
 def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:

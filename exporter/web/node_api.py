@@ -146,6 +146,7 @@ def _device(view: DeviceView, price: Price | None) -> dict[str, Any]:
         "power_watts": view.values.get(Field.POWER_USAGE),
         "energy_joules": None if energy_millijoules is None else energy_millijoules / 1000,
         "temperature_celsius": view.values.get(Field.GPU_TEMP),
+        "gpu_share_ratio": view.share_ratio,
         "gpu_price_per_hour": price.per_hour if price else None,
         "price_currency": price.currency if price else None,
         "price_source": price.source if price else None,

@@ -1,13 +1,12 @@
 """A simulated node as a pure function of time: from a plan to the ground truth at any instant."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, expected
 from exporter.model import Field
 from gpu_simulator import activity, cluster, holders, identities, scenario_file
 from gpu_simulator.holders import DeviceKey, DeviceTruth, UsePlan, board_uses, device_state
@@ -147,9 +146,8 @@ def load(name_or_path: str) -> Scenario:
         return build(scenario_file.parse(text, source=f"{name_or_path}{_SUFFIX}"), name_or_path)
     path = Path(name_or_path)
     if not path.suffix and len(path.parts) == 1 and not path.is_file():
-        near = difflib.get_close_matches(name_or_path, shipped(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown scenario {name_or_path!r}{hint}; allowed: {', '.join(shipped())}, or a file")
+        fix = expected(name_or_path, shipped(), f"{', '.join(shipped())}, or a file")
+        raise ConfigError(f"unknown scenario {name_or_path!r}{fix}")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

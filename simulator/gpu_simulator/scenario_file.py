@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, expected
 from exporter.model import Field
 from gpu_simulator import identities
 from gpu_simulator.activity import (
@@ -43,7 +43,7 @@ from gpu_simulator.plan import (
     XidPlan,
     conflicts,
 )
-from gpu_simulator.scenario_keys import Problems, Section, close_match, read_tree
+from gpu_simulator.scenario_keys import Problems, Section, read_tree
 from gpu_simulator.truth import GPU_FAULTS, DcgmTruth, Fault, MigTruth, ModelSpec
 
 MOST_OTHER_PODS = 250
@@ -172,7 +172,7 @@ def _namespaces(section: Section) -> dict[str, Mapping[str, str]]:
 def _gpu(section: Section, node: str, index: int, ids: IdForm, *, single: bool) -> GpuPlan:
     key = section.text("model")
     if key and key not in MODELS:
-        section.problem("model", f"is {key!r}{close_match(key, MODELS)}; allowed: {', '.join(MODELS)}")
+        section.problem("model", f"is {key!r}{expected(key, MODELS, ', '.join(MODELS))}")
     model = MODELS.get(key, MODELS["h100"])
     identity = {
         "uuid": "GPU-" + identities.stable_uuid(node, "gpu", index),
@@ -248,8 +248,7 @@ def _override(section: Section) -> Override:
     part, values = section.section("values"), dict[Field, int | float | None]()
     for key in part.names():
         if key not in Field.__members__:
-            hint = close_match(key, Field.__members__)
-            part.problem(key, f"is no field{hint}; allowed: names of exporter.model.Field")
+            part.problem(key, f"is no field{expected(key, Field.__members__, 'names of exporter.model.Field')}")
         elif (item := part.item(key)) is None:
             values[Field[key]] = None
         else:
@@ -327,8 +326,8 @@ def _owner(section: Section) -> dict[str, str]:
     kind, name = part.text("kind"), part.text("name")
     default = OWNER_APIS.get(kind)
     if kind and default is None and not part.has("api"):
-        hint = close_match(kind, OWNER_APIS)
-        part.problem("api", f"is missing, and {kind!r} has no usual one{hint}; allowed: a text such as apps/v1")
+        fix = expected(kind, OWNER_APIS, "a text such as apps/v1")
+        part.problem("api", f"is missing, and {kind!r} has no usual one{fix}")
         default = ""
     return {"owner_kind": kind, "owner_name": name, "owner_api": part.text("api", default)}
 
@@ -388,7 +387,7 @@ def _container(section: Section, gpus: Sequence[GpuPlan], ids: IdForm, owner: st
 def _mix(section: Section) -> Vector:
     kind = section.text("kind", "training")
     if kind not in MIXES:
-        section.problem("kind", f"is {kind!r}{close_match(kind, MIXES)}; allowed: {', '.join(MIXES)}")
+        section.problem("kind", f"is {kind!r}{expected(kind, MIXES, ', '.join(MIXES))}")
     part, factors = section.section("mix"), dict(MIXES.get(kind, {}))
     for name in NAMES:
         if part.has(name):
@@ -427,9 +426,9 @@ def _signal(section: Section, seed: str) -> Signal:
     forms = [key for key in part.names() if key in _FORMS]
     unknown = [key for key in part.names() if key not in _FORMS and key != "idle_after"]
     if len(forms) != 1 or unknown:
-        hint = "".join(close_match(key, _FORMS) for key in unknown)
         found = ", ".join([*forms, *unknown]) or "no form"
-        section.problem("activity", f"has {found}{hint}; allowed: exactly one of {', '.join(_FORMS)}, and idle_after")
+        fix = expected(next(iter(unknown), ""), _FORMS, f"exactly one of {', '.join(_FORMS)}, and idle_after")
+        section.problem("activity", f"has {found}{fix}")
         return steady(0.0)
     signal = _form(part, forms[0], seed)
     after = part.optional_number("idle_after", low=0.0)

@@ -1,14 +1,14 @@
 """Reading a scenario's keys: what is missing, unknown or of the wrong kind is noted by line, and reading goes on."""
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 import yaml
 
+from exporter.errors import expected
 from gpu_simulator.plan import ScenarioWindow
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -40,12 +40,6 @@ class Problems:
     def add(self, line: int, message: str) -> None:
         """Note one mistake."""
         self.lines.append(f"{self.source}:{line}: {message}")
-
-
-def close_match(word: str, allowed: Iterable[str]) -> str:
-    """A hint for a misspelt word, or nothing."""
-    near = difflib.get_close_matches(word, list(allowed), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class Section:
@@ -145,7 +139,7 @@ class Section:
         word, names = self.text(key, default.value), [kind.value for kind in type(default)]
         if word in names:
             return type(default)(word)
-        self.problem(key, f"is {word!r}{close_match(word, names)}; allowed: {', '.join(names)}")
+        self.problem(key, f"is {word!r}{expected(word, names, ', '.join(names))}")
         return default
 
     def section(self, key: str) -> "Section":
@@ -219,8 +213,7 @@ class Section:
         """Report the keys that mean nothing here."""
         for key in self._values:
             if key not in self._asked:
-                hint = close_match(key, self._asked)
-                self.problem(key, f"is no key here{hint}; allowed: {', '.join(self._asked)}")
+                self.problem(key, f"is no key here{expected(key, self._asked, ', '.join(self._asked))}")
 
 
 def _told(item: Item) -> str:

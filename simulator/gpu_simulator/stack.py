@@ -451,7 +451,7 @@ class _Making:
         return False
 
 
-_STEP_PERCENT = 20
+_STEP_PERCENT = 5
 _READ_SECONDS = 120
 
 
