@@ -10,13 +10,14 @@ from pathlib import Path
 from random import Random
 
 from pipeline_support import save_now
+from samples_support import duplicate_series
 from virtual_node import Agent, Settings, start
 from virtual_world import MODELS, Board, World
 
 from exporter.config import price_book
 from exporter.gpu import wire
 from exporter.metrics.collector import ExpositionOptions, build
-from exporter.metrics.text_format import Dropped, duplicate_series, render
+from exporter.metrics.text_format import Dropped, render
 from exporter.model import GpuReading, Snapshot
 from exporter.web import node_api, node_page
 

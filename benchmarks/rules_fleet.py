@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from remote_write import encode_labels
+from samples_support import samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
@@ -111,7 +112,7 @@ async def _pages(place: int) -> list[dict[tuple[str, frozenset[tuple[str, str]]]
             for family in text_string_to_metric_families(
                 render(families(snapshot, ExpositionOptions()), openmetrics=False).decode()
             )
-            for sample in family.samples
+            for sample in samples_of(family)
         }
         for snapshot in snapshots
     ]

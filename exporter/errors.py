@@ -32,39 +32,33 @@ class ConfigError(ExporterError):
         self.problems = problems
 
 
-class SourceError(ExporterError):
-    """A source of readings cannot work now. ``reason`` is in snake case and becomes a label value."""
+class ReasonedError(ExporterError):
+    """An error with a reason in snake case, which becomes a label value."""
 
     def __init__(self, reason: str, message: str) -> None:
         """Store the reason separately from the message."""
         super().__init__(message)
         self.reason = reason
+
+
+class SourceError(ReasonedError):
+    """A source of readings cannot work now."""
 
 
 class NoValuesError(SourceError):
     """A source answers but has no values yet; its devices are healthy. The source stays open and is read again."""
 
 
-class AttributionError(ExporterError):
-    """The kubelet did not answer, or its answer is unreadable. ``reason`` becomes a label value."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        """Store the reason separately from the message."""
-        super().__init__(message)
-        self.reason = reason
+class AttributionError(ReasonedError):
+    """The kubelet did not answer, or its answer is unreadable."""
 
 
-class StateError(ExporterError):
-    """The state file cannot be read or written. ``reason`` becomes a label value."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        """Store the reason separately from the message."""
-        super().__init__(message)
-        self.reason = reason
+class StateError(ReasonedError):
+    """The state file cannot be read or written."""
 
 
-class ApiError(ExporterError):
-    """The Kubernetes API did not answer, or its answer is unreadable. ``reason`` becomes a label value.
+class ApiError(ReasonedError):
+    """The Kubernetes API did not answer, or its answer is unreadable.
 
     ``status`` is the HTTP status of the answer, if any; ``retry_after_seconds`` is the delay that it requests.
     """
@@ -73,29 +67,22 @@ class ApiError(ExporterError):
         self, reason: str, message: str, *, status: int | None = None, retry_after_seconds: float | None = None
     ) -> None:
         """Store the values that callers act on separately from the message."""
-        super().__init__(message)
-        self.reason = reason
+        super().__init__(reason, message)
         self.status = status
         self.retry_after_seconds = retry_after_seconds
 
 
-class PrometheusError(ExporterError):
-    """Prometheus, or a server with its API, did not answer, or its answer is unreadable. ``reason`` is in snake case.
+class PrometheusError(ReasonedError):
+    """Prometheus, or a server with its API, did not answer, or its answer is unreadable.
 
     ``retriable`` is true if the same query can succeed later, for example after a timeout, a 503 or a lost connection.
     """
 
     def __init__(self, reason: str, message: str, *, retriable: bool = False) -> None:
         """Store the values that callers act on separately from the message."""
-        super().__init__(message)
-        self.reason = reason
+        super().__init__(reason, message)
         self.retriable = retriable
 
 
-class StoreError(ExporterError):
-    """The store of closed days cannot be opened, read or written. ``reason`` is in snake case."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        """Store the reason separately from the message."""
-        super().__init__(message)
-        self.reason = reason
+class StoreError(ReasonedError):
+    """The store of closed days cannot be opened, read or written."""

@@ -2,6 +2,7 @@ import dataclasses
 import re
 
 from exposition_support import TRAINING, exclusive, lost, one_ledger, partitioned, shared, snapshot
+from samples_support import samples_of
 from snapshot_support import changed
 
 from exporter.metrics import catalog
@@ -39,7 +40,7 @@ def test_what_is_shown_is_what_the_catalogue_says_and_all_of_it() -> None:
     for family in page:
         metric = catalog.BY_NAME[family.name]
         assert (family.kind, family.help) == (metric.kind, metric.help)
-        listed = [[label for label, _ in sample.pairs] for sample in family.samples]
+        listed = [[label for label, _ in sample.pairs] for sample in samples_of(family)]
         if metric.prefixes:
             assert any(label.startswith(metric.prefixes) for order in listed for label in order), family.name
             listed = [[label for label in order if not label.startswith(metric.prefixes)] for order in listed]

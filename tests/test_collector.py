@@ -17,12 +17,13 @@ from exposition_support import (
     shared,
     snapshot,
 )
+from samples_support import duplicate_series, samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse
 from exporter.metrics.dcgm_names import LabelStyle
-from exporter.metrics.text_format import Family, duplicate_series, render
+from exporter.metrics.text_format import Family, render
 from exporter.model import (
     AllocationState,
     Attribution,
@@ -76,7 +77,7 @@ def shown(view: Snapshot, options: ExpositionOptions = LEGACY) -> dict[str, Fami
 
 
 def rows(page: dict[str, Family], name: str) -> list[tuple[dict[str, str], float]]:
-    return [(dict(sample.pairs), sample.value) for sample in page[name].samples] if name in page else []
+    return [(dict(sample.pairs), sample.value) for sample in samples_of(page[name])] if name in page else []
 
 
 def drop_in(page: dict[str, Family]) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -90,7 +91,7 @@ def test_the_default_set_of_dcgm_exporter_is_met_in_names_types_and_label_order(
     page = shown(snapshot(exclusive()))
     assert {name: str(family.kind) for name, family in page.items() if name.startswith("DCGM_")} == DROP_IN
     for name in DROP_IN:
-        (sample,) = page[name].samples
+        (sample,) = samples_of(page[name])
         errors = ["err_code", "err_msg"] if name == "DCGM_FI_DEV_XID_ERRORS" else []
         assert [label for label, _ in sample.pairs] == [
             *GPU_LABELS,
@@ -270,7 +271,7 @@ def test_own_labels_stay_clear_of_prometheus_target_labels() -> None:
         label
         for name, family in shown(snapshot()).items()
         if not name.startswith("DCGM_FI_")
-        for sample in family.samples
+        for sample in samples_of(family)
         for label, _ in sample.pairs
     }
     assert not names & {"instance", "job", "namespace", "pod", "container", "service", "endpoint", "hostname"}
@@ -407,14 +408,14 @@ def test_clock_events_are_the_boards_and_are_told_of_boards_that_answer() -> Non
 def test_the_counts_have_dcgm_exporters_labels_in_its_order_and_the_window_where_there_is_one() -> None:
     page = shown(snapshot(exclusive()), ExpositionOptions(collectors=EVENT_ROWS))
     recent, total = page["DCGM_EXP_XID_ERRORS_COUNT"], page["DCGM_EXP_XID_ERRORS_TOTAL"]
-    assert [name for name, _ in recent.samples[0].pairs] == [
+    assert [name for name, _ in samples_of(recent)[0].pairs] == [
         *GPU_LABELS,
         "window_size_in_ms",
         "xid",
         *HOLDER_LABELS,
     ]
-    assert dict(recent.samples[0].pairs)["window_size_in_ms"] == "300000"
-    assert [name for name, _ in total.samples[0].pairs] == [*GPU_LABELS, "xid", *HOLDER_LABELS]
+    assert dict(samples_of(recent)[0].pairs)["window_size_in_ms"] == "300000"
+    assert [name for name, _ in samples_of(total)[0].pairs] == [*GPU_LABELS, "xid", *HOLDER_LABELS]
     assert [str(page[f"DCGM_EXP_{name}"].kind) for name in ("XID_ERRORS_COUNT", "CLOCK_EVENTS_TOTAL")] == [
         "gauge",
         "counter",

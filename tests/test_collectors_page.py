@@ -5,11 +5,12 @@ from pathlib import Path
 
 from agent_support import matching, running_agent
 from pipeline_support import Pipeline, pipeline
+from samples_support import duplicate_series
 
 from exporter.agent.history import EventLog
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse
-from exporter.metrics.text_format import duplicate_series, render
+from exporter.metrics.text_format import render
 from gpu_simulator import scenario
 
 GOLDEN = Path(__file__).parent / "golden"

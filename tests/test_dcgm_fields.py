@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.metrics import collectors_file
-from exporter.metrics.dcgm_names import BY_FIELD, BY_NAME, PREFIX, TABLE, DcgmField, Era
+from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era
 from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
 OTHERS = collectors_file.other_fields()
+BY_FIELD = {row.field: row for row in TABLE}
 
 
 def other_field(name: str) -> tuple[DcgmField, Era]:

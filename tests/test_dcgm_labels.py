@@ -6,13 +6,13 @@ import re
 import pytest
 from agent_support import running_agent
 from exposition_support import PER_DEVICE, exclusive, gpu, instance, snapshot
+from samples_support import duplicate_series, samples_of
 
 from exporter.agent.run import _exposition
 from exporter.config import load_agent
 from exporter.metrics import collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.dcgm_names import DEFAULT, TAKEN, LabelStyle
-from exporter.metrics.text_format import duplicate_series
 from exporter.model import DeviceView, Snapshot
 
 ALL = LabelStyle(hostname="", old_names=True, model_hyphens=True, pod_uid=True)
@@ -36,7 +36,7 @@ def series(
         (family.name, sample.pairs, sample.value)
         for family in page
         if family.name.startswith("DCGM_")
-        for sample in family.samples
+        for sample in samples_of(family)
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
+from samples_support import samples_of
 
 from exporter.gpu import wire
 from exporter.gpu.merge import supplement
@@ -40,7 +41,7 @@ def shown(snapshot: Snapshot, name: str, **wanted: str) -> list[float]:
         sample.value
         for family in families(snapshot, ExpositionOptions())
         if family.name == name
-        for sample in family.samples
+        for sample in samples_of(family)
         if wanted.items() <= dict(sample.pairs).items()
     ]
 

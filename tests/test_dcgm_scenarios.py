@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import pipeline
+from samples_support import duplicate_series, samples_of
 from test_golden_scenarios import GOLDEN, page
 
 from exporter.metrics import collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.dcgm_names import TABLE
-from exporter.metrics.text_format import duplicate_series
 from exporter.model import Field, Reading
 from gpu_simulator import scenario
 from gpu_simulator.truth import GpuTruth, MigTruth, NodeTruth
@@ -75,7 +75,7 @@ async def seen(name: str, source: str, directory: Path) -> Seen:
         series = {
             (family.name, frozenset(pair for pair in sample.pairs if pair[0] != "measured_by")): sample.value
             for family in shown
-            for sample in family.samples
+            for sample in samples_of(family)
         }
         _SEEN[name, source] = Seen(series, reading, loaded.at(INSTANT_SECONDS))
     return _SEEN[name, source]

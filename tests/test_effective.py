@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metering_support import H100
 from pipeline_support import pipeline
+from samples_support import samples_of
 
 from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.effective import pcie_use
@@ -383,6 +384,6 @@ async def test_effective_time_of_a_shared_gpu_is_the_devices_alone(tmp_path: Pat
     found = by_namespace(snapshot)
     assert found["decode"].profiled == 0.0
     assert found["training"].profiled > 5.0
-    rows = {family.name: family.samples for family in families(snapshot, ExpositionOptions())}
+    rows = {family.name: samples_of(family) for family in families(snapshot, ExpositionOptions())}
     assert len(rows["gpu_effective_ratio"]) == 5
     assert len(rows["gpu_pod_effective_ratio"]) == 2

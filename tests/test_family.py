@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples_support import duplicate_series, pairs, samples_of
 
 from exporter.metrics import catalog
 from exporter.metrics.text_format import (
@@ -9,10 +10,8 @@ from exporter.metrics.text_format import (
     Kind,
     LabelNames,
     PageBuilder,
-    duplicate_series,
     forget_unused,
     labels,
-    pairs,
     plus,
 )
 
@@ -50,7 +49,7 @@ def test_two_names_that_are_shown_alike_are_one_series_and_counted() -> None:
     for bad in ("\udc80", "\udc81"):
         page.metric(catalog.GPU_UP, labels(("node", bad)), 1)
     (family,) = page.families()
-    assert [sample.pairs for sample in family.samples] == [(("node", "?"),)]
+    assert [sample.pairs for sample in samples_of(family)] == [(("node", "?"),)]
     assert page.reasons == {"duplicate_series": 1}
 
 

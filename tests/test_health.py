@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from pipeline_support import EPOCH_SECONDS, Pipeline, pipeline
+from samples_support import samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse
@@ -67,7 +68,7 @@ def add(series: dict[str, dict[int, float]], snapshot: Snapshot, step: int) -> N
         if not family.name.startswith("gpu_"):
             continue
         shift = EPOCH_SECONDS if family.name.endswith("_timestamp_seconds") else 0.0
-        for sample in family.samples:
+        for sample in samples_of(family):
             series[f"{family.name}{{{sample.labels}}}"][step] = sample.value - shift
 
 

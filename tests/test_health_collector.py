@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from exposition_support import exclusive, instance, lost, snapshot
+from samples_support import samples_of
 
 from exporter.metrics import catalog, collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
@@ -34,7 +35,7 @@ def shown(*views: DeviceView) -> dict[tuple[str, str], float]:
         (family.name, "".join(value for name, value in sample.pairs if name in own)): sample.value
         for family in page
         if family.name in HEALTH
-        for sample in family.samples
+        for sample in samples_of(family)
     }
 
 
@@ -117,11 +118,13 @@ def test_clock_events_stand_on_a_board_that_answers_from_zero_on() -> None:
     page = {family.name: family for family in families(snapshot(), ExpositionOptions())}
     counted = {
         (pairs["gpu"], pairs["event"]): sample.value
-        for sample in page["gpu_clock_events_total"].samples
+        for sample in samples_of(page["gpu_clock_events_total"])
         for pairs in [dict(sample.pairs)]
         if "gpu_instance" not in pairs
     }
-    assert len(counted) == len(page["gpu_clock_events_total"].samples) == 3 * 9, "not on instances, nor on a lost GPU"
+    assert len(counted) == len(samples_of(page["gpu_clock_events_total"])) == 3 * 9, (
+        "not on instances, nor on a lost GPU"
+    )
     assert {key: times for key, times in counted.items() if times} == {("0", "power_cap"): 3, ("0", "hw_thermal"): 1}
 
 
@@ -133,7 +136,7 @@ def test_the_margin_of_the_memory_says_whose_limit_it_is_of(
     told: dict[str, float], expected: tuple[str, float]
 ) -> None:
     page = {family.name: family for family in families(snapshot(telling(**told)), ExpositionOptions())}
-    (sample,) = page["gpu_memory_temperature_margin_celsius"].samples
+    (sample,) = samples_of(page["gpu_memory_temperature_margin_celsius"])
     assert (dict(sample.pairs)["limit"], sample.value) == expected
 
 
@@ -144,7 +147,7 @@ def test_an_xid_has_its_tier_and_154_none_where_the_gpu_reports_its_action() -> 
         dataclasses.replace(exclusive(1), xid_last_seen_seconds={154: 3.0}, values={Field.GPU_RECOVERY_ACTION: 1}),
     )
     page = {family.name: family for family in families(snapshot(*views), ExpositionOptions())}
-    carried = [dict(sample.pairs) for sample in page["gpu_xid_last_seen_timestamp_seconds"].samples]
+    carried = [dict(sample.pairs) for sample in samples_of(page["gpu_xid_last_seen_timestamp_seconds"])]
     assert [(one["gpu"], one["xid"], one["tier"]) for one in carried] == [
         ("0", "31", "application"),
         ("0", "79", "critical"),

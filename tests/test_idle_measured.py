@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
+from samples_support import samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Activity, ActivitySource, Bottleneck, ResourceProfile, Snapshot, SourceState
@@ -60,7 +61,7 @@ class Told:
             sample.value
             for one in families(self.snapshot, ExpositionOptions())
             if one.name == family
-            for sample in one.samples
+            for sample in samples_of(one)
             if labels.items() <= dict(sample.pairs).items()
         ]
 

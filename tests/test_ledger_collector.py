@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, one_ledger, snapshot
+from samples_support import samples_of
 from snapshot_support import changed
 
 from exporter.accounting.ledgers import Ledgers
@@ -15,7 +16,7 @@ NOW = 1_760_000_200.25
 
 def rows(view: Snapshot, name: str, options: ExpositionOptions | None = None) -> list[tuple[dict[str, str], float]]:
     page = {family.name: family for family in families(view, options or ExpositionOptions())}
-    return [(dict(one.pairs), one.value) for one in page[name].samples] if name in page else []
+    return [(dict(one.pairs), one.value) for one in samples_of(page[name])] if name in page else []
 
 
 def showing(**changes: object) -> Snapshot:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from exposition_support import OWNERS, snapshot
+from samples_support import samples_of
 from snapshot_support import changed
 
 from exporter.metrics.catalog import FOR_GOOD_SECONDS
@@ -23,7 +24,7 @@ def series(view: OwnersView | None = OWNERS, **more: object) -> dict[str, list[t
     """Return the series of owners, pools and shared devices by name."""
     shown = families(changed(snapshot(), metering={"owners": view, **more}), ExpositionOptions())
     return {
-        family.name: [(dict(sample.pairs), sample.value) for sample in family.samples]
+        family.name: [(dict(sample.pairs), sample.value) for sample in samples_of(family)]
         for family in shown
         if family.name.startswith(("gpu_owner_", "gpu_pool_", "gpu_shared_"))
     }

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
+from samples_support import duplicate_series
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.metrics.text_format import duplicate_series, render
+from exporter.metrics.text_format import render
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, Snapshot
 from gpu_simulator import scenario
 

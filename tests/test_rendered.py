@@ -10,10 +10,11 @@ from exposition_support import FACTS, exclusive, holder, ledger, lost, one_ledge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from samples_support import duplicate_series, samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, build
-from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, duplicate_series, render
+from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, render
 from exporter.model import (
     Activity,
     ActivitySource,
@@ -34,7 +35,7 @@ MODERN = "application/openmetrics-text;version=1.0.0"
 
 def value_of(page: bytes, name: str) -> float:
     for family in text_string_to_metric_families(page.decode()):
-        for sample in family.samples:
+        for sample in samples_of(family):
             if sample.name == name:
                 return sample.value
     raise AssertionError(name)

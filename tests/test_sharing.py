@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import AgentSettings, Pipeline, pipeline, save_now
+from samples_support import samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Snapshot
@@ -23,7 +24,7 @@ def column(snapshot: Snapshot, name: str) -> Values:
     return {
         (pairs.get("pod_name", pairs.get("pod", "")), pairs.get("container_name", pairs.get("container", ""))): value
         for family in families(snapshot, ExpositionOptions())
-        for sample in family.samples
+        for sample in samples_of(family)
         if family.name == name
         for pairs, value in [(dict(sample.pairs), sample.value)]
     }

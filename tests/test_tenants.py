@@ -7,10 +7,11 @@ from exposition_support import FACTS, exclusive, gpu, holder, partitioned, share
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from samples_support import duplicate_series, samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.metrics.text_format import duplicate_series, render
+from exporter.metrics.text_format import render
 from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse, Snapshot
 
 OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"}
@@ -18,7 +19,7 @@ OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", 
 
 def rows(view: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
     page = {family.name: family for family in families(view, ExpositionOptions())}
-    return [(dict(one.pairs), one.value) for one in page[name].samples] if name in page else []
+    return [(dict(one.pairs), one.value) for one in samples_of(page[name])] if name in page else []
 
 
 def held_by(facts: PodFacts | None) -> DeviceView:
@@ -49,7 +50,7 @@ def test_what_pods_export_stands_on_the_info_series_alone() -> None:
     carriers = {
         family.name
         for family in page
-        for sample in family.samples
+        for sample in samples_of(family)
         for name, _ in sample.pairs
         if name.startswith(("label_", "annotation_")) or name in {"queue", "workload_class"}
     }
@@ -64,7 +65,7 @@ def test_no_exported_label_costs_the_page_or_stands_for_one_of_ours(exported: li
     read_back = {
         sample.labels["pod_name"]: sample.labels
         for family in text_string_to_metric_families(render(page, openmetrics=False).decode())
-        for sample in family.samples
+        for sample in samples_of(family)
         if sample.name == "gpu_pod_info"
     }
     assert read_back.keys() == {"resnet-0", "llm-a", "llm-b"}

@@ -15,9 +15,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as modern
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.registry import Collector
+from samples_support import pairs, samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.metrics.text_format import Block, Family, Kind, labels, negotiate, number, pairs, render
+from exporter.metrics.text_format import Block, Family, Kind, labels, negotiate, number, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
@@ -136,7 +137,7 @@ def test_a_block_shows_page_after_page_what_one_made_anew_would(pages: list[list
 @given(FAMILIES)
 def test_what_is_rendered_is_read_back_by_both_parsers(drawn: Drawn) -> None:
     ours, _ = ours_and_theirs(drawn)
-    expected = {(family.name, sample.pairs, sample.value) for family in ours for sample in family.samples}
+    expected = {(family.name, sample.pairs, sample.value) for family in ours for sample in samples_of(family)}
     for parse, openmetrics in ((parse_plain, False), (parse_openmetrics, True)):
         page = render(ours, openmetrics=openmetrics).decode()
         read = {
@@ -221,7 +222,7 @@ def test_a_client_gets_openmetrics_only_where_it_prefers_it(accept: str, *, open
 
 def test_a_whole_page_is_read_by_both_parsers_with_the_same_samples() -> None:
     shown = families(snapshot(), ExpositionOptions())
-    expected = sum(len(family.samples) for family in shown)
+    expected = sum(len(samples_of(family)) for family in shown)
     plain = list(parse_plain(render(shown, openmetrics=False).decode()))
     newer = list(parse_openmetrics(render(shown, openmetrics=True).decode()))
     assert sum(len(metric.samples) for metric in plain) == expected

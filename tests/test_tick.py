@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_support import AskedKubelet, DirectSource
+from samples_support import samples_of
 
 from exporter.accounting.idle import IdleClock
 from exporter.agent.facts import Attributor
@@ -199,7 +200,9 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
         at = EPOCH + second
         source.readings.append(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, gpus=(lie,)))
         page, _ = build(node.tick(at, float(second)), ExpositionOptions(), Dropped())
-        samples = [one for family in page if family.name.startswith("gpu_exporter_errors") for one in family.samples]
+        samples = [
+            one for family in page if family.name.startswith("gpu_exporter_errors") for one in samples_of(family)
+        ]
         counted.append([(dict(one.pairs), one.value) for one in samples])
     told = ({"part": "activity", "reason": "contradiction"}, 1)
     assert counted[:5] == [[]] * 5, "the means need some seconds"
@@ -237,4 +240,4 @@ def check_page(snapshot: Snapshot) -> None:
     page, dropped = build(snapshot, ExpositionOptions(), Dropped())
     assert dropped == Dropped(), "duplicate and bad samples"
     for family in page:
-        assert all(math.isfinite(sample.value) and sample.value >= 0 for sample in family.samples), family.name
+        assert all(math.isfinite(sample.value) and sample.value >= 0 for sample in samples_of(family)), family.name

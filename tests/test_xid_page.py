@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
+from samples_support import samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Snapshot
@@ -34,7 +35,7 @@ def shown(snapshot: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
         (dict(sample.pairs), sample.value)
         for family in families(snapshot, ExpositionOptions())
         if family.name == name
-        for sample in family.samples
+        for sample in samples_of(family)
     ]
 
 

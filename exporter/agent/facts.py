@@ -35,17 +35,14 @@ class Kubelet(Protocol):
     @property
     def latest(self) -> Allocations | None:
         """The last good answer, however old."""
-        ...
 
     @property
     def problem(self) -> str:
         """Why there is no newer answer, in one line; empty if there is no problem."""
-        ...
 
     @property
     def errors(self) -> Mapping[str, int]:
         """Counts since start by reason."""
-        ...
 
 
 class Pids(Protocol):
@@ -53,7 +50,6 @@ class Pids(Protocol):
 
     def pod_uid(self, pid: int) -> str | None:
         """Return the UID of a process's pod."""
-        ...
 
 
 class Names(Protocol):
@@ -61,11 +57,9 @@ class Names(Protocol):
 
     def name_of(self, uid: str) -> tuple[str, str] | None:
         """Return namespace and name of a UID."""
-        ...
 
     def uid_of(self, namespace: str, pod: str) -> str | None:
         """Return the UID of a name."""
-        ...
 
 
 class MetadataSource(Protocol):
@@ -74,29 +68,23 @@ class MetadataSource(Protocol):
     @property
     def status(self) -> MetadataStatus:
         """State of the data."""
-        ...
 
     @property
     def errors(self) -> Mapping[str, int]:
         """Counts since start by reason."""
-        ...
 
     @property
     def node_facts(self) -> NodeFacts | None:
         """Facts from the node's labels; ``None`` until they are read."""
-        ...
 
     def evidence(self, now: float) -> Evidence:
         """Return the evidence for the join, the same object while nothing changes."""
-        ...
 
     def note(self, allocations: Allocations, now: float) -> None:
         """Process a new answer of the kubelet."""
-        ...
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Return the owner of a pod."""
-        ...
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from exporter.gpu.merge import by_index, identities
+from exporter.gpu.merge import by_index
 from exporter.model import (
     CLOCK_EVENTS,
     ActivityHistory,
@@ -101,17 +101,8 @@ class SourceRecord:
         self.known.update((gpu.gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
         completed = [self._with_instances(gpu) for gpu in gpus]
         here = {gpu.gpu.uuid for gpu in gpus}
-        completed.extend(
-            GpuReading(
-                gpu=gpu.gpu,
-                state=DeviceState.MISSING,
-                reason="not_enumerated",
-                instances=identities(gpu.instances),
-                lacks_instances=gpu.lacks_instances,
-            )
-            for uuid, gpu in self.known.items()
-            if uuid not in here
-        )
+        gone = (gpu for uuid, gpu in self.known.items() if uuid not in here)
+        completed.extend(gpu.without_values(DeviceState.MISSING, "not_enumerated") for gpu in gone)
         there = [gpu for gpu in completed if gpu.state is not DeviceState.MISSING and not self._has_left(gpu, up)]
         missing = [gpu for gpu in completed if gpu.state is DeviceState.MISSING and not self._has_left(gpu, up)]
         # The driver numbers only the present GPUs, so one of them may have the index of a missing one.
@@ -141,7 +132,8 @@ class SourceRecord:
         before = self.known.get(gpu.gpu.uuid)
         if gpu.state is DeviceState.UP or gpu.instances or before is None:
             return gpu
-        return replace(gpu, instances=identities(before.instances), lacks_instances=before.lacks_instances)
+        bare = before.without_values(gpu.state, gpu.reason)
+        return replace(gpu, instances=bare.instances, lacks_instances=bare.lacks_instances)
 
 
 def _device_of(event: XidEvent, before: Reading | None, newest: Reading) -> str:

@@ -27,7 +27,6 @@ class Tenancy(Protocol):
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Return the owner of the pod; ``None`` while it is unknown."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,16 +31,13 @@ class Source(Protocol):
     @property
     def status(self) -> SourceStatus:
         """Current state of the source."""
-        ...
 
     @property
     def errors(self) -> Mapping[str, int]:
         """Counts since start by reason, in addition to those that readings carry."""
-        ...
 
     def take(self) -> tuple[Reading, ...]:
         """Readings since the last call, oldest first."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)

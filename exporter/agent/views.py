@@ -251,7 +251,7 @@ class Viewer:
             listed = _own_processes(gpu, part)
             sample = Observation(
                 uuid=uuid,
-                at_seconds=reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds,
+                at_seconds=reading.instant,
                 values=part.values if part else gpu.values,
                 level=_level(gpu, part),
                 model=gpu.gpu.model,
@@ -348,17 +348,8 @@ def darkened(reading: Reading, reason: str) -> Reading:
     A driver that does not answer for a GPU is a fact about the GPU. A host engine that does not answer is not.
     """
     down = DeviceState.UNKNOWN if reading.source == "dcgm" else DeviceState.FAILED
-    return replace(
-        reading,
-        dcgm_version=None,
-        gpus=tuple(
-            GpuReading(
-                gpu=gpu.gpu,
-                state=down if gpu.state is DeviceState.UP else gpu.state,
-                reason=gpu.reason or reason,
-                instances=tuple(MigReading(instance=part.instance) for part in gpu.instances),
-                lacks_instances=gpu.lacks_instances,
-            )
-            for gpu in reading.gpus
-        ),
+    gpus = (
+        gpu.without_values(down if gpu.state is DeviceState.UP else gpu.state, gpu.reason or reason)
+        for gpu in reading.gpus
     )
+    return replace(reading, dcgm_version=None, gpus=tuple(gpus))

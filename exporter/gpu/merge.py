@@ -155,7 +155,7 @@ def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
         return None
     there = [_by_dcgm(gpu, known[gpu.gpu.uuid]) for gpu in dcgm.gpus if gpu.gpu.uuid in known]
     there += [
-        _unseen(gpu, away)
+        gpu.without_values(DeviceState.FAILED, away) if gpu.state is _UP else gpu.without_values(gpu.state, gpu.reason)
         for uuid, gpu in known.items()
         if uuid not in here and (uuid not in memory.dcgm_uuids or gpu.state is not _UP)
     ]
@@ -262,22 +262,6 @@ def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[Gp
         taken.add(index)
         gpus.append(replace(gpu, gpu=replace(gpu.gpu, index=index)))
     return tuple(sorted(gpus, key=lambda gpu: gpu.gpu.index))
-
-
-def identities(instances: Iterable[MigReading]) -> tuple[MigReading, ...]:
-    """Return instances without values, processes and other data: only their identities."""
-    return tuple(MigReading(instance=part.instance) for part in instances)
-
-
-def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
-    up = gpu.state is _UP
-    return GpuReading(
-        gpu=gpu.gpu,
-        state=DeviceState.FAILED if up else gpu.state,
-        reason=reason if up else gpu.reason,
-        instances=identities(gpu.instances),
-        lacks_instances=gpu.lacks_instances,
-    )
 
 
 def _uuids(gpus: Iterable[GpuReading]) -> frozenset[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
-from exporter.gpu.merge import identities
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 from exporter.model.fields import PROFILING
 
@@ -460,13 +459,7 @@ class Worker:
     def _leave_out(self, index: int) -> None:
         """Exclude a GPU that hangs from now on; its holders keep it."""
         last = next((gpu for gpu in self._gpus if gpu.gpu.index == index), None)
-        self._hung[index] = last and GpuReading(
-            gpu=last.gpu,
-            state=DeviceState.FAILED,
-            reason="hung",
-            instances=identities(last.instances),
-            lacks_instances=last.lacks_instances,
-        )
+        self._hung[index] = last and last.without_values(DeviceState.FAILED, "hung")
         self._renewal_asked.set()
 
     def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:

@@ -345,7 +345,7 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
         holder_labels = style.holder(holder.holder) if holder else []
         for event in options.collectors.events:
             for more, count in dcgm_names.event_samples(event.name, view, snapshot):
-                page.add(event.name, plus(before, *more, *holder_labels), count)
+                page.metric(event, plus(before, *more, *holder_labels), count)
         # The last Xid of a GPU that is gone may say why it is.
         page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
         if view.state not in ANSWERING:

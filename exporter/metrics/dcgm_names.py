@@ -124,8 +124,6 @@ TABLE: tuple[DcgmField, ...] = tuple(
 )
 """Fields that NVML answers too; those of a default set first, in the order of dcgm-exporter's file."""
 
-BY_FIELD: Mapping[Field, DcgmField] = MappingProxyType({row.field: row for row in TABLE})
-
 
 def _names() -> dict[str, tuple[DcgmField, Era]]:
     names: dict[str, tuple[DcgmField, Era]] = {}

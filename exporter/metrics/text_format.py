@@ -1,7 +1,6 @@
 """Renders the two text formats of Prometheus; prometheus_client would append `_total` to DCGM's counters."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +9,6 @@ from functools import lru_cache
 from typing import NewType, Self
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
-_ESCAPED = re.compile(r"\\(.)")
 
 Labels = NewType("Labels", str)
 """An ordered label set as its text, ``name="value",...`` without braces, escaped: the same in both text formats.
@@ -96,28 +93,6 @@ def _pair(name: str, value: str) -> str:
     return f'{name}="{valid.translate(_ESCAPES)}"'
 
 
-def pairs(carried: Labels) -> tuple[tuple[str, str], ...]:
-    """Names and values of a label set, in its order."""
-    return tuple((name, _ESCAPED.sub(_unescaped, value)) for name, value in _PAIR.findall(carried))
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One series of a family."""
-
-    labels: Labels
-    value: int | float
-
-    @property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names and values of its labels."""
-        return pairs(self.labels)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """All series of one metric name, in a stable order. ``name`` is the full name, with ``_total`` on counters."""
@@ -126,24 +101,6 @@ class Family:
     kind: Kind
     help: str
     values: Mapping[Labels, int | float]
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """The series one by one."""
-        return tuple(Sample(carried, value) for carried, value in self.values.items())
-
-
-def duplicate_series(families: Iterable[Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
-    """Name and label set of every series after the first of its kind; empty on a page that Prometheus takes whole."""
-    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
-    twice = []
-    for family in families:
-        for sample in family.samples:
-            key = (family.name, frozenset(sample.pairs))
-            if key in seen:
-                twice.append(key)
-            seen.add(key)
-    return twice
 
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -316,47 +273,31 @@ class PageBuilder:
     """A page in the making. Not for several threads."""
 
     def __init__(self) -> None:
-        self._heads: dict[str, tuple[Kind, str]] = {}
+        self._metrics: dict[str, Metric] = {}
         self._values: dict[str, dict[Labels, int | float]] = {}
         self.reasons: Counter[str] = Counter()
         self.dropped_series = 0
 
-    def declare(self, name: str, kind: Kind, text: str) -> None:
-        """Give a family its place on the page; a second declaration changes nothing."""
-        if name not in self._heads:
-            self._heads[name] = (kind, text)
-            self._values[name] = {}
-
-    def add(self, name: str, labels: Labels, value: float) -> None:
-        """Add a series to a declared family; a repeated label set or a value that is no number is counted instead."""
-        if not math.isfinite(value):
-            self.reasons["not_finite"] += 1
-            return
-        values = self._values[name]
-        if labels in values:
-            self.reasons["duplicate_series"] += 1
-        else:
-            values[labels] = value
-
     def metric(self, metric: Metric, labels: Labels, value: float | None) -> None:
-        """Add a series of an own metric; ``None`` is absent."""
-        if value is not None:
-            self.add(metric.name, labels, value)
+        """Add a series of a declared metric, as ``rows`` does."""
+        self.rows(((metric, labels, value),))
 
     def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
-        """Add series one by one, as ``add`` does; ``None`` is absent."""
+        """Add series one by one; ``None`` is absent. A value that is no number and a repeated label set are counted."""
         isfinite, families = math.isfinite, self._values
         for metric, labels, value in rows:
             if value is None:
                 continue
             values = families[metric.name]
-            if labels not in values and isfinite(value):
-                values[labels] = value
+            if not isfinite(value):
+                self.reasons["not_finite"] += 1
+            elif labels in values:
+                self.reasons["duplicate_series"] += 1
             else:
-                self.add(metric.name, labels, value)
+                values[labels] = value
 
     def column(self, metric: Metric, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
-        """Add many series of one metric, as ``add`` does one by one; ``None`` is absent."""
+        """Add many series of one metric, as ``rows`` does one by one; ``None`` is absent."""
         there = [value for value in values if value is not None]
         column = self._values[metric.name]
         new = dict(zip(labels, there, strict=False))
@@ -367,14 +308,15 @@ class PageBuilder:
             self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
-        """Declare families in this order."""
+        """Give families their places on the page, in this order; a second declaration changes nothing."""
         for metric in metrics:
-            self.declare(metric.name, metric.kind, metric.help)
+            self._metrics.setdefault(metric.name, metric)
+            self._values.setdefault(metric.name, {})
 
     def families(self) -> list[Family]:
         """Every family that has a series, in the order of declaration."""
         return [
-            Family(name=name, kind=kind, help=text, values=self._values[name])
-            for name, (kind, text) in self._heads.items()
+            Family(name=name, kind=metric.kind, help=metric.help, values=self._values[name])
+            for name, metric in self._metrics.items()
             if self._values[name]
         ]

@@ -158,6 +158,13 @@ class GpuReading:
     lacks_instances: bool = False
     """Whether ``instances`` is incomplete, because the driver fails to describe some MIG instances."""
 
+    def without_values(self, state: DeviceState, reason: str) -> "GpuReading":
+        """Return the GPU in another state, with its identity and those of its instances, and no other data."""
+        bare = tuple(MigReading(instance=part.instance) for part in self.instances)
+        return GpuReading(
+            gpu=self.gpu, state=state, reason=reason, instances=bare, lacks_instances=self.lacks_instances
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidEvent:
