@@ -129,14 +129,11 @@ def undeclared(workload: Workload) -> bool:
 
 def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
     """Evaluate everything."""
-    ours = run(shapes, (RULES,), OURS, agent_page)
-    yield Contestant(name="ours", alerts=OURS, shapes=shapes, firings=ours)
+    yield Contestant(name="ours", alerts=OURS, shapes=shapes, firings=run(shapes, (RULES,), OURS, agent_page))
     on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
-    if on_dcgm.is_file():
-        name = "ours, on dcgm-exporter's series"
-        small = [shape for shape in shapes if samples(shape) <= ADAPTER_SAMPLES]
-        firings = run(small, (on_dcgm,), OURS, corpus_public.add, most=ADAPTER_SAMPLES)
-        yield Contestant(name=name, alerts=OURS, shapes=small, firings=firings)
+    small = [shape for shape in shapes if samples(shape) <= ADAPTER_SAMPLES]
+    firings = run(small, (on_dcgm,), OURS, corpus_public.add, most=ADAPTER_SAMPLES)
+    yield Contestant(name="ours, on dcgm-exporter's series", alerts=OURS, shapes=small, firings=firings)
     rules = ROOT / "benchmarks" / "public_rules.yaml"
     public = run(shapes, (rules,), alerts_of(rules), corpus_public.add, step=30.0)
     for alert, name in (
