@@ -38,6 +38,7 @@ PAGES = (
     "/budgets",
     "/about",
     "/api",
+    "/runbook",
 )
 FILTERED = (
     "/?window=7d&cluster=alpha",
@@ -59,6 +60,7 @@ AXED = (
     "/budgets",
     "/about",
     "/api",
+    "/runbook",
 )
 """Each template once, with and without figures; ``axe`` takes long over tables of a hundred rows."""
 AXE: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
