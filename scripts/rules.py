@@ -86,11 +86,13 @@ PAGE = """\
 <dl class="index">
 {index}</dl>
 </nav>
+<div>
 <section class="panel prose">
 {{% raw %}}
 {body}{{% endraw %}}
 </section>
 <p class="back"><a href="#index">Index of alerts</a></p>
+</div>
 {{% endblock %}}
 """
 
