@@ -82,10 +82,17 @@ PAGE = """\
 {{% block period %}}{{% endblock %}}
 {{% block filters %}}{{% endblock %}}
 {{% block content %}}
+<nav class="panel" id="index" aria-label="Alerts">
+<dl class="index">
+{index}</dl>
+</nav>
+<div>
 <section class="panel prose">
 {{% raw %}}
 {body}{{% endraw %}}
 </section>
+<p class="back"><a href="#index">Index of alerts</a></p>
+</div>
 {{% endblock %}}
 """
 
@@ -146,15 +153,22 @@ def manifest(rules: str) -> str:
 
 
 def page(markdown: str) -> str:
-    """Return the template of the runbook's page: headings have anchors, links to other files are plain text."""
+    """Return the template of the runbook's page: an index, headings with anchors, links to other files as text."""
     parser = MarkdownIt("commonmark").enable("table")
     tokens = parser.parse(markdown.partition("\n")[2])
+    alerts: dict[str, list[str]] = {}
     for opened, text in pairwise(tokens):
         if opened.type == "heading_open":
-            opened.attrSet("id", re.sub(r"[^a-z0-9 -]", "", text.content.lower()).replace(" ", "-"))
+            anchor = re.sub(r"[^a-z0-9 -]", "", text.content.lower()).replace(" ", "-")
+            opened.attrSet("id", anchor)
+            if opened.tag == "h2":
+                alerts[text.content] = []
+            else:
+                list(alerts.values())[-1].append(f'<a href="#{anchor}">{text.content}</a>')
         if text.children:
             text.children = list(_without_files(text.children))
-    return PAGE.format(body=parser.renderer.render(tokens, parser.options, {}))
+    index = "".join(f"<dt>{group}</dt><dd>{' '.join(links)}</dd>\n" for group, links in alerts.items() if links)
+    return PAGE.format(index=index, body=parser.renderer.render(tokens, parser.options, {}))
 
 
 def _without_files(tokens: Sequence[Token]) -> Iterator[Token]:

@@ -307,7 +307,7 @@ def test_every_part_of_the_runbook_that_the_page_links_to_exists() -> None:
     }
     runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8").lower()
     assert len(alerts) > 10
-    assert [alert for alert in alerts if f"\n## {alert}\n" not in runbook] == []
+    assert [alert for alert in alerts if f"\n### {alert}\n" not in runbook] == []
 
 
 def test_a_table_says_what_its_activity_is_a_share_of_and_what_its_measures_mean() -> None:

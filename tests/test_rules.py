@@ -289,7 +289,7 @@ def test_money_and_idleness_never_page() -> None:
 
 def test_the_runbook_has_a_heading_for_every_alert_and_no_other() -> None:
     runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^## (GPU\w+)$", runbook, flags=re.MULTILINE)
+    headings = re.findall(r"^### (GPU\w+)$", runbook, flags=re.MULTILINE)
     assert sorted(headings) == sorted({alert["alert"] for alert in ALERTS})
 
 

@@ -1,6 +1,7 @@
 """The cost service's pages in a real browser: they draw, load nothing from elsewhere, and can be used by everyone.
 
 ``SCREENSHOTS=1 pytest tests/test_service_browser.py -k screenshots`` puts new pictures into the documentation.
+``page.png`` is the agent's page of ``make demo`` after 16 minutes, 1280 by 1480 pixels.
 """
 
 import json
@@ -38,6 +39,7 @@ PAGES = (
     "/budgets",
     "/about",
     "/api",
+    "/runbook",
 )
 FILTERED = (
     "/?window=7d&cluster=alpha",
@@ -60,6 +62,7 @@ AXED = (
     "/budgets",
     "/about",
     "/api",
+    "/runbook",
 )
 """Each template once, with and without figures; ``axe`` takes long over tables of a hundred rows."""
 AXE: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (

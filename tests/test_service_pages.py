@@ -556,6 +556,7 @@ def test_an_unknown_team_is_said_to_be_unknown_and_near_ones_are_named(service: 
     shown = page(service, "/by/team?team=visoin")
     assert "Team visoin had no GPU in this period; there is: vision" in shown.text
     assert "Nothing was recorded here." in shown.text
+    assert "nothing matches" not in shown.text, "said once"
 
 
 @pytest.mark.parametrize(
@@ -636,8 +637,11 @@ def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
     idle = replace(
         unknown, pod="serving-1-a", activity_ratio=0.02, idle_for_seconds=7300.0, cost_per_hour=price, live=True
     )
-    with beside(served(fleet_prometheus.url, now, pods=[idle, unknown])) as running:
+    with beside(served(fleet_prometheus.url, now, pods=[idle, unknown, replace(idle, namespace="new")])) as running:
         shown = page(running, "/owner?namespace=vision")
+        new = page(running, "/owner?namespace=new")
+    assert "Nothing was recorded here. A new workload is here after its first full hour." in new.text
+    assert new.row("serving-1-a") == shown.row("serving-1-a")
     assert shown.row("serving-1-a")[2:] == ["100 %", "2 %", "2 h", "3 d", "3.0 GiB", "$6.16"]
     ended = shown.row("serving-1-b")
     assert "ended" in ended[0]

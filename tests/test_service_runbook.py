@@ -18,7 +18,7 @@ RULES = [
 ]
 SECTIONS = dict(
     re.findall(
-        r"^## (GPU\w+)\n(.*?)(?=^## |\Z)",
+        r"^### (GPU\w+)\n(.*?)(?=^##|\Z)",
         (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8"),
         flags=re.MULTILINE | re.DOTALL,
     )
@@ -103,10 +103,12 @@ async def test_links_to_dashboards_lead_to_pages_where_there_is_no_grafana(link:
     assert (answer.status, answer.headers["location"]) == (302, f"/cost{page}")
 
 
-async def test_links_of_the_runbook_lead_somewhere() -> None:
+async def test_links_of_the_runbook_lead_somewhere_and_its_index_has_every_alert() -> None:
     async with running(NOWHERE, external_url="https://example.org/cost") as site:
         text = (await site.get("/cost/runbook")).text
-    body = text[text.index("<section") :]
+    body = text[text.index('<nav class="panel"') : text.index("</main>")]
     headings = set(re.findall(r'id="([^"]+)"', text))
-    for link in re.findall(r'href="([^"]+)"', body[: body.index("</section>")]):
+    for link in re.findall(r'href="([^"]+)"', body):
         assert link.startswith("https://") or link.removeprefix("#") in headings, link
+    index = body[: body.index("</nav>")]
+    assert re.findall(r'href="#(gpu\w+)"', index) == [alert.lower() for alert in SECTIONS]

@@ -25,6 +25,8 @@ from exporter.cost.ledger import (
 )
 from exporter.model.formatting import percent_down
 
+NO_MATCH = "nothing matches"
+"""Begins the note of a report whose filters leave nothing."""
 ShareIdle = Literal["none", "even", "weighted"]
 """What becomes of money that no owner's GPUs cost: shown apart, spread evenly over owners, or by their own money."""
 
@@ -460,7 +462,7 @@ def _trust(
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
     if filters.wanted and not total.seconds.total and any(chunk.capacity_seconds for chunk in ledger.chunks):
-        notes += (f"nothing matches {filter_words(filters)}: look for the right names in a report without the filter",)
+        notes += (f"{NO_MATCH} {filter_words(filters)}: find the names in a report without the filter",)
     if unknown := unknown_labels(ledger, (*by, *filters.wanted)):
         notes += (unknown,)
     if any(OTHER in pairs(key.labels).values() for key in gathered.whole):

@@ -23,7 +23,7 @@ from exporter.cost.ledger import (
     total_of,
 )
 from exporter.cost.render import TITLES
-from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank
+from exporter.cost.report import NO_MATCH, FleetReport, ReportLine, ShareIdle, group_of, is_apart, rank
 from exporter.errors import ConfigError
 from exporter.model.formatting import day, minute, plural
 from exporter.service.data import Book, Freshness
@@ -242,9 +242,7 @@ def usual_currency(report: FleetReport) -> str:
 def choices(report: FleetReport) -> Mapping[Dimension, tuple[str, ...]]:
     """What the filters can be set to: what there is in a report by ``GROUPS``, in the order of the alphabet."""
     lines = (*report.held, *report.apart)
-    found: dict[Dimension, list[str]] = {
-        name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS
-    }
+    found = {name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS}
     return {name: tuple(value or NONE for value in values[:MOST_CHOICES]) for name, values in found.items()}
 
 
@@ -354,6 +352,8 @@ def make_frame(
         "currencies": report.currencies if report and view.path not in _WITHOUT_MONEY else (),
         "currency": chosen_currency(report, view),
         "unread": _unread(report) if report else (),
+        # An empty page says in its own words that nothing matches.
+        "notes": [note for note in report.trust.notes if not note.startswith(NO_MATCH)] if report else (),
         "unpriced": tuple(_unpriced(whole)) if whole and report and report.total.unpriced_seconds else (),
         "unknown": tuple(_unknown(view, offered)),
         "simulated": freshness.simulated or bool(report and report.simulated),

@@ -325,11 +325,7 @@ class _Pages:
             report, values = await make(self.book, view)
         except (PrometheusError, StoreError) as error:
             return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
-        offered = {
-            **choices(whole),
-            **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels.value.items()},
-        }
-        return await self._respond(request, template, view, values, report=report, offered=offered, whole=whole)
+        return await self._respond(request, template, view, values, report=report, whole=whole)
 
     async def label(self, request: web.Request) -> web.Response:
         """Answer with the table of a label's values."""
@@ -384,16 +380,19 @@ class _Pages:
         values: Mapping[str, object],
         *,
         report: FleetReport | None = None,
-        offered: Mapping[Dimension, tuple[str, ...]] | None = None,
         whole: FleetReport | None = None,
         status: int = 200,
     ) -> web.Response:
         freshness = self.book.freshness()
+        offered = {
+            **(choices(whole) if whole else {}),
+            **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels.value.items()},
+        }
         shown = {
             "view": view,
-            "frame": make_frame(view, freshness, report, offered or {}, whole),
+            "frame": make_frame(view, freshness, report, offered, whole),
             "freshness": freshness,
-            "offered": offered or {},
+            "offered": offered,
             "noun": noun,
             "title": title,
             "site": self.settings.serving.title or "GPU cost",

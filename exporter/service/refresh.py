@@ -235,7 +235,7 @@ class Refreshing:
                 first_day_seconds=self.keeping.first_day_seconds,
                 closed_until_seconds=self.keeping.closed_until_seconds,
                 read_until_seconds=self._newest,
-                problem="; ".join(problem for problem in problems if problem) or None,
+                problem="; ".join(dict.fromkeys(filter(None, problems))) or None,
             )
         )
 

@@ -51,6 +51,8 @@ def environment(package: str) -> "Environment":
         keep_trailing_newline=True,
     )
     made.filters.update({function.__name__: function for function in _FILTERS})
+    # A line that ends between a number and its sign reads badly.
+    made.filters["percent"] = lambda ratio: formatting.percent(ratio).replace(" ", "\N{NO-BREAK SPACE}")
     made.globals.update({"version": __version__, "dash": "—"})
     return made
 

@@ -48,7 +48,11 @@ for (const copied of navigator.clipboard ? document.querySelectorAll(".copied") 
   });
 }
 
-document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// On a phone the menu is wider than the page, and a browser leaves a link in focus half hidden.
+const menu = document.querySelector(".menu");
+const show = (link) => link?.scrollIntoView({ block: "nearest", inline: "center" });
+menu.addEventListener("focusin", (event) => show(event.target));
+show(menu.querySelector("[aria-current]"));
 
 // A period and two dates exclude each other.
 const period = document.getElementById("f-window");
