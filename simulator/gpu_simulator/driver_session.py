@@ -98,8 +98,10 @@ class Double:
         if fresh or self._truth is None or moment - self._truth_at >= self.cache_seconds:
             truth = self.source()
             with self.lock:
+                is_new = truth is not self._truth
                 self._truth, self._truth_at = truth, moment
-                self.follow(truth)
+                if is_new:
+                    self.follow(truth)
             return truth
         return self._truth
 
