@@ -117,7 +117,7 @@ class Watcher:
             return time.monotonic()
 
     def _scrape_on(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._stop.wait(0.05):
             started = time.monotonic()
             try:
                 status, text = self._agent.get("/metrics")
