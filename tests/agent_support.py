@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from fork_server import Fork, fork
+
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 60.0
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
@@ -27,7 +29,7 @@ _LISTENING = re.compile(r"listening on \S*:(\d+)")
 class AgentProcess:
     """A running agent and what it has logged."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Fork
     port: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -59,7 +61,7 @@ class AgentProcess:
                 page = self.series()
                 if check(page):
                     return page
-            time.sleep(0.05)
+            time.sleep(0.1)
         raise AssertionError(f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self.lines[-5:]}")
 
     def children(self) -> list[int]:
@@ -124,29 +126,35 @@ def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, floa
 
 @contextmanager
 def running_agent(
-    *arguments: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None
+    *arguments: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None, is_fork: bool = True
 ) -> Iterator[AgentProcess]:
     """Start an agent on a free port and wait until it listens; it is gone when the block ends.
 
     Without a simulated node it has a directory of its own for the node's lock: tests side by side are all on one node.
+
+    Args:
+        arguments: Of the agent.
+        prefix: Command that starts it; it is in an interpreter of its own then.
+        env: More of its environment.
+        is_fork: Whether it is a fork of a process that has loaded it, where no prefix is given.
     """
     with tempfile.TemporaryDirectory() as lock:
         own = {} if "--simulate" in arguments else {"GPU_COST_EXPORTER_LOCK_DIR": lock}
-        with _running(arguments, prefix, {**own, **(env or {})}) as agent:
+        words = ("agent", "--listen", "127.0.0.1:0", *arguments)
+        whole = {**os.environ, **own, **(env or {})}
+        if is_fork and not prefix:
+            process: subprocess.Popen[str] | Fork = fork(*words, env=whole, stderr=subprocess.PIPE)
+        else:
+            command = [*prefix, sys.executable, "-m", "exporter", *words]
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=whole, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+        with _running(process) as agent:
             yield agent
 
 
 @contextmanager
-def _running(arguments: Sequence[str], prefix: Sequence[str], env: dict[str, str]) -> Iterator[AgentProcess]:
-    command = [*prefix, sys.executable, "-m", "exporter", "agent", "--listen", "127.0.0.1:0", *arguments]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _running(process: subprocess.Popen[str] | Fork) -> Iterator[AgentProcess]:
     agent = AgentProcess(process)
     listening = threading.Event()
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
+from yaml_support import read_yaml
 
 from gpu_simulator.stack import Program, find_tools, free_port
 
@@ -73,7 +74,7 @@ class Receivers:
 
 def for_test(url: str) -> dict[str, Any]:
     """The example with receivers at ``url`` and short waits; all else as it is shipped."""
-    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_yaml(EXAMPLE.read_text(encoding="utf-8"))
     for receiver in config["receivers"]:
         for slack in receiver.get("slack_configs", ()):
             slack["api_url"] = f"{url}/{receiver['name']}"

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from agent_support import answering
 from fleet_support import tool
+from yaml_support import read_documents
 
 from gpu_simulator.stack import free_port
 
@@ -133,8 +134,7 @@ def documents(*files: Path, values: str = "", release: str = "gpu-cost", namespa
 
 def read(text: str) -> list[Document]:
     """Manifests of a text."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
-    return [document for document in yaml.load_all(text, Loader=loader) if document]
+    return [document for document in read_documents(text) if document]
 
 
 def without_copies(text: str) -> str:

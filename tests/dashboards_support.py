@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from yaml_support import read_yaml
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
@@ -208,7 +209,7 @@ def _until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _replay(directory: Path, url: str, start: float, end: float) -> None:
-    shipped = yaml.safe_load(stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES)))
+    shipped = read_yaml(stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES)))
     for rule in (rule for group in shipped["groups"] for rule in group["rules"]):
         rule.pop("annotations", None)  # their questions are no part of a replay
     times = [datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for at in (start, end)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -77,7 +77,7 @@ def _headings(text: str) -> set[str]:
 
 def unknown_values(text: str) -> list[str]:
     """Values of the chart that a page names and the chart does not have."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    values = read_yaml((CHART / "values.yaml").read_text(encoding="utf-8"))
     free = {"agent.config", "service.config", *_empty_maps(values)}
     named = {match.rstrip(".") for match in _VALUE.findall(text)} - _ALSO_SERVICES
     return sorted(name for name in named if not _is_there(values, name, free))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_support import read
+from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
@@ -81,7 +82,7 @@ def options(container: Document) -> dict[str, object]:
     """Options that its environment sets, by their keys in a configuration file."""
     prefix = "GPU_COST_EXPORTER_"
     return {
-        entry["name"].removeprefix(prefix).lower().replace("_", "-"): yaml.safe_load(entry["value"])
+        entry["name"].removeprefix(prefix).lower().replace("_", "-"): read_yaml(entry["value"])
         if entry["value"] in {"on", "off"}
         else entry["value"]
         for entry in container.get("env", [])

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 NODE = "n1"
 CLAIM_UID = "11111111-2222-3333-4444-555555555555"
 DEADLINE_SECONDS = 15.0
-for _module in ("client.configuration", "config.kube_config"):
-    # The agent loads it when it first needs it: seconds on a busy machine, and not what is waited for here.
-    importlib.import_module(f"kubernetes.aio.{_module}")
 
 
 class Cluster:
@@ -98,6 +95,9 @@ async def reading(
     random: Callable[[], float] = lambda: 0.1,
     **settings: Any,  # noqa: ANN401 - as MetadataSettings
 ) -> Any:  # noqa: ANN401 - an async generator, as the decorator wants it
+    for module in ("client.configuration", "config.kube_config"):
+        # The agent loads it when it first needs it: seconds on a busy machine, and not what is waited for here.
+        importlib.import_module(f"kubernetes.aio.{module}")
     server = ApiServer(
         cluster.objects,
         lambda: cluster.faults,

@@ -306,8 +306,9 @@ def test_ended_holders_and_owners_are_forgotten() -> None:
 def test_of_too_many_ended_owners_the_oldest_are_forgotten() -> None:
     windows = Windows()
     jobs = [Owner(namespace="ml", kind="Job", name=f"job-{number}") for number in range(OWNERS_LIMIT + 60)]
-    for number, job in enumerate(jobs):
-        windows.add([portion(job, 20.0, interval=20.0, pod=pod_account(number))], number * 20.0)
+    for first in range(0, len(jobs), 60):
+        of_a_sample = enumerate(jobs[first : first + 60], first)
+        windows.add([portion(job, 20.0, interval=20.0, pod=pod_account(n)) for n, job in of_a_sample], first * 20.0)
     now = len(jobs) * 20.0 + HOLDER_SECONDS + 60
     windows.add([], now)
     assert windows.at(now).owners() == set(jobs[60:])

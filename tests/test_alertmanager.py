@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from yaml_support import read_yaml
 
 from tests.alertmanager_support import EXAMPLE, QUIET_SECONDS, TEMPLATE, alert, alertmanager
 
 ROOT = EXAMPLE.parent.parent
 RULES: list[dict[str, Any]] = [
     rule
-    for group in yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
+    for group in read_yaml((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
 ALERTS = sorted({(rule["alert"], rule["labels"]["severity"]) for rule in RULES if "alert" in rule})
@@ -99,7 +99,7 @@ def test_names_in_the_example_are_alerts_of_the_rules() -> None:
 
 
 def test_every_label_by_which_alerts_are_compared_is_one_that_they_have() -> None:
-    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    config = read_yaml(EXAMPLE.read_text(encoding="utf-8"))
     compared = {label for rule in config["inhibit_rules"] for label in rule["equal"]} - {"alertname"}
     expressions = " ".join(str(rule["expr"]) for rule in RULES)
     assert all(re.search(rf"by \([^)]*\b{label}\b", expressions) for label in compared)
@@ -328,4 +328,4 @@ def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
 
 
 def test_the_template_is_named_in_the_example() -> None:
-    assert yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["templates"] == [TEMPLATE.name]
+    assert read_yaml(EXAMPLE.read_text(encoding="utf-8"))["templates"] == [TEMPLATE.name]

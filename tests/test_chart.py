@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from chart_support import (
     CHART,
     EVERYTHING,
@@ -35,6 +34,7 @@ from chart_support import (
     template,
     without_copies,
 )
+from yaml_support import read_yaml
 
 SWITCHED_OVER = FIXTURES / "switched-over-values.yaml"
 GOLDEN = ROOT / "tests" / "golden"
@@ -131,20 +131,19 @@ WITHOUT_SCHEMA = {"SecurityContextConstraints"}
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_every_manifest_is_strictly_valid(version: str, tmp_path: Path) -> None:
-    paths = []
+    texts = [rendered(values="monitoring: {rules: {enabled: true}, dashboards: {enabled: true}}")]
     for name, (files, values) in VARIANTS.items():
         if (name, version) == ("dra", "1.27"):  # which has neither the claims nor the field of a pod that names them
             continue
-        paths.append(tmp_path / f"{name}.yaml")
-        paths[-1].write_text(without_copies(rendered(*files, values=values, kube_version=f"{version}.0")))
-    paths.append(tmp_path / "rules-and-dashboards.yaml")
-    paths[-1].write_text(rendered(values="monitoring: {rules: {enabled: true}, dashboards: {enabled: true}}"))
+        texts.append(without_copies(rendered(*files, values=values, kube_version=f"{version}.0")))
+    path = tmp_path / "manifests.yaml"
+    path.write_text("---\n".join(sorted({manifest for text in texts for manifest in re.split(r"(?m)^---\n", text)})))
     missing = {
         found[1] if (found := re.search(r"Couldn't find schema for kind (\w+)", line)) else line
-        for line in kubernetes_validate(version, *paths)
+        for line in kubernetes_validate(version, path)
     }
     assert missing == WITHOUT_SCHEMA | OPERATOR_KINDS
-    told = kubeconform(version, *paths)
+    told = kubeconform(version, path)
     assert [
         line for line in told if not any(f"could not find schema for {kind}" in line for kind in WITHOUT_SCHEMA)
     ] == []
@@ -163,7 +162,7 @@ def test_validation_sees_misspelt_keys_of_custom_resources_too(tmp_path: Path) -
 def test_the_rules_are_the_repositorys(more: str, names: list[str]) -> None:
     rule = of_kind(read(rendered(values=f"monitoring: {{rules: {{enabled: true{more}}}}}")), "PrometheusRule")
     files = [ROOT / "rules" / f"prometheus-rules{name}.yaml" for name in names]
-    groups = [group for file in files for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]]
+    groups = [group for file in files for group in read_yaml(file.read_text(encoding="utf-8"))["groups"]]
     assert rule["spec"] == {"groups": groups}
 
 

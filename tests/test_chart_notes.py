@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from chart_support import CHART, FIXTURES, OPERATOR_API, REGISTRY, documents, helm
+from yaml_support import read_yaml
 
 EVERYTHING = FIXTURES / "chart-everything.yaml"
 # `helm template` leaves the notes out and `helm install` needs a cluster: a copy of the chart has them in a manifest.
@@ -28,7 +28,7 @@ def notes(chart: Path, values: str = "", *files: Path, api: str = "") -> str:
     words: list[str | Path] = [word for path in given for word in ("--values", path)]
     words += ["--api-versions", api] if api else []
     said = helm("template", "gpu", chart, "-n", "gpu", "--kube-version", "1.33.0", "-s", "templates/notes.yaml", *words)
-    text = yaml.safe_load(said.stdout)["text"]
+    text = read_yaml(said.stdout)["text"]
     assert isinstance(text, str)
     return text
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_support import documents, of_kind, template
+from yaml_support import read_yaml
 
 from exporter.config import load_agent
 from exporter.config.options import OPTIONS, Option
@@ -114,7 +115,7 @@ def written(values: dict[str, Any], kind: str) -> dict[str, Any]:
     name = of_kind(found := documents(values=yaml.safe_dump(values)), kind)["metadata"]["name"]
     (data,) = [one["data"] for one in found if one["kind"] == "ConfigMap" and one["metadata"]["name"] == name]
     (text,) = [text for key, text in data.items() if key in {"agent.yaml", "service.yaml"}]
-    return {"text": text, "read": yaml.safe_load(text)}
+    return {"text": text, "read": read_yaml(text)}
 
 
 def test_the_agent_reads_every_option_as_it_was_written(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_what_a_value_of_the_chart_decides_is_refused_among_the_services_options
     "option", [one for one in OPTIONS if one.key in AGENT and one.default], ids=lambda one: one.key
 )
 def test_every_default_may_be_written_out(option: Option) -> None:
-    default = yaml.safe_load(option.default or "")
+    default = read_yaml(option.default or "")
     made = written({"agent": {"config": {option.key: default}}}, "DaemonSet")["read"]
     assert made[option.key] == default
 

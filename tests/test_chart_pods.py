@@ -1,8 +1,8 @@
 """What the agent's pod may do, by each way to the driver and each switch."""
 
 import pytest
-import yaml
 from chart_support import EVERYTHING, MODES, Document, documents, of_kind
+from yaml_support import read_yaml
 
 
 def pod(values: str = "") -> Document:
@@ -147,7 +147,7 @@ def test_an_engines_socket_is_mounted_as_its_folder_where_the_pod_has_nothing_el
     (container,) = spec["containers"]
     paths = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert len(paths) == len(set(paths))
-    config = yaml.safe_load(of_kind(found, "ConfigMap")["data"]["agent.yaml"])
+    config = read_yaml(of_kind(found, "ConfigMap")["data"]["agent.yaml"])
     assert config["dcgm-address"] == f"unix:///run/dcgm/{socket}"
 
 

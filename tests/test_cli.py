@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-import yaml
 from agent_support import AgentProcess, answering
+from yaml_support import read_yaml
 
 from exporter import __version__
 from exporter.cli import main, whole_parser
@@ -316,7 +316,7 @@ def test_a_price_book_is_written_for_the_kinds_of_gpus_of_a_fleet(capsys: pytest
     with answering(Prometheus) as address:
         assert main(["prices", "init", "--prometheus", f"http://{address}"]) == 0
     told = capsys.readouterr().out
-    (row,) = yaml.safe_load(told)["rows"]
+    (row,) = read_yaml(told)["rows"]
     assert (row["instance_type"], row["region"], row["per_gpu_hour"]) == ("g6e.48xlarge", "us-east-1", 3.7663975)
     for model, count in (("NVIDIA A30", "2 GPUs"), ("NVIDIA L4", "1 GPU")):
         assert f"# {count} without a list price" in told

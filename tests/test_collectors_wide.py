@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from agent_support import AgentProcess, running_agent
 from chart_support import FIXTURES, Scraper, scraping
+from yaml_support import read_yaml
 
 from exporter.config import read_collectors
 from exporter.errors import ConfigError
 from exporter.metrics.collectors_file import DEFAULT
 from exporter.metrics.text_format import Kind
 
-CONSUMERS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "wide_dashboards.yaml").read_text(encoding="utf-8"))
-OTHERS = yaml.safe_load((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
+CONSUMERS: list[dict[str, Any]] = read_yaml((FIXTURES / "wide_dashboards.yaml").read_text(encoding="utf-8"))
+OTHERS = read_yaml((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
 """What is true of their answers with the default set is held by test_consumers.py."""
 ASKED = [
     *((consumer["who"], query) for consumer in CONSUMERS for query in consumer["asks"]),

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from agent_support import ROOT, AgentProcess
 from chart_support import FIXTURES, Scraper, documents, of_kind
 from consumers_support import HIDING, HOLDERS, NODES, PageError, agents, opencost_reads, prometheuses
+from yaml_support import read_yaml
 
-CONSUMERS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
+CONSUMERS: list[dict[str, Any]] = read_yaml((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
 ASKED = [
     pytest.param(consumer, ask, honor, id=f"{consumer['who']}: {ask['where']}, honorLabels {str(honor).lower()}")
     for consumer in CONSUMERS

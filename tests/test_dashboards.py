@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from yaml_support import read_yaml
 
 from exporter.metrics import catalog
 from exporter.model import XidTier
@@ -19,7 +20,7 @@ from tests.dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load,
 
 BOARDS = {name: load(name) for name in NAMES}
 UIDS = {"fleet": "gpu-cost-fleet", "oncall": "gpu-cost-oncall", "finops": "gpu-cost-finops"}
-RULES = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+RULES = read_yaml((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
 SCHEMA = ROOT / "tests" / "grafana_schema"
 SCHEMA_TOOLS = ROOT / ".tools" / "grafana_schema" / "node_modules"
 MADE_BY_PROMETHEUS = {"up", "ALERTS"}

@@ -18,6 +18,7 @@ import dcgm_stub_support as dcgm_stub
 import pytest
 import stub_support as stub
 from agent_support import ROOT, AgentProcess, matching, running_agent
+from fork_server import run_fork
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libraries need a C compiler")
 
@@ -205,10 +206,12 @@ def test_doctor_names_cause_and_mend_and_the_agent_goes_on_with_nvml_and_says_th
 
 def doctors_line(case: Case, arguments: tuple[str, ...], env: dict[str, str]) -> str:
     """The one finding of the doctor that is not well because of DCGM."""
-    command = [*case.prefix, sys.executable, "-m", "exporter", "doctor", "--format", "json", *arguments]
-    run = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False
-    )
+    words, whole = ("doctor", "--format", "json", *arguments), {**os.environ, **env}
+    if case.prefix:
+        command = [*case.prefix, sys.executable, "-m", "exporter", *words]
+        run = subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, timeout=60, check=False)
+    else:
+        run = run_fork(*words, env=whole)
     findings = {one["name"]: one for one in json.loads(run.stdout)["findings"]}
     assert findings["driver"]["level"] == "ok", "NVML is as it should be"
     found = findings[case.finding]

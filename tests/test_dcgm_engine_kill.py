@@ -117,7 +117,7 @@ class Watcher:
             return time.monotonic()
 
     def _scrape_on(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._stop.wait(0.05):
             started = time.monotonic()
             try:
                 status, text = self._agent.get("/metrics")
@@ -202,7 +202,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     options = ("--node-name", "kill", "--sample-interval", f"{interval_seconds}s", "--attribution", "off")
     with (
         dcgm.Engine(library, tmp_path / "dcgm-control") as engine,
-        running_agent(*options, "--dcgm-address", engine.address, env=both) as agent,
+        running_agent(*options, "--dcgm-address", engine.address, env=both, is_fork=False) as agent,
     ):
         agent.until(lambda page: len(matching(page, PROF)) == GPUS, "every GPU profiled by DCGM")
         yield Node(agent, engine, control, interval_seconds)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from chart_support import KUBERNETES_VERSIONS, OPERATOR_KINDS, kubeconform, of_kind, started
 from kustomize_support import (
     BASE,
@@ -22,6 +21,7 @@ from kustomize_support import (
     pod_spec,
     text_of,
 )
+from yaml_support import read_yaml
 
 from exporter import __version__
 from exporter.config import load_agent
@@ -117,9 +117,7 @@ def test_every_component_is_put_together_with_others() -> None:
     used = {
         Path(component).name
         for folder in FOLDERS
-        for component in yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8")).get(
-            "components", ()
-        )
+        for component in read_yaml((folder / "kustomization.yaml").read_text(encoding="utf-8")).get("components", ())
     }
     assert {folder.name for folder in COMPONENTS} == used | set(ALL_AT_ONCE)
 
@@ -146,7 +144,7 @@ def test_components_go_together_and_follow_into_another_namespace(tmp_path: Path
 
 def test_the_examples_of_the_readme_build_and_a_changed_file_rolls_the_pods(tmp_path: Path) -> None:
     text = (KUSTOMIZE / "README.md").read_text(encoding="utf-8")
-    blocks = [yaml.safe_load(block) for block in re.findall(r"(?m)(?:^    (?!kubectl).*\n)+", text) if ":" in block]
+    blocks = [read_yaml(block) for block in re.findall(r"(?m)(?:^    (?!kubectl).*\n)+", text) if ":" in block]
     whole, more = (block for block in blocks if isinstance(block, dict))
     components = [Path(name).name for name in (*whole.pop("components"), *more.pop("components"))]
     (resource,) = whole.pop("resources")
@@ -179,7 +177,7 @@ def test_a_service_monitor_leaves_the_services_pod_monitor_alone(tmp_path: Path)
 
 
 def test_the_prometheus_rule_is_the_rules_file() -> None:
-    rules = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+    rules = read_yaml((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
     assert of_kind(built(BASE), "PrometheusRule")["spec"] == rules
     script = [sys.executable, str(ROOT / "scripts" / "rules.py"), "--check"]
     result = subprocess.run(script, check=False, capture_output=True, text=True)

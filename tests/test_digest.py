@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 from digest_support import digest
 from fleet_report_support import HOSTILE, MARKUP, TURNED, hours, ledger, nobody, owner
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import running
+from yaml_support import read_yaml
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.document import document
@@ -508,7 +508,7 @@ def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
     root = Path(__file__).parent.parent
     page = (root / "contrib" / "digest" / "README.md").read_text(encoding="utf-8")
     (manifest,) = re.findall(r"```yaml\n(apiVersion: batch/v1.*?)```", page, re.DOTALL)
-    job = yaml.safe_load(manifest)
+    job = read_yaml(manifest)
     dockerfile = (root / "Dockerfile").read_text(encoding="utf-8")
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert f"podman push {container['image']}\n" in (root / "docs" / "install.md").read_text(encoding="utf-8")

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from yaml_support import read_yaml
 
 from exporter.accounting.activity import ActivityJudge, Judgement, Observation
 from exporter.model import Field
 
-RECORDED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "fixtures" / "h100-kernels.yaml").read_text("utf-8"))
+RECORDED: dict[str, Any] = read_yaml((Path(__file__).parent / "fixtures" / "h100-kernels.yaml").read_text("utf-8"))
 KERNELS: dict[str, dict[str, Any]] = RECORDED["kernels"]
 IDLE_BELOW = 0.05
 SECONDS = 180

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pipeline_support import EPOCH_SECONDS, Pipeline, pipeline
 from samples_support import samples_of
+from yaml_support import read_yaml
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse
@@ -47,7 +48,7 @@ EXPECTED = {
 
 
 def groups() -> list[dict[str, Any]]:
-    text = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))
+    text = read_yaml(RULES_FILE.read_text(encoding="utf-8"))
     return [group for group in text["groups"] if group["name"] in {"gpu-health", "gpu-health-slow"}]
 
 

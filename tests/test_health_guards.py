@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "src" / "health.yaml"
@@ -72,7 +73,7 @@ def test_a_guard_of_a_health_alert_cannot_be_lost_unnoticed(tmp_path: Path, chan
     (tmp_path / "rules" / "src").mkdir(parents=True)
     (tmp_path / "tests" / "rules").mkdir(parents=True)
     (tmp_path / "rules" / "src" / RULES.name).write_text(text.replace(before, after), encoding="utf-8")
-    document = yaml.safe_load(UNIT_TESTS.read_text(encoding="utf-8"))
+    document = read_yaml(UNIT_TESTS.read_text(encoding="utf-8"))
     document["tests"] = [test for test in document["tests"] if test["name"].startswith(case)]
     assert len(document["tests"]) == 1
     copy = tmp_path / "tests" / "rules" / UNIT_TESTS.name

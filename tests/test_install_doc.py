@@ -18,6 +18,7 @@ from chart_support import OPERATOR_API, PLATFORMS, helm, kubeconform
 from document_support import CHART, ROOT, blocks, commands, named_files, page
 from fleet_support import tool
 from web_support import make_certificates
+from yaml_support import read_documents, read_yaml
 
 from exporter.config import load_agent, price_book, web_config
 from exporter.cost import budgets
@@ -54,7 +55,7 @@ def release(words: list[str], folder: Path, *more: str) -> list[Document]:
     extra = [word for name in more for word in ("-f", str(folder / name))]
     cluster = ("--kube-version", "1.37.0", "--api-versions", OPERATOR_API)
     told = helm("template", *map(str, paths), *extra, *cluster).stdout
-    return [document for document in yaml.safe_load_all(told) if document]
+    return [document for document in read_documents(told) if document]
 
 
 @cache
@@ -64,7 +65,7 @@ def built(path: str) -> list[Document]:
         [tool("kubectl"), "kustomize", str(ROOT / path)], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(read_documents(done.stdout))
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +170,7 @@ def test_what_kubectl_is_told_to_look_at_is_installed(releases: list[list[Docume
 
 def test_the_policy_beside_ours_is_valid_and_selects_the_agents(releases: list[list[Document]], tmp_path: Path) -> None:
     text = FILES["opencost-policy.yaml"]
-    selector = yaml.safe_load(text)["spec"]["podSelector"]["matchLabels"]
+    selector = read_yaml(text)["spec"]["podSelector"]["matchLabels"]
     assert selector.items() <= pod(releases[0], "DaemonSet")["metadata"]["labels"].items()
     path = tmp_path / "policy.yaml"
     path.write_text(text, encoding="utf-8")
@@ -233,9 +234,9 @@ def test_secrets_are_made_as_shown_and_have_what_the_values_name(folder: Path, t
             command = [tool("kubectl"), *words[1:], "--dry-run=client", "--output=yaml"]
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
             assert done.returncode == 0, done.stderr
-            secret = yaml.safe_load(done.stdout)
+            secret = read_yaml(done.stdout)
             keys[secret["metadata"]["name"]] = set(secret["data"])
-    web = yaml.safe_load(FILES["tls.yaml"])["agent"]["web"]
+    web = read_yaml(FILES["tls.yaml"])["agent"]["web"]
     assert keys[web["tlsSecret"]] == {"tls.crt", "tls.key"}
     assert keys[web["existingSecret"]] == {"web.yaml"}
     asked = [web["scrape"]["tlsConfig"]["ca"]["secret"], *web["scrape"]["basicAuth"].values()]

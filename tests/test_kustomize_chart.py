@@ -9,6 +9,7 @@ import pytest
 import yaml
 from chart_support import PLATFORMS, REGISTRY, SIMULATED, read, rendered
 from kustomize_support import FOLDERS, Document, composed, options, overlay, pod_spec
+from yaml_support import read_yaml
 
 RELEASE = "gpu-cost-exporter"
 """With this name of the release the chart's objects are called as kustomize calls them."""
@@ -171,8 +172,7 @@ def normal(document: Document, chart: list[Document]) -> Document:
         workload(whole, chart)
     if kind == "ConfigMap":
         whole["data"] = {
-            key: yaml.safe_load(text) if key.endswith(".yaml") else text.rstrip("\n")
-            for key, text in whole["data"].items()
+            key: read_yaml(text) if key.endswith(".yaml") else text.rstrip("\n") for key, text in whole["data"].items()
         }
         # What a user's kustomization makes of a file is labelled there, or not at all.
         if "grafana_dashboard" not in metadata.get("labels", {}):
@@ -203,7 +203,7 @@ def workload(whole: Document, chart: list[Document]) -> None:
     )
     drop_config(spec, container)
     # A registry is given by `images` there.
-    registry = yaml.safe_load(REGISTRY.read_text(encoding="utf-8"))["image"]["registry"]
+    registry = read_yaml(REGISTRY.read_text(encoding="utf-8"))["image"]["registry"]
     container["image"] = container["image"].removeprefix(f"{registry}/")
     for volume in spec["volumes"]:
         if volume["name"] == "state" and "hostPath" in volume:
@@ -219,7 +219,7 @@ def file_of(spec: Document, chart: list[Document]) -> Document:
     (name,) = [volume["configMap"]["name"] for volume in spec["volumes"] if volume["name"] == "config"]
     (found,) = [one for one in chart if one["kind"] == "ConfigMap" and one["metadata"]["name"] == name]
     (text,) = [text for key, text in found["data"].items() if key in {"agent.yaml", "service.yaml"}]
-    whole: Document = yaml.safe_load(text)
+    whole: Document = read_yaml(text)
     return whole
 
 

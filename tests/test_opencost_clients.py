@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
+from yaml_support import read_yaml
 
 from exporter.cost.ledger import DAY_SECONDS
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
-REQUESTS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "opencost_clients.yaml").read_text(encoding="utf-8"))
+REQUESTS: list[dict[str, Any]] = read_yaml((FIXTURES / "opencost_clients.yaml").read_text(encoding="utf-8"))
 WEEK = END_SECONDS // DAY_SECONDS * DAY_SECONDS - 6 * DAY_SECONDS
 WEEKLY = "/model/allocation?window=7d&accumulate=true&includeIdle=true"
 

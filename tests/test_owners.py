@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from yaml_support import read_yaml
 
 from exporter.attribution.owner_rules import (
     MAX_KIND,
@@ -88,7 +88,7 @@ def pod_of(document: Mapping[str, Any]) -> PodMetadata:
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_a_pod_as_its_makers_label_it_has_the_owner_that_they_mean(path: Path) -> None:
-    fixture = yaml.safe_load(path.read_text())
+    fixture = read_yaml(path.read_text())
     namespace, expected = fixture.get("namespace", {}), fixture["expected"]
     pod = pod_of(fixture["pod"])
     facts = facts_of(pod, namespace.get("labels", {}), namespace.get("annotations", {}), DEFAULTS)
@@ -105,7 +105,7 @@ def test_a_pod_as_its_makers_label_it_has_the_owner_that_they_mean(path: Path) -
 
 
 def test_every_rule_has_a_pod_that_it_is_the_first_to_know() -> None:
-    pods = [pod_of(yaml.safe_load(path.read_text())["pod"]) for path in FIXTURES]
+    pods = [pod_of(read_yaml(path.read_text())["pod"]) for path in FIXTURES]
     first = {next((index for index, rule in enumerate(RULES) if rule(pod)), None) for pod in pods}
     assert first == {*range(len(RULES)), None}
     assert len(pods) >= 25
@@ -113,7 +113,7 @@ def test_every_rule_has_a_pod_that_it_is_the_first_to_know() -> None:
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_only_the_annotations_that_are_asked_for_are_read(path: Path) -> None:
-    fixture = yaml.safe_load(path.read_text())
+    fixture = read_yaml(path.read_text())
     pod = pod_of(fixture["pod"])
     rules = replace(DEFAULTS, exported_annotations=("sidecar.istio.io/inject",))
     wanted = wanted_annotations(rules)
@@ -259,7 +259,7 @@ def test_the_documentation_names_every_key_that_is_read_and_every_kind_of_a_rule
     assert len(labels.asked) > 30
     assert [key for key in sorted(labels.asked | annotations.asked) if f"`{key}" not in text] == []
     assert annotations.asked == wanted_annotations(OwnerRules())
-    pods = [pod_of(yaml.safe_load(path.read_text())["pod"]) for path in FIXTURES]
+    pods = [pod_of(read_yaml(path.read_text())["pod"]) for path in FIXTURES]
     known = {workload_of(pod)[0] for pod in pods if any(rule(pod) for rule in RULES[:-1])} - {"FlaxJob"}
     assert [kind for kind in sorted(known) if f"`{kind}`" not in text] == []
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
+from agent_support import until
 from chart_support import documents, of_kind
+from fork_server import fork, run_fork
 from kustomize_support import FOLDERS, Document, built, composed, options, overlay, pod_spec
 
 from gpu_simulator import scenario
@@ -113,25 +114,22 @@ def asked(node: SimulatedNode) -> set[Right]:
     }
 
 
-@asynccontextmanager
-async def program(*words: str, env: Mapping[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The real program beside a node that this process simulates; it is gone when the block ends."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "exporter",
-        *words,
-        env={**os.environ, **env},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+@contextmanager
+def agent_of(env: Mapping[str, str], log: Path) -> Iterator[None]:
+    """A real agent beside a node that this process simulates; it is gone when the block ends."""
+    with log.open("w") as output:
+        process = fork("agent", env={**os.environ, **env}, stderr=output)
     try:
-        yield process
+        yield
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        process.kill()
+        process.wait(PATIENCE_SECONDS)
+
+
+async def doctor_of(env: Mapping[str, str]) -> str:
+    """What the real doctor says of such a node."""
+    done = await asyncio.to_thread(run_fork, "doctor", env={**os.environ, **env})
+    return done.stdout + done.stderr
 
 
 @asynccontextmanager
@@ -178,16 +176,15 @@ async def asked_by_the_programs(name: str, chosen: Mapping[str, object], rights:
     """Run agent and doctor on a node until the agent has asked for all that is granted."""
     async with node_of(name, rights) as node:
         env = around(node, chosen, folder)
-        async with program("agent", env=env):
+        with agent_of(env, folder / "agent.log"):
             deadline = time.monotonic() + PATIENCE_SECONDS
             while rights - asked(node) and time.monotonic() < deadline:  # noqa: ASYNC110 - the API only counts
                 await asyncio.sleep(0.1)
             await asyncio.sleep(1)  # for what it asks for beyond that
         by_agent = asked(node)
         node.api.requests.clear()
-        async with program("doctor", env=env) as doctor:
-            said, _ = await asyncio.wait_for(doctor.communicate(), PATIENCE_SECONDS)
-        return Asked(agent=by_agent, doctor=asked(node), said=said.decode())
+        said = await doctor_of(env)
+        return Asked(agent=by_agent, doctor=asked(node), said=said)
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -226,22 +223,12 @@ async def test_without_metadata_nothing_is_asked_and_nothing_granted(tmp_path: P
         assert account["automountServiceAccountToken"] is False
     async with node_of("dra", set()) as node:
         env = around(node, {}, tmp_path)
-        async with program("agent", env=env) as agent:
-            assert agent.stdout is not None
-            line = await asyncio.wait_for(until(agent.stdout, b"listening on"), PATIENCE_SECONDS)
-            assert line
+        log = tmp_path / "agent.log"
+        with agent_of(env, log):
+            await until(lambda: "listening on" in log.read_text(encoding="utf-8"))
             await asyncio.sleep(2)  # as long as the others need for their first questions
-        async with program("doctor", env=env) as doctor:
-            await asyncio.wait_for(doctor.communicate(), PATIENCE_SECONDS)
+        assert await doctor_of(env)
         assert not node.api.requests
-
-
-async def until(stream: asyncio.StreamReader, text: bytes) -> bytes:
-    """The first line with a text in it; empty at the end."""
-    async for line in stream:
-        if text in line:
-            return line
-    return b""
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -47,6 +48,12 @@ SIGNALS = st.one_of(
 )
 
 
+@cache
+def loaded(name: str) -> scenario.Scenario:
+    """A shipped scenario, read once."""
+    return scenario.load(name)
+
+
 def summed(signal: Signal, start: float, end: float, parts: int = 20_000) -> float:
     step = (end - start) / parts
     return math.fsum(signal.value(start + (n + 0.5) * step) for n in range(parts)) * step
@@ -69,7 +76,7 @@ def test_a_shipped_scenario_gives_the_same_truth_whenever_and_whoever_asks(name:
 @pytest.mark.parametrize("name", scenario.shipped())
 @given(t=st.floats(0.0, 20_000.0))
 def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float) -> None:
-    truth = _LOADED[name].at(t)
+    truth = loaded(name).at(t)
     for gpu in truth.gpus:
         devices = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
         holders = [holder for holder in truth.holders if holder.device_uuid in devices]
@@ -85,7 +92,7 @@ def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float)
 @pytest.mark.parametrize("name", scenario.shipped())
 @given(t=st.floats(0.0, 5000.0), dt=st.floats(0.5, 400.0))
 def test_integrals_and_energy_only_grow_and_never_faster_than_the_hardware_can(name: str, t: float, dt: float) -> None:
-    before, after = _LOADED[name].at(t), _LOADED[name].at(t + dt)
+    before, after = loaded(name).at(t), loaded(name).at(t + dt)
     for old, new in zip(before.gpus, after.gpus, strict=True):
         assert -1e-9 <= new.load_integral.engine - old.load_integral.engine <= dt + 1e-6
         energy = new.energy_joules - old.energy_joules
@@ -106,7 +113,7 @@ def test_the_mean_of_a_window_follows_from_two_integrals_also_across_pods_that_c
 @pytest.mark.parametrize("name", scenario.shipped())
 @given(t=st.floats(0.0, 5000.0))
 def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: float) -> None:
-    truth = _LOADED[name].at(t)
+    truth = loaded(name).at(t)
     processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
     assert len({process.pid for process in processes}) == len(processes)
     for process in processes:
@@ -115,18 +122,18 @@ def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: flo
 
 
 def test_processes_can_outlive_their_pod_and_then_belong_to_no_holder() -> None:
-    truth = _LOADED["t4-timeslicing"].at(75.0)
+    truth = loaded("t4-timeslicing").at(75.0)
     assert any(process.pod.startswith("thumbnails") for process in truth.gpus[1].processes)
     assert not any(holder.pod.startswith("thumbnails") for holder in truth.holders)
 
 
 def test_the_demo_has_what_the_documentation_promises() -> None:
-    truth = _LOADED["demo"].at(100.0)
+    truth = loaded("demo").at(100.0)
     held = {holder.device_uuid for holder in truth.holders}
     notebook = next(holder for holder in truth.holders if holder.pod == "jupyter-mkowalski")
     assert len(truth.gpus) == 8
     assert notebook.activity_ratio == 0.0
-    assert _LOADED["demo"].at(10.0).gpus[3].load.engine > 0.5
+    assert loaded("demo").at(10.0).gpus[3].load.engine > 0.5
     assert [gpu.index for gpu in truth.gpus if gpu.mig_enabled] == [4, 5]
     assert truth.gpus[7].uuid not in held
     assert truth.gpus[7].load.engine == 0.0
@@ -135,7 +142,7 @@ def test_the_demo_has_what_the_documentation_promises() -> None:
 
 
 def test_the_demos_gpu_fails_with_xid_79_and_returns() -> None:
-    demo = _LOADED["demo"]
+    demo = loaded("demo")
     faults = [demo.at(t).gpus[1].fault for t in (179.0, 180.0, 239.0, 240.0, 781.0)]
     assert faults == [None, Fault.GPU_LOST, Fault.GPU_LOST, None, Fault.GPU_LOST]
     assert demo.at(781.0).gpus[1].xids == ((180.0, 79), (780.0, 79))
@@ -166,10 +173,10 @@ def test_instances_of_a_layout_that_is_accepted_never_overlap(model: object, dat
 
 
 def test_what_a_partitioned_board_no_longer_tells_is_not_told() -> None:
-    board = _LOADED["capture-h100-mig"].at(100.0).gpus[0]
+    board = loaded("capture-h100-mig").at(100.0).gpus[0]
     assert board.overrides[Field.GPU_UTIL] is None
     assert board.overrides[Field.FB_USED] == 11125
-    assert _LOADED["capture-h100-mig"].at(10.0).gpus[0].overrides[Field.FB_USED] == 59
+    assert loaded("capture-h100-mig").at(10.0).gpus[0].overrides[Field.FB_USED] == 59
 
 
 def test_a_misspelt_shipped_scenario_is_met_with_the_right_name() -> None:
@@ -180,6 +187,3 @@ def test_a_misspelt_shipped_scenario_is_met_with_the_right_name() -> None:
 def test_a_scenario_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere/x\.yaml: cannot be read: No such file"):
         scenario.load("nowhere/x.yaml")
-
-
-_LOADED = {name: scenario.load(name) for name in scenario.shipped()}

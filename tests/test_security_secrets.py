@@ -150,7 +150,7 @@ def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path:
         str(tmp_path / "none.sock"),
     )
     environment = {"SOME_PASSWORD": ENVIRONMENT, "HTTP_PROXY": "", "http_proxy": "", "NO_PROXY": "*"}
-    with running_agent(*options, *where, env=environment) as agent:
+    with running_agent(*options, *where, env=environment, is_fork=False) as agent:
         url = f"https://localhost:{agent.port}"
         until(lambda: echo.asked, "the API was asked")
         until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is told")

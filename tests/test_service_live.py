@@ -2,16 +2,18 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
-from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, prometheus, truth_between
+from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
 from service_support import running
 
 from exporter.cost.store import DayStore
 from exporter.errors import StoreError
 
+LIVE_FLEET = replace(SMALL_FLEET, nodes=4)
 DAY = 86_400
 MIDNIGHT = END_SECONDS // DAY * DAY
 SUM = "/api/v1/report?window=7d&by="
@@ -65,26 +67,38 @@ async def gated(target: str) -> AsyncIterator[tuple[str, Gate]]:
         await runner.cleanup()
 
 
-@pytest.fixture
-def own_prometheus(fleet_blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
-    """One that a test may end."""
-    copy = tmp_path / "data"
-    shutil.copytree(fleet_blocks, copy)
-    with prometheus(tmp_path, copy, SMALL_FLEET) as server:
+@pytest.fixture(scope="module")
+def live_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a fleet that is read in a tenth of a second, for each service here reads all of it, some more than once."""
+    return backfilled(LIVE_FLEET, tmp_path_factory.mktemp("live-blocks"))
+
+
+@pytest.fixture(scope="module")
+def live(live_blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
+    """One that tests only read."""
+    directory = tmp_path_factory.mktemp("live")
+    with prometheus(directory, shutil.copytree(live_blocks, directory / "data"), LIVE_FLEET) as server:
         yield server
 
 
-async def test_the_same_question_of_fifty_people_is_read_once(fleet_prometheus: FleetServer) -> None:
-    async with running(fleet_prometheus.url) as site:
+@pytest.fixture
+def own_prometheus(live_blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
+    """One that a test may end."""
+    with prometheus(tmp_path, shutil.copytree(live_blocks, tmp_path / "data"), LIVE_FLEET) as server:
+        yield server
+
+
+async def test_the_same_question_of_fifty_people_is_read_once(live: FleetServer) -> None:
+    async with running(live.url) as site:
         answers = await asyncio.gather(*(site.get("/api/v1/report?window=7d&by=team") for _ in range(50)))
         assert {answer.status for answer in answers} == {200}
         assert len({answer.body for answer in answers}) == 1
         assert site.service.book.readings.begun == 1
 
 
-async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(fleet_prometheus: FleetServer) -> None:
+async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(live: FleetServer) -> None:
     now = END_SECONDS - 2100.0
-    async with running(fleet_prometheus.url, now=now) as site:
+    async with running(live.url, now=now) as site:
         await site.round()
         before = await site.json("/api/v1/report?window=7d&by=")
         begun = site.service.book.readings.begun
@@ -99,8 +113,8 @@ async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(fleet_
         assert after["total"] != before["total"]
 
 
-async def test_the_first_visitor_does_not_wait_for_the_long_readings(fleet_prometheus: FleetServer) -> None:
-    async with running(fleet_prometheus.url) as site:
+async def test_the_first_visitor_does_not_wait_for_the_long_readings(live: FleetServer) -> None:
+    async with running(live.url) as site:
         await site.round()
         begun = site.service.book.readings.begun
         assert begun >= 2
@@ -123,8 +137,8 @@ async def test_victoriametrics_is_as_good_a_source(fleet_victoria: FleetServer) 
         assert report["engine"].startswith("VictoriaMetrics")
 
 
-async def test_too_many_different_questions_are_told_to_come_back(fleet_prometheus: FleetServer) -> None:
-    async with gated(fleet_prometheus.url) as (url, gate), running(url) as site:
+async def test_too_many_different_questions_are_told_to_come_back(live: FleetServer) -> None:
+    async with gated(live.url) as (url, gate), running(url) as site:
         gate.open.clear()
         asked = [asyncio.ensure_future(site.get(f"/api/v1/report?window={hours}h")) for hours in range(1, 41)]
         done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
@@ -225,11 +239,11 @@ async def test_a_part_of_the_month_is_not_told_as_all_of_it(own_prometheus: Flee
 
 
 async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_a_newer_hour(
-    fleet_prometheus: FleetServer, tmp_path: Path
+    live: FleetServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
-    async with gated(fleet_prometheus.url) as (url, gate), running(url, budgets=file) as site:
+    async with gated(live.url) as (url, gate), running(url, budgets=file) as site:
         gate.refused = (b"quantity%3D%22cost%22", b"team")
         await site.round()
         assert 'gpu_budget_limit{budget="vision"' in (page := (await site.get("/metrics")).text)
@@ -244,7 +258,7 @@ async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_
         assert "gpu_cost_service_last_read_timestamp_seconds " in page
 
 
-async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(fleet_prometheus: FleetServer) -> None:
+async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(live: FleetServer) -> None:
     sent = {
         "Authorization": "Bearer of-a-visitor",
         "Cookie": "session=of-a-visitor",
@@ -253,7 +267,7 @@ async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(fleet_pr
         "Accept-Language": "of-a-visitor",
     }
     async with (
-        gated(fleet_prometheus.url) as (url, gate),
+        gated(live.url) as (url, gate),
         running(url, prometheus_headers="X-Scope-OrgID=ours") as site,
     ):
         for path in (SUM, "/api/v1/pods", "/allocation?window=1d&currency=USD", "/"):
@@ -267,7 +281,7 @@ async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(fleet_pr
 async def test_a_prometheus_without_the_rules_is_told_to_load_them(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    with prometheus(tmp_path, data, SMALL_FLEET) as empty:
+    with prometheus(tmp_path, data, LIVE_FLEET) as empty:
         async with running(empty.url) as site:
             await site.round()
             problem = (await site.json("/api/v1/freshness"))["problem"]
@@ -288,7 +302,7 @@ async def test_closed_days_are_shown_when_prometheus_has_lost_them(own_prometheu
         assert freshness["first_day_seconds"] == MIDNIGHT - 10 * DAY
     own_prometheus.process.kill()
     own_prometheus.process.wait()
-    truth = truth_between(MIDNIGHT - 10 * DAY, MIDNIGHT).sum()
+    truth = truth_between(MIDNIGHT - 10 * DAY, MIDNIGHT, LIVE_FLEET).sum()
     async with running(own_prometheus.url, store=store) as site:
         await site.round()
         report = await site.json("/api/v1/report?window=2026-09-11..2026-09-20&by=")
@@ -296,17 +310,17 @@ async def test_closed_days_are_shown_when_prometheus_has_lost_them(own_prometheu
         assert report["total"]["allocated_seconds"] == pytest.approx(truth.seconds.total, rel=1e-9)
         partly = await site.json("/api/v1/report?window=2026-09-20..2026-09-21&by=")
         assert partly["trust"]["failures"]
-        day = truth_between(MIDNIGHT - DAY, MIDNIGHT).sum()
+        day = truth_between(MIDNIGHT - DAY, MIDNIGHT, LIVE_FLEET).sum()
         assert partly["total"]["allocated_seconds"] == pytest.approx(day.seconds.total, rel=1e-9)
 
 
 async def test_a_store_that_another_service_writes_to_is_read_and_that_is_told(
-    fleet_prometheus: FleetServer, tmp_path: Path
+    live: FleetServer, tmp_path: Path
 ) -> None:
     store = tmp_path / "days.sqlite"
-    async with running(fleet_prometheus.url, store=store, history="2d") as writer:
+    async with running(live.url, store=store, history="2d") as writer:
         await writer.keep()
-        async with running(fleet_prometheus.url, store=store) as reader:
+        async with running(live.url, store=store) as reader:
             await reader.round()
             freshness = await reader.json("/api/v1/freshness")
             assert freshness["closed_until_seconds"] == MIDNIGHT
@@ -315,22 +329,18 @@ async def test_a_store_that_another_service_writes_to_is_read_and_that_is_told(
             assert report["engine"] == "store of closed days"
 
 
-async def test_a_file_that_is_no_store_is_refused_before_anything_starts(
-    fleet_prometheus: FleetServer, tmp_path: Path
-) -> None:
+async def test_a_file_that_is_no_store_is_refused_before_anything_starts(live: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
     store.write_text("not a database, and longer than its header would be")
     with pytest.raises(StoreError):
-        async with running(fleet_prometheus.url, store=store):
+        async with running(live.url, store=store):
             raise AssertionError
     assert store.read_text().startswith("not a database"), "somebody else's file is left alone"
 
 
-async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(
-    fleet_prometheus: FleetServer, tmp_path: Path
-) -> None:
+async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(live: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
-    async with running(fleet_prometheus.url, store=store, history="3d") as site:
+    async with running(live.url, store=store, history="3d") as site:
         before = await site.json("/api/v1/report?window=2026-09-19&by=team")
         assert before["engine"].startswith("Prometheus")
         await site.keep()
@@ -341,20 +351,20 @@ async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(
     assert len(DayStore.open(store, write=False).closed_days()) == 3
 
 
-async def test_labels_that_owners_have_are_offered_after_a_round(fleet_prometheus: FleetServer) -> None:
-    async with running(fleet_prometheus.url) as site:
+async def test_labels_that_owners_have_are_offered_after_a_round(live: FleetServer) -> None:
+    async with running(live.url) as site:
         await site.round()
         assert site.service.book.labels.value["environment"] == ("dev", "prod")
         assert 'href="/by/label:project"' in (await site.get("/")).text
 
 
-async def test_budgets_are_counted_and_read_again_when_told(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+async def test_budgets_are_counted_and_read_again_when_told(live: FleetServer, tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
-    async with running(fleet_prometheus.url, budgets=file) as site:
+    async with running(live.url, budgets=file) as site:
         await site.round()
         (budget,) = (await site.json("/api/v1/budgets"))["budgets"]
-        truth = truth_between(1_788_220_800, END_SECONDS).sum(team="vision")
+        truth = truth_between(1_788_220_800, END_SECONDS, LIVE_FLEET).sum(team="vision")
         assert budget["spent"] == pytest.approx(truth.money["USD"].total, rel=1e-6)
         file.write_text("budgets:\n  - {name: vision, amount: none}\n")
         site.service.refreshing.load_budgets()

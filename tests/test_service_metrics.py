@@ -11,8 +11,8 @@ from typing import Any
 
 import fleet_support
 import pytest
-import yaml
 from samples_support import samples_of
+from yaml_support import read_yaml
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.ledger import period_at
@@ -121,7 +121,7 @@ def test_prometheus_own_checker_takes_the_page(accept: str) -> None:
 def rules() -> dict[str, dict[str, Any]]:
     """Rules that read budgets, by recorded name; of alerts the first of each."""
     found: dict[str, dict[str, Any]] = {}
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
+    for group in read_yaml(RULES.read_text())["groups"]:
         if group["name"] == "gpu-budgets":
             for rule in group["rules"]:
                 found.setdefault(rule.get("record") or rule["alert"], rule)

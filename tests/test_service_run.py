@@ -3,7 +3,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from threading import Thread
 
 import pytest
 from fleet_support import FleetServer
+from fork_server import Fork, fork, run_fork
 
 from exporter.cost.store import DayStore
 from gpu_simulator.stack import free_port
@@ -26,13 +26,12 @@ BUDGETS = "budgets:\n  - {name: all, amount: 1000, currency: USD, period: month}
 @contextmanager
 def serving(
     log: Path, *arguments: str, ready: bool = True, tls: ssl.SSLContext | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+) -> Iterator[tuple[Fork, str]]:
     """The service as a process, and its address once it is ready, or at least answers."""
     port = free_port(0)
     path = "/readyz" if ready else "/healthz"
-    command = [sys.executable, "-m", "exporter", "serve", "--listen", f"127.0.0.1:{port}", *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stderr=output, env=_environment())
+        process = fork("serve", "--listen", f"127.0.0.1:{port}", *arguments, stderr=output, env=_environment())
     url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
     try:
         _until(lambda: _status(url + path, tls) == 200 or process.poll() is not None)
@@ -66,15 +65,7 @@ def _status(url: str, tls: ssl.SSLContext | None = None) -> int:
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "exporter", "serve", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=_environment(),
-    )
+    return run_fork("serve", *arguments, env=_environment())
 
 
 def test_it_serves_until_it_is_told_to_end_and_then_ends_within_two_seconds(

@@ -2,18 +2,19 @@
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 from service_support import running
+from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "http://127.0.0.1:9"
 RULES = [
     rule
     for name in ("prometheus-rules", "prometheus-rules-ineffective")
-    for group in yaml.safe_load((ROOT / "rules" / f"{name}.yaml").read_text(encoding="utf-8"))["groups"]
+    for group in read_yaml((ROOT / "rules" / f"{name}.yaml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
 SECTIONS = dict(
@@ -36,6 +37,7 @@ def blocks(section: str, language: str) -> list[str]:
 QUERIES = [(alert, query) for alert, section in SECTIONS.items() for query in blocks(section, "promql")]
 
 
+@cache
 def carried() -> dict[str, set[str]]:
     """Return the labels of each alert: those that its unit tests expect, and those that its expression sums by."""
     found = {rule["alert"]: {"cluster"} for rule in RULES if "alert" in rule}
@@ -43,14 +45,11 @@ def carried() -> dict[str, set[str]]:
         for names in re.findall(r"\b(?:by|group_left) \(([^)]*)\)", rule["expr"]) if "alert" in rule else ():
             found[rule["alert"]] |= set(re.findall(r"\w+", names))
     for path in (ROOT / "tests" / "rules").glob("*.yaml"):
-        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+        for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]:
             for case in test.get("alert_rule_test", ()):
                 for alert in case.get("exp_alerts") or ():
                     found[case["alertname"]] |= set(alert["exp_labels"])
     return found
-
-
-CARRIED = carried()
 
 
 @pytest.mark.parametrize(("alert", "section"), SECTIONS.items(), ids=list(SECTIONS))
@@ -61,7 +60,7 @@ def test_a_section_of_the_runbook_can_be_followed(alert: str, section: str) -> N
     assert any(line.startswith("kubectl ") for line in commands)
     mute = section.partition("**Mute.**")[2]
     assert "Not needed." in mute or f"amtool silence add alertname={alert} " in mute
-    assert set(re.findall(r"\$([a-z_]+)", section)) <= CARRIED[alert]
+    assert set(re.findall(r"\$([a-z_]+)", section)) <= carried()[alert]
     done = subprocess.run(["bash", "-n"], input="\n".join(commands), check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -70,7 +69,7 @@ def links() -> set[str]:
     """Return the links to the runbook of all rules and dashboards, without the host."""
     found = set()
     for path in (ROOT / "rules").glob("*.yaml"):
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+        for group in read_yaml(path.read_text(encoding="utf-8"))["groups"]:
             found |= {rule["annotations"]["runbook_url"] for rule in group["rules"] if "alert" in rule}
     for path in (ROOT / "dashboards").glob("*.json"):
         found |= set(re.findall(r"[$]{cost_page}(/runbook[^\"]*)", path.read_text(encoding="utf-8")))

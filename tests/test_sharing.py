@@ -237,17 +237,17 @@ async def test_a_day_of_idleness_is_reached_through_an_outage_of_four_samples(tm
 
 
 async def test_a_day_of_idleness_is_reached_through_a_restart_of_the_agent(tmp_path: Path) -> None:
-    agent = replace(EVERY_MINUTE, state_dir=tmp_path / "state")
+    agent, step = AgentSettings(interval_seconds=120.0, state_dir=tmp_path / "state"), 120
     agent.state_dir.mkdir()
     async with pipeline(server(tmp_path), tmp_path, agent=agent) as node:
-        await sampled(node, 0, DAY // 2)
+        await sampled(node, 0, DAY // 2, step)
         assert node.node.metering
         save_now(node.node.metering, 0.0, DAY / 2)
     async with pipeline(server(tmp_path), tmp_path, agent=agent, start=DAY / 2 + 60) as node:
         snapshot = await node.step(DAY / 2 + 60)
         assert idle_for(snapshot) == DAY / 2
         assert column(snapshot, "gpu_pod_age_seconds")["server", "main"] == DAY / 2 + 60
-        snapshot = await sampled(node, DAY // 2 + 120, DAY + 60)
+        snapshot = await sampled(node, DAY // 2 + 180, DAY + 60, step)
         assert node.node.metering
         save_now(node.node.metering, 0.0, DAY + 60)
     assert idle_for(snapshot) == DAY

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from agent_support import AgentProcess, running_agent
 from chart_support import (
     FIXTURES,
@@ -30,11 +29,12 @@ from chart_support import (
     scraping,
     started,
 )
+from yaml_support import read_yaml
 
-OLD_VALUES: Document = yaml.safe_load((FIXTURES / "dcgm-exporter-values.yaml").read_text(encoding="utf-8"))
+OLD_VALUES: Document = read_yaml((FIXTURES / "dcgm-exporter-values.yaml").read_text(encoding="utf-8"))
 NEW_VALUES = FIXTURES / "switched-over-values.yaml"
 NODE = FIXTURES / "switch-over-node.yaml"
-QUERIES: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "dcgm-exporter-queries.yaml").read_text(encoding="utf-8"))
+QUERIES: list[dict[str, Any]] = read_yaml((FIXTURES / "dcgm-exporter-queries.yaml").read_text(encoding="utf-8"))
 OLD, NEW = "dcgm-exporter", "gpu-cost-exporter"
 
 
@@ -326,5 +326,5 @@ def test_every_value_of_the_old_install_has_its_row_in_the_guide() -> None:
 def test_every_value_of_the_new_install_is_one_that_the_guide_names_for_what_was_set() -> None:
     set_there = list(leaves(OLD_VALUES))
     named = set().union(*(ours for theirs, ours in table() if any(is_of(path, theirs) for path in set_there)))
-    new = yaml.safe_load(NEW_VALUES.read_text(encoding="utf-8"))
+    new = read_yaml(NEW_VALUES.read_text(encoding="utf-8"))
     assert [path for path in leaves(new) if not is_of(path, named)] == []

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from agent_support import PATIENCE_SECONDS, ROOT, AgentProcess
 from fleet_support import SMALL_FLEET, backfill, prometheus
+from yaml_support import read_yaml
 
 from exporter import __version__
 from exporter.cli import kubectl_plugin, main
@@ -266,7 +266,7 @@ def test_kubectl_plugin_without_kubectl_names_the_fix(
 
 
 def test_krew_manifest_names_the_plugin_of_this_version() -> None:
-    manifest = yaml.safe_load((ROOT / "deploy" / "krew" / "gpu-cost.yaml").read_text(encoding="utf-8"))
+    manifest = read_yaml((ROOT / "deploy" / "krew" / "gpu-cost.yaml").read_text(encoding="utf-8"))
     scripts = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert (manifest["metadata"]["name"], manifest["spec"]["version"]) == ("gpu-cost", f"v{__version__}")
     for platform in manifest["spec"]["platforms"]:

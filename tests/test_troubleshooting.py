@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import yaml
 from document_support import ROOT, page
+from yaml_support import read_yaml
 
 from exporter.accounting import state_file
 from exporter.gpu.nvml import library
@@ -174,7 +174,7 @@ def test_every_part_has_its_reasons() -> None:
 
 
 def test_every_alert_of_the_exporter_leads_here_and_to_its_runbook() -> None:
-    groups = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
+    groups = read_yaml((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     own = {name for name in alerts if re.match(r"GPUExporter|GPULedger|GPUPriceBook|GPUSimulated|GPUActivity", name)}
     table = section("Alerts of the exporter itself")

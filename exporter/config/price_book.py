@@ -218,7 +218,7 @@ def parse(text: str, path: str, *, name: str = "") -> PriceBook:
 
 def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[str, ...]]:
     """What is right in a price book, and its mistakes, one line each; with a mistake the book is only to be shown."""
-    root, problem = compose(text, path)
+    root, problem = compose(text, path, is_ours=bool(name))
     if problem:
         return PriceBook(), (problem,)
     if not isinstance(root, yaml.MappingNode):

@@ -329,7 +329,7 @@ def make_frame(
     filtered = dimensions_in(view.asked)
     windows, dates = _windows(view.now_seconds), _TWO_DATES.fullmatch(view.window_text)
     # Recommendations have their own period, and share nothing.
-    periodic = view.path != "/recommendations"
+    fixed = ("window", "share", "shareUnallocated") if view.path == "/recommendations" else ()
     carried = [name for name in filtered if subject or name not in form]
     return {
         "labels": labels,
@@ -339,14 +339,8 @@ def make_frame(
         "window_words": window_words(view.window),
         "fields": () if subject else form,
         # Parameters that the form carries along unseen.
-        "kept": (
-            *carried,
-            "currency",
-            "sort",
-            "columns",
-            *(() if periodic else ("window", "share", "shareUnallocated")),
-        ),
-        "periodic": periodic,
+        "kept": (*carried, "currency", "sort", "columns", *fixed),
+        "periodic": not fixed,
         "filtered": filtered,
         "chips": 0 if subject else len(filtered) + (view.share_idle != "none"),
         "currencies": report.currencies if report and view.path not in _WITHOUT_MONEY else (),

@@ -98,8 +98,9 @@ class Double:
         if fresh or self._truth is None or moment - self._truth_at >= self.cache_seconds:
             truth = self.source()
             with self.lock:
-                self._truth, self._truth_at = truth, moment
-                self.follow(truth)
+                known, self._truth, self._truth_at = self._truth, truth, moment
+                if truth is not known:
+                    self.follow(truth)
             return truth
         return self._truth
 

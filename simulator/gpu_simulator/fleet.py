@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
 from exporter.model import STATES, Bottleneck, Totals, state_columns
-from gpu_simulator.fleet_ledger import HOUR_MS, MS, NAMES, NO_TIME, FleetFigures, NodeLedger, node_ledger, profile_of
+from gpu_simulator.fleet_ledger import HOUR_MS, MS, NAMES, FleetFigures, NodeLedger, add_at, node_ledger, profile_of
 from gpu_simulator.fleet_plan import (
     DAY_SECONDS,
     NOBODY,
@@ -122,6 +122,11 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def _with(inside: str, **values: str) -> str:
+    """Labels in braces, and more."""
+    return f"{inside[:-1]},{labels(**values)[1:]}"
+
+
 class Ends(NamedTuple):
     """For each hour what a sample's line ends with: its time."""
 
@@ -161,7 +166,7 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
     node = ledger.node
     place = {**extra, "cluster": node.cluster, "node": node.name}
     for (owner, mode), lines in ledger.lines.items():
-        inside = {**place, **_whose(owner), "cost_labels": owner.labels, "model": node.spec.name, "mode": mode}
+        inside = labels(**place, **_whose(owner), cost_labels=owner.labels, model=node.spec.name, mode=mode)
         yield from quantities_text("owner", inside, lines, ending.ledger)
         yield from money_text("owner", inside, node.currency, lines, ending.ledger)
     there = [(hour, 1) for hour in ledger.there]
@@ -173,26 +178,26 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
 
 
 def quantities_text(
-    level: str, inside: Mapping[str, str], lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
+    level: str, inside: str, lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The recorded series of a level that are the same in all currencies: seconds and joules."""
     name, rows = f"{level}:gpu_ledger:delta1h", lines.items()
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_ms") / MS) for hour, row in rows)
-        yield series(name, labels(**inside, quantity="seconds", state=state), values, ending)
+        yield series(name, _with(inside, quantity="seconds", state=state), values, ending)
     unpriced = ((hour, row.unpriced_ms / MS) for hour, row in rows)
-    yield series(name, labels(**inside, quantity="unpriced_seconds"), unpriced, ending)
+    yield series(name, _with(inside, quantity="unpriced_seconds"), unpriced, ending)
     joules = ((hour, float(row.energy_joules)) for hour, row in rows)
-    yield series(name, labels(**inside, quantity="energy_joules"), joules, ending)
+    yield series(name, _with(inside, quantity="energy_joules"), joules, ending)
 
 
 def money_text(
-    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
+    level: str, inside: str, currency: str, lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The recorded money of a level, in one currency."""
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
-        cost = labels(**inside, quantity="cost", state=state, currency=currency)
+        cost = _with(inside, quantity="cost", state=state, currency=currency)
         yield series(f"{level}:gpu_ledger:delta1h", cost, values, ending)
 
 
@@ -344,7 +349,7 @@ class FleetSums:
             for hour, row in rows.items():
                 if hour in day_of:
                     place = (day_of[hour], key, currency)
-                    sums[place] = sums.get(place, NO_TIME) + row
+                    add_at(sums, place, row)
         days: dict[int, dict[TruthKey, Totals]] = {}
         for (day, key, currency), row in sorted(sums.items(), key=lambda item: item[0]):
             lines = days.setdefault(day, {})
@@ -367,7 +372,7 @@ class FleetSums:
         for key, currencies in sorted(workloads.items()):
             owner = FleetOwner(key.namespace, key.kind, key.workload, key.team)
             whose = {**_whose(owner), "cost_labels": key.labels, "model": key.model}
-            inside = {**extra, "cluster": key.cluster, **whose}
+            inside = labels(**extra, cluster=key.cluster, **whose)
             every: Rows = {}
             for currency, rows in sorted(currencies.items()):
                 _add(every, rows)
@@ -405,7 +410,7 @@ class FleetSums:
 
 def _add(rows: Rows, more: Mapping[int, FleetFigures]) -> None:
     for hour, row in more.items():
-        rows[hour] = rows.get(hour, NO_TIME) + row
+        add_at(rows, hour, row)
 
 
 _BATCH_NODES = 4

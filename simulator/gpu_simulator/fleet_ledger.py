@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from exporter.model import Bottleneck, ByState, Totals
 from gpu_simulator.fleet_plan import (
@@ -256,7 +256,7 @@ class FleetFigures(NamedTuple):
 
     def __add__(self, other: tuple[Any, ...]) -> "FleetFigures":
         """Return the sum of two lines."""
-        return FleetFigures(*map(add, self, other))
+        return FleetFigures._make(map(add, self, other))
 
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
@@ -268,7 +268,12 @@ class FleetFigures(NamedTuple):
         )
 
 
-NO_TIME = FleetFigures()
+Place = TypeVar("Place")
+
+
+def add_at(rows: dict[Place, FleetFigures], place: Place, more: FleetFigures) -> None:
+    """Add to what is at a place; mostly nothing is."""
+    rows[place] = rows[place] + more if place in rows else more
 
 
 LineOwner = tuple[FleetOwner, str]
@@ -312,7 +317,7 @@ def node_ledger(node: FleetNode) -> NodeLedger:
     for (slot, owner), hours in uses.items():
         rows = sums.setdefault((owner, node.slots[slot].mode), {})
         for hour, use in hours.items():
-            rows[recorded[hour]] = rows.get(recorded[hour], NO_TIME) + use
+            add_at(rows, recorded[hour], use)
     return NodeLedger(
         node=node,
         lines={key: {hour: _line(node, hour, rows[hour]) for hour in sorted(rows)} for key, rows in sums.items()},
@@ -355,7 +360,7 @@ def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
                     unprofiled_ms=0 if profile else active,
                     idle_ms=allocated - active,
                 )
-            of_hour[hour] = of_hour.get(hour, NO_TIME) + use
+            add_at(of_hour, hour, use)
     for slot, part in enumerate(node.slots):
         if (slot == 0 or node.slots[slot - 1].gpu != part.gpu) and free[part.gpu]:
             uses[slot, NOBODY] = _nobodys(free[part.gpu], last[part.gpu], away, measured=node.measured)

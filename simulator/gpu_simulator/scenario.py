@@ -143,7 +143,7 @@ def load(name_or_path: str) -> Scenario:
     """
     if name_or_path in shipped():
         text = (_folder() / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8")
-        return build(scenario_file.parse(text, source=f"{name_or_path}{_SUFFIX}"), name_or_path)
+        return build(scenario_file.parse(text, source=f"{name_or_path}{_SUFFIX}", is_ours=True), name_or_path)
     path = Path(name_or_path)
     if not path.suffix and len(path.parts) == 1 and not path.is_file():
         fix = expected(name_or_path, shipped(), f"{', '.join(shipped())}, or a file")

@@ -90,18 +90,19 @@ _WITH_SECONDS: Mapping[Fault, float | None] = {
 """Faults that have a parameter, and its default; ``None``: it must be given."""
 
 
-def parse(text: str, source: str) -> NodePlan:
+def parse(text: str, source: str, *, is_ours: bool = False) -> NodePlan:
     """Return the plan that the text of a scenario file describes (format: docs/scenarios.md).
 
     Args:
         text: YAML.
         source: file name as the user knows it, for messages; its stem becomes the scenario's name.
+        is_ours: whether the file comes with the package.
 
     Raises:
         ConfigError: one line per mistake: file, line, key, what is wrong and what is allowed.
     """
     problems = Problems(source)
-    item = read_tree(text, problems)
+    item = read_tree(text, problems, is_ours=is_ours)
     plan = _plan(Section(item, "", problems), problems, source) if item else None
     for section in problems.sections:
         section.finish()

@@ -9,6 +9,7 @@ from typing import TypeVar
 import yaml
 
 from exporter.errors import expected
+from gpu_simulator.models import FAST_LOADER
 from gpu_simulator.plan import ScenarioWindow
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -230,10 +231,10 @@ def _bounds(low: float, high: float) -> str:
     return f" from {low:g} to {high:g}"
 
 
-def read_tree(text: str, problems: Problems) -> Item | None:
+def read_tree(text: str, problems: Problems, *, is_ours: bool) -> Item | None:
     """The file as values with lines; ``None`` after a mistake that leaves nothing to read."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=FAST_LOADER if is_ours else yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         words = getattr(error, "problem", None) or getattr(error, "context", None) or str(error).splitlines()[0]
