@@ -158,17 +158,20 @@ class ByState:
     @property
     def active_ratio(self) -> float | None:
         """Active part of the measured part; ``None`` without it. 8 GPUs at 90 % are at 90 %."""
-        return self.active / self.measured if self.measured else None
+        active = self.active
+        return active / (active + self.idle) if active or self.idle else None
 
     @property
     def effective_ratio(self) -> float | None:
         """Effective part of the profiled part; ``None`` without it."""
-        return self.effective / self.profiled if self.profiled else None
+        profiled = self.profiled
+        return self.effective / profiled if profiled else None
 
     @property
     def profiled_ratio(self) -> float | None:
         """Profiled part of the active part: coverage of ``effective_ratio``; ``None`` without active time."""
-        return self.profiled / self.active if self.active else None
+        active = self.active
+        return self.profiled / active if active else None
 
     def __add__(self, other: "ByState") -> "ByState":
         """Return the sum of both, state by state."""
@@ -218,8 +221,17 @@ STATE_COLUMNS = ("active", *_FIELD_OF_STATE.values())
 
 def state_columns(figures: ByState | None) -> dict[str, float | None]:
     """Return the figures by ``STATE_COLUMNS``; ``None`` of a line without an owner, and of effect without a profile."""
-    unknown = {"effective", "ineffective"} if figures and not figures.profiled else ()
-    return {name: getattr(figures, name) if figures and name not in unknown else None for name in STATE_COLUMNS}
+    if figures is None:
+        return dict.fromkeys(STATE_COLUMNS)
+    is_profiled = figures.profiled > 0
+    return {
+        "active": figures.active,
+        "effective": figures.effective if is_profiled else None,
+        "ineffective": figures.ineffective if is_profiled else None,
+        "unprofiled": figures.unprofiled,
+        "idle": figures.idle,
+        "unknown": figures.unknown,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
