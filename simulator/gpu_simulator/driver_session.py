@@ -98,10 +98,9 @@ class Double:
         if fresh or self._truth is None or moment - self._truth_at >= self.cache_seconds:
             truth = self.source()
             with self.lock:
-                is_new = truth is not self._truth
-                self._truth, self._truth_at = truth, moment
-                if is_new:
+                if truth is not self._truth:
                     self.follow(truth)
+                self._truth, self._truth_at = truth, moment
             return truth
         return self._truth
 
