@@ -22,6 +22,8 @@ from fork_server import Fork, fork
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 60.0
+_OF_A_START = frozenset({"LD_PRELOAD", "PYTHONPATH"})
+"""Variables that a process takes when it starts, and a fork does not."""
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
 
 
@@ -142,7 +144,7 @@ def running_agent(
         own = {} if "--simulate" in arguments else {"GPU_COST_EXPORTER_LOCK_DIR": lock}
         words = ("agent", "--listen", "127.0.0.1:0", *arguments)
         whole = {**os.environ, **own, **(env or {})}
-        if is_fork and not prefix:
+        if is_fork and not prefix and not _OF_A_START & whole.keys():
             process: subprocess.Popen[str] | Fork = fork(*words, env=whole, stderr=subprocess.PIPE)
         else:
             command = [*prefix, sys.executable, "-m", "exporter", *words]

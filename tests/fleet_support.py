@@ -30,7 +30,7 @@ END_SECONDS = 1_789_999_200
 """2026-09-21T14:00Z: the last day is of 14 hours, and so is not over; the first one has 10."""
 SMALL_FLEET = FleetPlan(
     nodes=12,
-    gpus_per_node=4,
+    gpus_per_node=2,
     days=40,
     end_seconds=END_SECONDS,
     seed=7,
@@ -192,7 +192,7 @@ def _answers(url: str) -> bool:
 
 @pytest.fixture(scope="session")
 def small_fleet() -> FleetPlan:
-    """12 nodes of 4 GPUs in the clusters alpha and beta, over 40 days, priced in USD and EUR."""
+    """12 nodes of 2 GPUs in the clusters alpha and beta, over 40 days, priced in USD and EUR."""
     return SMALL_FLEET
 
 

@@ -234,7 +234,10 @@ def test_focus_goes_to_a_file_with_its_metadata_beside_it(
     path = tmp_path / "focus.csv"
     unpriced = f"2026-08-20..{LAST}"
     assert main(report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=unpriced)) == 0
-    assert "warning: 248.0 GPU-hours had no price and are in no cost" in capsys.readouterr().err
+    truth = truth_between(seconds("2026-08-20"), END, fleet_prometheus.plan).sum()
+    assert truth.unpriced_seconds > 0
+    told = f"warning: {truth.unpriced_seconds / 3600:.1f} GPU-hours had no price and are in no cost"
+    assert told in capsys.readouterr().err
     assert_promises(path.read_text(encoding="utf-8"), "1.4")
     metadata = json.loads((tmp_path / "focus.csv.metadata.json").read_text(encoding="utf-8"))
     told = document(capsys, fleet_prometheus.url, "--window", unpriced)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Unpack
 
@@ -169,7 +169,7 @@ class EngineKilledError(AssertionError):
     """A call that kills a real host engine, for every client of the node; the product must never make it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Entity:
     """What an id stands for now: the node, a GPU, or an instance with its compute instances."""
 
@@ -178,7 +178,7 @@ class _Entity:
     above: _Place = (NONE, 0)
     """What an instance is a part of."""
 
-    @property
+    @cached_property
     def integral(self) -> Load:
         """Integral of its load since the scenario's start."""
         whole = self.gpu.load_integral if self.gpu else Load()

@@ -98,9 +98,9 @@ class Double:
         if fresh or self._truth is None or moment - self._truth_at >= self.cache_seconds:
             truth = self.source()
             with self.lock:
-                known, self._truth, self._truth_at = self._truth, truth, moment
-                if truth is not known:
+                if truth is not self._truth:
                     self.follow(truth)
+                self._truth, self._truth_at = truth, moment
             return truth
         return self._truth
 

@@ -371,8 +371,7 @@ class FleetSums:
         held: dict[str, Rows] = {}
         for key, currencies in sorted(workloads.items()):
             owner = FleetOwner(key.namespace, key.kind, key.workload, key.team)
-            whose = {**_whose(owner), "cost_labels": key.labels, "model": key.model}
-            inside = labels(**extra, cluster=key.cluster, **whose)
+            inside = labels(**extra, cluster=key.cluster, **_whose(owner), cost_labels=key.labels, model=key.model)
             every: Rows = {}
             for currency, rows in sorted(currencies.items()):
                 _add(every, rows)

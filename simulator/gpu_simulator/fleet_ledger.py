@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
 from random import Random
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from exporter.model import Bottleneck, ByState, Totals
 from gpu_simulator.fleet_plan import (
@@ -268,10 +268,7 @@ class FleetFigures(NamedTuple):
         )
 
 
-Place = TypeVar("Place")
-
-
-def add_at(rows: dict[Place, FleetFigures], place: Place, more: FleetFigures) -> None:
+def add_at(rows: dict[Any, FleetFigures], place: object, more: FleetFigures) -> None:
     """Add to what is at a place; mostly nothing is."""
     rows[place] = rows[place] + more if place in rows else more
 
