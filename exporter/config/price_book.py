@@ -26,7 +26,7 @@ WAYS = ("per_gpu_hour", "node_hour", "on_prem")
 _MOST, _MOST_GPUS = 1e12, 1024
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DATE_ALLOWED = "2026-01-31, or a time with its zone such as 2026-01-31T12:00:00Z"
-_NOT_NEGATIVE, _POSITIVE = "0 or more", "more than 0"
+_NOT_NEGATIVE = "0 or more"
 _TINY = 1e-12
 
 

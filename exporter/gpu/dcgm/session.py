@@ -457,7 +457,10 @@ class DcgmSource:
             driver_version=session.text(Field.DRIVER_VERSION),
             nvml_version=session.text(Field.NVML_VERSION),
             dcgm_version=session.engine.version,
-            gpus=tuple(readings.get(gpu.uuid) or _missing(gpu) for gpu in gpus),
+            gpus=tuple(
+                readings.get(gpu.uuid) or GpuReading(gpu=gpu, state=DeviceState.MISSING, reason="not_enumerated")
+                for gpu in gpus
+            ),
             xids=xids,
             errors=dict(errors),
         )
@@ -483,7 +486,3 @@ class DcgmSource:
         if new:
             ids = ", ".join(str(one) for one in sorted(new))
             _log.warning("DCGM %s has no number of a GPU for the fields %s: they are left out", version, ids)
-
-
-def _missing(gpu: Gpu) -> GpuReading:
-    return GpuReading(gpu=gpu, state=DeviceState.MISSING, reason="not_enumerated")
