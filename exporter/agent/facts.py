@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from exporter.attribution.device_ids import Replicas
+from exporter.attribution.device_ids import ReplicaKey
 from exporter.attribution.join import MEMORY_UNKNOWN, REPLICAS_UNKNOWN, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.attribution.processes import UNLISTED_USE, unlisted_uses
@@ -106,8 +106,8 @@ class Attributor:
     """Called first with each reading, if processes determine the holders."""
     source: str = "kubelet"
     """Source of holders: ``kubelet``, ``slurm``, ``host``."""
-    replicas: Replicas = field(default_factory=Replicas)
-    """Replica counts of shared devices, shared with the code that saves them across restarts."""
+    replicas: dict[ReplicaKey, int] = field(default_factory=dict)
+    """Last advertised replica counts of shared devices; the same object as the one that is saved across restarts."""
     command_of: Callable[[int], str] = lambda _pid: ""
     """Returns a process's own name, if it is visible."""
     _first_joined: tuple[Allocations, float] | None = None
@@ -158,10 +158,11 @@ class Attributor:
                 now=allocations.answered_at_seconds + age,
                 expiry_seconds=self.expiry_seconds,
                 evidence=evidence,
-                replicas=self.replicas.counts,
+                replicas=self.replicas,
             )
             if self._cached.known:
-                self.replicas.counts = self._cached.replicas
+                self.replicas.clear()
+                self.replicas.update(self._cached.replicas)
             if self.metadata:
                 self._cached = self._with_uids_of_node(self._cached, is_followed=evidence.is_followed)
             self._cached_for = (allocations, evidence, gpus, instances)

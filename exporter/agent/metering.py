@@ -17,7 +17,7 @@ from exporter.accounting.owner_faults import OwnerFaults
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
-from exporter.attribution.device_ids import Replicas, counts_of
+from exporter.attribution.device_ids import ReplicaKey, counts_of
 from exporter.errors import ConfigError, StateError
 from exporter.model import (
     DeviceView,
@@ -151,7 +151,7 @@ class Metering:
     awaits_labels: bool = False
     """Whether the node's labels are still to be read: prices that may depend on them are unknown."""
     owners: Owners = field(default_factory=Owners)
-    replicas: Replicas = field(default_factory=Replicas)
+    replicas: dict[ReplicaKey, int] = field(default_factory=dict)
     """Counts of shared devices; saved with the ledger, because no source reports those of an unhealthy device later."""
     clock: IdleClock | None = None
     """Ages and idle times of holders, saved with the ledger."""
@@ -247,7 +247,7 @@ class Metering:
             return
         self.ledgers.restore(kept)
         # Counts that this agent has read while another one wrote the ledger are newer.
-        self.replicas.counts = {**replicas, **self.replicas.counts}
+        self.replicas.update({**replicas, **self.replicas})
         self.labelled = self.labelled or labelled
         saved_in, point = point.boot_id, self._later(point)
         self.owners.restore(point.slots)
@@ -462,7 +462,7 @@ class Metering:
             "saved_at_seconds": now,
             "simulated": self.simulated,
             "labelled": asdict(self.labelled) if self.labelled else None,
-            "replicas": self.replicas.dump(),
+            "replicas": [[*key, count] for key, count in self.replicas.items()],
             "idle_clocks": self.clock.dump() if self.clock else [],
         }
         windows = self.owner_windows.begin_save(steady, last=last)

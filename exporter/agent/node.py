@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
+from exporter.accounting.meter import stale_after_seconds
 from exporter.agent.facts import Attributor
 from exporter.agent.history import ActivityLog, EventLog, SourceRecord
 from exporter.agent.metering import Metering
@@ -20,14 +21,7 @@ from exporter.model import (
     SourceStatus,
 )
 
-STALE_INTERVALS = 3
-LEAST_STALE_SECONDS = 2.0
 _Views = tuple[DeviceView, ...]
-
-
-def stale_after_seconds(sample_interval_seconds: float) -> float:
-    """Return the age above which a reading is no longer shown: unseen time is unknown."""
-    return max(STALE_INTERVALS * sample_interval_seconds, LEAST_STALE_SECONDS)
 
 
 @dataclass(slots=True, kw_only=True)

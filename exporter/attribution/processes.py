@@ -92,6 +92,11 @@ def own_name(proc_root: str, pid: int) -> str:
     return name_and_start(f"{proc_root}/{pid}")[0]
 
 
+def sees_host_processes(proc_root: Path) -> bool:
+    """Return whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
+    return own_name(str(proc_root), 2) == "kthreadd"
+
+
 class Remembered(Generic[Found]):
     """Cached data of processes, by pid and start time, as pids are reused.
 

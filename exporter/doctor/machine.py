@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from exporter.accounting.state_file import WriterLock
+from exporter.attribution.processes import sees_host_processes
 from exporter.config import AgentConfig, read_collectors, web_config
 from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
@@ -128,11 +129,7 @@ def process_tree(proc_root: Path) -> Finding:
     """Only the host's PID namespace shows the processes of a GPU; there process 2 is the kernel's thread daemon."""
     name = "PID namespace"
     fix = "set hostPID: true, or mount the host's /proc and name it with --proc-root"
-    try:
-        comm = (proc_root / "2" / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        comm = ""
-    if comm == "kthreadd":
+    if sees_host_processes(proc_root):
         return ok(name, f"{proc_root} is the host's")
     return warn(name, f"{proc_root} is not the host's: use of shared devices is estimated, not measured", fix)
 

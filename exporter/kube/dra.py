@@ -327,7 +327,7 @@ class DraReader:
         seen = 0
         while True:
             await asyncio.sleep(VERSION_SECONDS)
-            missed = slices.errors.get("not_found", 0) + self._claims.errors["not_found"]
+            missed = slices.errors["not_found"] + self._claims.errors["not_found"]
             if missed == seen:
                 continue
             seen = missed

@@ -358,7 +358,8 @@ class KubeletClient:
 
     async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
         try:
-            raw = await self._once(method)
+            async with asyncio.timeout(self._deadline_seconds):
+                raw = await _unary_call(self._path, method)
         except (OSError, EOFError, ProtocolError, ValueError) as error:
             raise _unreachable(self._path, error, self._deadline_seconds) from error
         try:
@@ -369,10 +370,6 @@ class KubeletClient:
                 f"kubelet answered {len(raw)} bytes on {self._path} that are not a pod-resources v1 message;"
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
-
-    async def _once(self, method: str) -> bytes:
-        async with asyncio.timeout(self._deadline_seconds):
-            return await _unary_call(self._path, method)
 
     def _containers(
         self,
@@ -426,15 +423,11 @@ class KubeletPoller:
         self._client = client
         self._interval_seconds = interval_seconds
         self._clock = clock
-        self._errors: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        """Failed polls since the start, by reason; ``allocatable_<reason>`` if only the advertised devices failed."""
         self._failures = 0
         self.latest: Allocations | None = None
         self.problem = ""
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Failed polls since the start, by reason; ``allocatable_<reason>`` if only the advertised devices failed."""
-        return dict(self._errors)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -451,14 +444,14 @@ class KubeletPoller:
         try:
             self.latest = await self._client.fetch(self._clock())
         except AttributionError as error:
-            self._errors[error.reason] += 1
+            self.errors[error.reason] += 1
             self._failures += 1
             self.problem = str(error)
             return self._wait_after(error.reason)
         self._failures = 0
         self.problem = ""
         if missed := self._client.allocatable_error:
-            self._errors[f"allocatable_{missed.reason}"] += 1
+            self.errors[f"allocatable_{missed.reason}"] += 1
             self.problem = f"advertised devices could not be read again: {missed}"
         return self._interval_seconds
 
