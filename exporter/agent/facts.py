@@ -7,7 +7,7 @@ from typing import Protocol
 from exporter.attribution.device_ids import ReplicaKey
 from exporter.attribution.join import MEMORY_UNKNOWN, REPLICAS_UNKNOWN, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
-from exporter.attribution.processes import UNLISTED_USE, unlisted_uses
+from exporter.attribution.processes import UNLISTED_USE, with_unlisted_uses
 from exporter.attribution.shares import DRA
 from exporter.model import (
     Allocations,
@@ -141,16 +141,9 @@ class Attributor:
         instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
         age = steady - self._first_joined[1]
         expired = age > self.expiry_seconds
-        previous = self._cached_for
-        unchanged = (
-            previous is not None
-            and previous[0] is allocations
-            and previous[1] is evidence
-            and previous[2] == gpus
-            and previous[3] == instances
-            and self._cached.known is not expired
-        )
-        if not unchanged:
+        joined_for = allocations, evidence, gpus, instances
+        # The first two are the same objects while nothing changes, so this compares little.
+        if joined_for != self._cached_for or self._cached.known is expired:
             self._cached = attribute(
                 allocations=allocations,
                 gpus=gpus,
@@ -165,14 +158,12 @@ class Attributor:
                 self.replicas.update(self._cached.replicas)
             if self.metadata:
                 self._cached = self._with_uids_of_node(self._cached, is_followed=evidence.is_followed)
-            self._cached_for = (allocations, evidence, gpus, instances)
-        unlisted = self._unlisted(reading) if reading and self._cached.known else ()
-        return replace(self._cached, unresolved=(*self._cached.unresolved, *unlisted)) if unlisted else self._cached
-
-    def _unlisted(self, reading: Reading) -> tuple[Unresolved, ...]:
-        return unlisted_uses(
-            reading,
+            self._cached_for = joined_for
+        if reading is None or not self._cached.known:
+            return self._cached
+        return with_unlisted_uses(
             self._cached,
+            reading,
             pod_uid=self.pids.pod_uid,
             name_of=self.names.name_of,
             command_of=self.command_of,

@@ -25,7 +25,7 @@ from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows, Tenancy
-from exporter.agent.sources import MissingGpus, Sources, Standby, sources_of, standby_of, workers_of
+from exporter.agent.sources import MissingGpus, Sources, sources_of, standby_of, workers_of
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames, own_name, sees_host_processes
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
@@ -361,7 +361,8 @@ class Agent:
     """Allowed clients; ``None``: every client, by plain HTTP."""
     cost_service_url: str = ""
     missing: MissingGpus = field(default_factory=MissingGpus)
-    standby: Standby | None = None
+    standby: Callable[[], None] = lambda: None
+    """Called with each tick; selects what DCGM's child reads."""
     snapshot: Snapshot | None = None
     _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
@@ -429,8 +430,7 @@ class Agent:
                 elif time.monotonic() - resumed >= STEPS_SECONDS:
                     await asyncio.sleep(BETWEEN_STEPS_SECONDS)
                     resumed = time.monotonic()
-            if self.standby:
-                self.standby.follow()
+            self.standby()
             self._save_if_due()
         except Exception:
             # The last snapshot stays, with the error on its page, until it is too old to show values.

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -186,39 +186,31 @@ def workers_of(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standby:
-    """Makes DCGM read all shown fields while NVML's library is not installed.
-
-    In that case no other source exists: an engine on another machine, or a container without the NVIDIA runtime. While
-    NVML answers, or fails only temporarily, DCGM reads the fields that NVML may lack.
-    """
-
-    nvml: Worker
-    dcgm: Worker
-    alone: tuple[str, ...]
-    beside: tuple[str, ...]
-
-    def follow(self) -> None:
-        """Select the command of DCGM's child by the state of NVML."""
-        if self.nvml.status.reason == LIBRARY_NOT_FOUND:
-            self.dcgm.use(self.alone)
-        elif self.nvml.status.state is SourceState.UP:
-            self.dcgm.use(self.beside)
-
-
 def standby_of(
     config: AgentConfig,
     fields: Iterable[Field],
     commands: Mapping[str, Sequence[str] | None],
     workers: Sequence[Worker],
-) -> Standby | None:
-    """Return the standby of DCGM for NVML; ``None`` with a single source. Arguments as for ``workers_of``."""
+) -> Callable[[], None]:
+    """Return what selects the command of DCGM's child by the state of NVML; nothing happens with a single source.
+
+    While NVML's library is not installed, DCGM reads all shown fields, as no other source exists: an engine on another
+    machine, or a container without the NVIDIA runtime. While NVML answers, or fails only temporarily, DCGM reads the
+    fields that NVML may lack. Arguments as for ``workers_of``.
+    """
     if len(workers) == 1 or commands.get("dcgm"):
-        return None
-    interval, address = config.sampling.interval_seconds, config.sampling.dcgm_address
-    whole = child_command(interval, alone(fields), address)
-    return Standby(nvml=workers[0], dcgm=workers[1], alone=whole, beside=_command(config, "dcgm", fields))
+        return lambda: None
+    nvml, dcgm = workers
+    whole = child_command(config.sampling.interval_seconds, alone(fields), config.sampling.dcgm_address)
+    part = _command(config, "dcgm", fields)
+
+    def follow() -> None:
+        if nvml.status.reason == LIBRARY_NOT_FOUND:
+            dcgm.use(whole)
+        elif nvml.status.state is SourceState.UP:
+            dcgm.use(part)
+
+    return follow
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:

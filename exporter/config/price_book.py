@@ -283,10 +283,7 @@ def _period(start: float, end: float) -> str:
 
 
 def _meeting(one: Match, other: Match) -> str:
-    common = (mine or theirs for mine, theirs in zip(one.keys, other.keys, strict=True))
-    node, instance_type, capacity_type, region, model = common
-    both = Match(node=node, instance_type=instance_type, capacity_type=capacity_type, region=region, model=model)
-    return both.description
+    return Match(*(mine or theirs for mine, theirs in zip(one, other, strict=True))).description
 
 
 def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> tuple[str, ...]:

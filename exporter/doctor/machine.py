@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter.accounting.state_file import WriterLock
 from exporter.attribution.processes import sees_host_processes
 from exporter.config import AgentConfig, read_collectors, web_config
-from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, first_of, interval_seconds, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker, child_command
 from exporter.metrics.collectors_file import Collectors
@@ -265,7 +265,7 @@ async def listen(around: Surroundings, name: str, command: Sequence[str], *, eno
     worker = Worker(
         name=name,
         command=command,
-        interval_seconds=around.interval_seconds,
+        interval_seconds=interval_seconds(around.config),
         # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
         deadline_seconds=2 * deadline_seconds,
         start_deadline_seconds=2 * deadline_seconds,
@@ -317,7 +317,7 @@ _BLIND_WITHOUT_DCGM = (
 
 async def read(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
     """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    command = around.worker_command or child_command(around.interval_seconds, fields)
+    command = around.worker_command or child_command(interval_seconds(around.config), fields)
     heard = await listen(around, "nvml", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"

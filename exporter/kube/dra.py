@@ -149,16 +149,12 @@ def _device(device: Mapping[str, Any]) -> SliceDevice:
     attributes, memory = mapping_of(body.get("attributes")), _named(mapping_of(body.get("capacity")), "memory")
     uuid = _attribute(attributes, "uuid")
     return SliceDevice(
-        kind=_attribute(attributes, "type") or _kind_of(uuid),
+        kind=_attribute(attributes, "type") or {"GPU-": "gpu", "MIG-": "mig"}.get(uuid[:4], ""),
         uuid=uuid,
         parent_uuid=_attribute(attributes, "parentUUID"),
         profile=_attribute(attributes, "profile"),
         memory_bytes=quantity(memory.get("value") if isinstance(memory, dict) else memory),
     )
-
-
-def _kind_of(uuid: str) -> str:
-    return {"GPU-": "gpu", "MIG-": "mig"}.get(uuid[:4], "")
 
 
 def _attribute(attributes: Mapping[str, Any], name: str) -> str:
@@ -226,7 +222,9 @@ class DraReader:
         self._listed: frozenset[_Claim] = frozenset()
         self._claims: Lookups[_Claim, _Read] = Lookups(
             client,
-            request=self._claim_request,
+            request=lambda claim: Request(
+                f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+            ),
             parse=_claim,
             steady=steady,
             renew_seconds=None,
@@ -361,9 +359,6 @@ class DraReader:
                 if version:
                     return version
             await asyncio.sleep(wait_seconds)
-
-    def _claim_request(self, claim: _Claim) -> Request:
-        return Request(f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}")
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:

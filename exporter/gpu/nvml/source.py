@@ -411,16 +411,13 @@ class NvmlSource:
 
     def _read(self, uuid: str, now: float) -> GpuReading:
         with self._asking(self._known[uuid].index):
-            return self._ask(uuid, now)
-
-    def _ask(self, uuid: str, now: float) -> GpuReading:
-        if uuid not in self._units:
-            self._look_for(uuid, now)
-        unit = self._units.get(uuid)
-        if unit is None:
-            down = self._down[uuid]
-            return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
-        reading = unit.sample(now)
+            if uuid not in self._units:
+                self._look_for(uuid, now)
+            unit = self._units.get(uuid)
+            if unit is None:
+                down = self._down[uuid]
+                return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
+            reading = unit.sample(now)
         self._known[uuid] = unit.gpu
         if reading.state is DeviceState.LOST:
             self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
