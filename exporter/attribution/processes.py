@@ -94,7 +94,10 @@ def own_name(proc_root: str, pid: int) -> str:
 
 def sees_host_processes(proc_root: Path) -> bool:
     """Return whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
-    return own_name(str(proc_root), 2) == "kthreadd"
+    try:
+        return content(f"{proc_root}/2/comm").strip() == "kthreadd"
+    except OSError:
+        return False
 
 
 class Remembered(Generic[Found]):
