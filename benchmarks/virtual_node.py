@@ -12,12 +12,12 @@ from virtual_world import AGENT_POD, NODE, Held, Pod, World
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger, Sheet
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.meter import Meter
+from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering, Save
-from exporter.agent.node import Node, stale_after_seconds
+from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer

@@ -229,8 +229,6 @@ class DraReader:
             steady=steady,
             renew_seconds=None,
         )
-        self._items: Mapping[_Claim, _Read] = {}
-        self._by_uid: Mapping[str, tuple[AllocatedDevice, ...]] = {}
 
     @property
     def devices(self) -> Mapping[tuple[str, str], SliceDevice] | None:
@@ -245,17 +243,10 @@ class DraReader:
 
     @property
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
-        """Devices of claims by their UID, the same object while nothing changes.
-
-        Claims without a UID from the kubelet are also included by ``namespace/name``.
-        """
-        if self._items is not self._claims.items:
-            self._items = self._claims.items
-            self._by_uid = {read.uid: read.devices for read in self._items.values()}
-            self._by_uid |= {
-                f"{claim.namespace}/{claim.name}": read.devices for claim, read in self._items.items() if not claim.uid
-            }
-        return self._by_uid
+        """Devices of claims by their UID; of claims without a UID from the kubelet also by ``namespace/name``."""
+        items = self._claims.items
+        unnamed = {f"{one.namespace}/{one.name}": read.devices for one, read in items.items() if not one.uid}
+        return {read.uid: read.devices for read in items.values()} | unnamed
 
     @property
     def unreadable(self) -> frozenset[str]:

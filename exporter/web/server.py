@@ -151,8 +151,9 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         listing = "".join(f"  {path:<18}{what}\n" for path, what in PATHS)
         return _text(request, 404, f"nothing here; there is:\n{listing.rstrip()}")
     except web.HTTPMethodNotAllowed as error:
-        response = _text(request, 405, f"{request.method} is not for this path; allowed: {', '.join(_allowed(error))}")
-        response.headers[hdrs.ALLOW] = ", ".join(_allowed(error))
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = _text(request, 405, f"{request.method} is not for this path; allowed: {allowed}")
+        response.headers[hdrs.ALLOW] = allowed
         return response
     except web.HTTPException:
         raise
@@ -192,10 +193,6 @@ def _notes(snapshot: Snapshot) -> list[str]:
         for reason, count in catalog.problems(snapshot).items()
     ]
     return notes
-
-
-def _allowed(error: web.HTTPMethodNotAllowed) -> list[str]:
-    return sorted(error.allowed_methods)
 
 
 def _refusal_of_release(request: web.Request) -> str:
