@@ -413,7 +413,6 @@ def start(
         sources=Sources(nvml=pipe, stale_after_seconds=stale_after_seconds(settings.interval_seconds)),
         viewer=viewer,
         sample_interval_seconds=settings.interval_seconds,
-        simulated=True,
         process_clock=lambda: 0.0,
         metering=metering,
     )

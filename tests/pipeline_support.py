@@ -376,7 +376,6 @@ async def _made(
         ),
         viewer=viewer,
         sample_interval_seconds=agent.interval_seconds,
-        simulated=True,
         process_clock=lambda: 0.0,
         metering=metering,
     )

@@ -289,7 +289,6 @@ def _node(
         ),
         viewer=viewer,
         sample_interval_seconds=config.sampling.interval_seconds,
-        simulated=metering.simulated,
         process_clock=time.monotonic,
         metering=metering,
         events=events,
@@ -396,8 +395,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGUSR1, self._release, self.release_seconds)
-        if self.node.metering:
-            loop.add_signal_handler(signal.SIGHUP, self._start_reload, self.node.metering)
+        loop.add_signal_handler(signal.SIGHUP, self._start_reload)
 
     def _release(self, seconds: float) -> None:
         """Release the driver in every child that has opened it."""
@@ -449,24 +447,23 @@ class Agent:
             LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
             driver.renew()
 
-    def _start_reload(self, metering: Metering) -> None:
+    def _start_reload(self) -> None:
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.ensure_future(self._reload_prices(metering))
+            self._reloading = asyncio.ensure_future(self._reload_prices())
         else:  # the file may have changed after it was read
-            self._reloading.add_done_callback(lambda _: self._start_reload(metering))
+            self._reloading.add_done_callback(lambda _: self._start_reload())
 
-    async def _reload_prices(self, metering: Metering) -> None:
+    async def _reload_prices(self) -> None:
         """Read the price book in a thread: a book with thousands of rows takes seconds and would delay a tick."""
         try:
             book = await asyncio.to_thread(self.load_prices)
         except ConfigError as error:
-            metering.keep_prices(error)
+            self.node.metering.keep_prices(error)
         else:
-            metering.use_prices(book)
+            self.node.metering.use_prices(book)
 
     def _save_if_due(self) -> None:
-        save = self.node.metering.begin_save(time.time(), time.monotonic()) if self.node.metering else None
-        if save:
+        if save := self.node.metering.begin_save(time.time(), time.monotonic()):
             self._saving = asyncio.ensure_future(self._write(save))
 
     async def _write(self, save: Save) -> None:
@@ -477,17 +474,14 @@ class Agent:
         except (RuntimeError, MemoryError) as problem:  # no thread available: the next save may get one
             words = str(problem) or "no memory"
             error = StateError("state_unwritable", f"state: cannot write {save.file.path}: {words}")
-        if self.node.metering:
-            self.node.metering.end_save(save, error)
+        self.node.metering.end_save(save, error)
 
     async def _save_last(self) -> None:
         """Save the time metered since the last save."""
         with contextlib.suppress(asyncio.TimeoutError):
             if self._saving:
                 await asyncio.wait_for(self._saving, SHUTDOWN_SECONDS)
-            metering = self.node.metering
-            save = metering.begin_save(time.time(), time.monotonic(), last=True) if metering else None
-            if save:
+            if save := self.node.metering.begin_save(time.time(), time.monotonic(), last=True):
                 await asyncio.wait_for(self._write(save), SHUTDOWN_SECONDS)
 
     def _metrics(self, accept: str) -> Body:

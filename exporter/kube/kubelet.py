@@ -358,8 +358,7 @@ class KubeletClient:
 
     async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
         try:
-            async with asyncio.timeout(self._deadline_seconds):
-                raw = await _unary_call(self._path, method)
+            raw = await self._once(method)
         except (OSError, EOFError, ProtocolError, ValueError) as error:
             raise _unreachable(self._path, error, self._deadline_seconds) from error
         try:
@@ -370,6 +369,10 @@ class KubeletClient:
                 f"kubelet answered {len(raw)} bytes on {self._path} that are not a pod-resources v1 message;"
                 f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
+
+    async def _once(self, method: str) -> bytes:
+        async with asyncio.timeout(self._deadline_seconds):
+            return await _unary_call(self._path, method)
 
     def _containers(
         self,
