@@ -369,21 +369,20 @@ class Metering:
     ) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
         """Yield the portions of one sample with their prices, split at the times at which a price changes."""
         longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
-        changes = self._changes(set(models.values()), now - longest, now)
+        facts, after = self.node_facts, now - longest
+        changes = set[float]().union(
+            *(
+                self.book.changes(model=model, node=self.node, facts=facts, after=after, until=now)
+                for model in set(models.values())
+            )
+        )
         if not changes:
             yield portions, self.prices
             return
-        ages = {longest: now - longest, **{now - at: at for at in changes}, 0.0: now}
+        ages = {longest: after, **{now - at: at for at in changes}, 0.0: now}
         for older, newer in pairwise(sorted(ages, reverse=True)):
             parts = [part for portion in portions if (part := _part_of(portion, older, newer))]
             yield parts, self._prices_at(models, ages[older])
-
-    def _changes(self, models: set[str], after: float, until: float) -> list[float]:
-        facts = self.node_facts
-        found = (
-            self.book.changes(model=model, node=self.node, facts=facts, after=after, until=until) for model in models
-        )
-        return sorted(set().union(*found))
 
     def use_prices(self, book: PriceBook) -> None:
         """Use another price book from the next sample on."""

@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
@@ -25,21 +24,6 @@ _OTHER_MACHINE = (
 )
 
 
-class Source(Protocol):
-    """Origin of readings: ``gpu.worker.Worker``, or the same source without a child for a replay."""
-
-    @property
-    def status(self) -> SourceStatus:
-        """Current state of the source."""
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason, in addition to those that readings carry."""
-
-    def take(self) -> tuple[Reading, ...]:
-        """Readings since the last call, oldest first."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Sources:
     """NVML, DCGM, or both merged.
@@ -49,8 +33,8 @@ class Sources:
     increase.
     """
 
-    nvml: Source | None = None
-    dcgm: Source | None = None
+    nvml: Worker | None = None
+    dcgm: Worker | None = None
     stale_after_seconds: float
     """Maximum age of a usable reading."""
     _memory: MergeMemory = field(default_factory=MergeMemory)
@@ -110,7 +94,7 @@ class Sources:
             self._unmerged.popleft()
         return tuple(reading for reading in taken if reading is not None)
 
-    def _heard(self, source: Source | None) -> tuple[Reading, ...]:
+    def _heard(self, source: Worker | None) -> tuple[Reading, ...]:
         """Return a source's new readings; count their errors and events once."""
         if source is None:
             return ()
