@@ -24,7 +24,7 @@ from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node
-from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows, Tenancy
+from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
 from exporter.agent.sources import MissingGpus, Sources, sources_of, standby_of, workers_of
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames, own_name, sees_host_processes
@@ -43,7 +43,7 @@ from exporter.web.responses import Body
 from exporter.web.server import Renderer, create_app
 
 if TYPE_CHECKING:
-    from exporter.attribution.host import HostUsers
+    from exporter.attribution.host import HostUsers, TenantSource
     from exporter.attribution.slurm import SlurmJobs
     from exporter.kube.metadata import Metadata
 
@@ -62,7 +62,7 @@ class Attributing:
     """The join, the source of owners, and their tasks that run in parallel to the ticks."""
 
     attributor: Attributor
-    tenancy: Tenancy | None = None
+    tenancy: "Metadata | TenantSource | None" = None
     """Source of owners; ``None``: only names are known, and the namespace is the owner."""
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
 
@@ -429,7 +429,8 @@ class Agent:
                     await asyncio.sleep(BETWEEN_STEPS_SECONDS)
                     resumed = time.monotonic()
             self.standby()
-            self._save_if_due()
+            if save := self.node.metering.begin_save(time.time(), time.monotonic()):
+                self._saving = asyncio.ensure_future(self._write(save))
         except Exception:
             # The last snapshot stays, with the error on its page, until it is too old to show values.
             self.node.count_error("agent", "tick")
@@ -461,10 +462,6 @@ class Agent:
             self.node.metering.keep_prices(error)
         else:
             self.node.metering.use_prices(book)
-
-    def _save_if_due(self) -> None:
-        if save := self.node.metering.begin_save(time.time(), time.monotonic()):
-            self._saving = asyncio.ensure_future(self._write(save))
 
     async def _write(self, save: Save) -> None:
         """Wait for the disk in a thread: an fsync has no time limit and would delay a scrape."""

@@ -40,16 +40,6 @@ _DIGITS = 6
 """Decimal places of a holder's part of a value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """Use of one device, divided among its holders."""
-
-    pods: tuple[PodUse, ...]
-    unattributed_activity_ratio: float | None
-    unattributed_memory_bytes: int | None
-    unattributed_processes: int | None
-
-
 def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
     """Return the activity for the idle clock: full use of a quarter is busy, though it is 0.25 of the device."""
     if bounds is None:
@@ -214,7 +204,7 @@ class Viewer:
         uuid = part.instance.uuid if part else gpu.gpu.uuid
         values = part.values if part else gpu.values
         holders = attribution.holders.get(uuid, ())
-        use = self._use(holders, judgement, values, _own_processes(gpu, part), now)
+        pods, rest_ratio, foreign = self._use(holders, judgement, values, _own_processes(gpu, part), now)
         partitioned = part is None and bool(gpu.instances) and not holders
         allocation = allocation_state(attribution, uuid, gpu)
         # If the holders are unknown, any running process may be theirs.
@@ -230,12 +220,12 @@ class Viewer:
             activity=judgement.activity,
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
-            pods=use.pods,
+            pods=pods,
             rest_is_free=not is_doubtful(attribution, uuid, gpu),
             lacks_instances=part is None and gpu.lacks_instances,
-            unattributed_activity_ratio=use.unattributed_activity_ratio if known and not partitioned else None,
-            unattributed_memory_bytes=use.unattributed_memory_bytes if known else None,
-            unattributed_processes=use.unattributed_processes if known else None,
+            unattributed_activity_ratio=rest_ratio if known and not partitioned else None,
+            unattributed_memory_bytes=None if foreign is None or not known else _memory(foreign),
+            unattributed_processes=None if foreign is None or not known else sum(not one.ended for one in foreign),
             profiling=gpu.profiling,
             xids=dict(record.counts),
             xid_last_seen_seconds=dict(record.last_seen_seconds),
@@ -249,8 +239,12 @@ class Viewer:
         values: Mapping[Field, int | float],
         processes: tuple[ProcessUse, ...] | None,
         now: float,
-    ) -> DeviceUse:
-        """Divide a device among its holders, which are in a stable order."""
+    ) -> tuple[tuple[PodUse, ...], float | None, tuple[ProcessUse, ...] | None]:
+        """Divide a device among its holders, which are in a stable order.
+
+        Returns:
+            The use of each holder, the activity without a holder, and the processes without one, if they are known.
+        """
         matched: Matched | None = None
         if processes is not None and self.process_list_reliable:
             known = self.attributor
@@ -279,13 +273,7 @@ class Viewer:
                 facts=self.owners.facts(holder),
             )
             pods.append(use)
-        foreign = _foreign(matched)
-        return DeviceUse(
-            pods=tuple(pods),
-            unattributed_activity_ratio=split.remainder_ratio,
-            unattributed_memory_bytes=None if foreign is None else _memory(foreign),
-            unattributed_processes=None if foreign is None else sum(not process.ended for process in foreign),
-        )
+        return tuple(pods), split.remainder_ratio, _foreign(matched)
 
 
 def _level(gpu: GpuReading, part: MigReading | None) -> DeviceLevel:

@@ -182,11 +182,6 @@ class _Claim(NamedTuple):
     name: str
 
 
-class _Read(NamedTuple):
-    uid: str
-    devices: tuple[AllocatedDevice, ...]
-
-
 class DraReader:
     """Reads slices and claims; reads nothing until the kubelet has listed a claimed GPU.
 
@@ -220,7 +215,7 @@ class DraReader:
         self._pools: dict[str, Devices] = {}
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
-        self._claims: Lookups[_Claim, _Read] = Lookups(
+        self._claims: Lookups[_Claim, tuple[str, tuple[AllocatedDevice, ...]]] = Lookups(
             client,
             request=lambda claim: Request(
                 f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
@@ -245,8 +240,8 @@ class DraReader:
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
         """Devices of claims by their UID; of claims without a UID from the kubelet also by ``namespace/name``."""
         items = self._claims.items
-        unnamed = {f"{one.namespace}/{one.name}": read.devices for one, read in items.items() if not one.uid}
-        return {read.uid: read.devices for read in items.values()} | unnamed
+        unnamed = {f"{one.namespace}/{one.name}": devices for one, (_, devices) in items.items() if not one.uid}
+        return dict(items.values()) | unnamed
 
     @property
     def unreadable(self) -> frozenset[str]:
@@ -352,9 +347,9 @@ class DraReader:
             await asyncio.sleep(wait_seconds)
 
 
-def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:
+def _claim(claim: _Claim, item: Mapping[str, Any]) -> tuple[str, tuple[AllocatedDevice, ...]] | None:
     """Parse a claim; a claim that was created again under its name (another UID) is ignored."""
     uid, devices = uid_of(item), allocated_devices(item)
     if devices is None or (claim.uid and claim.uid != uid):
         return None
-    return _Read(uid, devices)
+    return uid, devices

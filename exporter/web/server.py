@@ -47,7 +47,7 @@ class _Face:
 
     snapshot: Callable[[], Snapshot | None]
     metrics: Callable[[str], Body]
-    release: Callable[[float], None] | None
+    release: Callable[[float], None]
     steady: Callable[[], float]
     cost_service_url: str
     bodies: Bodies = field(default_factory=Bodies)
@@ -105,8 +105,6 @@ class _Face:
             return _text(
                 request, 400, f"seconds: value '{shown}' is not a time to release for; allowed: more than 0, up to 3600"
             )
-        if self.release is None:
-            return _text(request, 501, "this agent has no driver to release")
         self.release(seconds)
         LOG.info("driver released on request", extra={"seconds": seconds})
         return _text(request, 202, f"the driver is closed for {seconds:g} s; it is opened again by itself")
@@ -116,7 +114,7 @@ def create_app(
     *,
     snapshot: Callable[[], Snapshot | None],
     metrics: Callable[[str], Body],
-    release: Callable[[float], None] | None,
+    release: Callable[[float], None],
     steady: Callable[[], float] = time.monotonic,
     cost_service_url: str = "",
 ) -> web.Application:
@@ -125,7 +123,7 @@ def create_app(
     Args:
         snapshot: The newest picture of the node; ``None`` before the first.
         metrics: From an Accept header to the body of ``/metrics``.
-        release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
+        release: Closes the driver for so many seconds.
         steady: The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it.
         cost_service_url: Address of the cost service, for links of the page; empty without one.
     """
