@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -81,7 +82,7 @@ class Worker:
         deadline_seconds: Maximum silence of a child that has sent a reading before it is killed.
         start_deadline_seconds: Maximum silence while it opens the driver.
         env: Environment of the child in addition to this process's own.
-        clock: Current seconds of the monotonic clock, which ``released_until`` refers to.
+        clock: Current seconds of the monotonic clock, which times a release.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Worker:
         self._failure = ""
         self._leaves = False
         self._patience_seconds = start_deadline_seconds
-        self._released_until: float | None = None
+        self._released_until = -math.inf
         self._release_asked = asyncio.Event()
         self.status = SourceStatus(name=name, state=SourceState.STARTING)
         """Current state of the source."""
@@ -135,16 +136,8 @@ class Worker:
         """Process id of the current child."""
         return None if self._child is None else self._child.process.pid
 
-    @property
-    def released_until(self) -> float | None:
-        """Instant until which the driver stays closed; ``None`` if it is not released."""
-        until = self._released_until
-        if until is None or until <= self._clock():
-            return None
-        return until
-
     def _is_released(self) -> bool:
-        return self.released_until is not None
+        return self._released_until > self._clock()
 
     @property
     def well_gpus(self) -> int | None:

@@ -399,11 +399,6 @@ class Metadata:
         self._facts[name] = (found, space, facts)
         return facts
 
-    def uid(self, namespace: str, pod: str) -> str | None:
-        """Return the UID of a pod in its cgroups."""
-        found = self._endings.find((namespace, pod))
-        return found.uid if found and found.uid else None
-
     def _namespace(self, name: str) -> Namespace | None:
         if not self._settings.namespace_teams:
             return NO_NAMESPACE

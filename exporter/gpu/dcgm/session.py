@@ -300,7 +300,7 @@ class Session:
             gpu=gpu,
             state=state,
             reason=reason,
-            values={**self._of_the_node(), **own},
+            values={**_numbers(self._entities.node_values, paused=False), **own},
             instances=tuple(
                 MigReading(instance=one.instance, values=_numbers(values.get(one.measured, {}), paused=paused))
                 for one in device.instances
@@ -316,12 +316,6 @@ class Session:
             if one not in _VERSIONS and isinstance(text := values.get(one), str)
         }
         return replace(device.gpu, labels={**device.gpu.labels, **texts}) if texts else device.gpu
-
-    def _of_the_node(self) -> dict[Field, int | float]:
-        values = self._entities.node_values
-        return {
-            Field(one): number for one in self._wanted.of_the_node if isinstance(number := values.get(one), int | float)
-        }
 
 
 def _numbers(values: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
