@@ -339,13 +339,12 @@ class Agent:
 
     def end(self) -> None:
         """Let go of the lock, as the kernel does when the process ends."""
-        if self.metering.lock is not None:
-            self.metering.lock.release()
+        self.metering.lock.release()
 
     @property
     def noted_steady(self) -> float | None:
         """Monotonic instant in the lock file: time up to it was shown and not saved. None where there is none."""
-        return self.metering.lock.noted().get("metered_steady") if self.metering.lock else None
+        return self.metering.lock.noted().get("metered_steady")
 
     def tick(self, wall: float, steady: float) -> Snapshot:
         """Tick once."""

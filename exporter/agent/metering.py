@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -158,8 +159,8 @@ class Metering:
     owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
     owner_faults: OwnerFaults = field(default_factory=OwnerFaults)
     file: StateFile | None = None
-    lock: WriterLock | None = None
-    """While another agent holds it, this one charges, saves and shows nothing; ``None``: no other agent exists."""
+    lock: WriterLock = field(default_factory=partial(WriterLock, held=True))
+    """While another agent holds it, this one charges, saves and shows nothing."""
     boot_id: str = ""
     """Boot id of the machine: monotonic clocks of two boots do not compare. Empty if unknown."""
     loaded_driver: Callable[[], int | None] = lambda: None
@@ -187,7 +188,7 @@ class Metering:
         Args:
             steady: Current seconds of the monotonic clock.
         """
-        if self.lock is None or self.lock.held:
+        if self.lock.held:
             return
         waited, warned = self.lock.waits_for, self.lock.warning
         if not self.lock.take():
@@ -201,15 +202,8 @@ class Metering:
         self.restore(steady)
 
     @property
-    def is_writer(self) -> bool:
-        """Whether this agent writes the node's ledger."""
-        return self.lock is None or self.lock.held
-
-    @property
     def lock_note(self) -> str:
         """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
-        if self.lock is None:
-            return ""
         if self.lock.waits_for:
             return (
                 f"another agent on this node writes the ledger ({self.lock.waits_for} is locked);"
@@ -261,7 +255,7 @@ class Metering:
 
     def _later(self, saved: _Point) -> _Point:
         """Return the later of the saved point and the lock file's, left by a process that showed more than it saved."""
-        noted = self.lock.noted() if self.lock else {}
+        noted = self.lock.noted()
         self._is_noted = bool(noted)
         try:
             point = _Point.of(noted)
@@ -274,7 +268,7 @@ class Metering:
 
     def _note(self, point: Mapping[str, Any]) -> None:
         """Write the instant up to which time is shown to the lock file, or nothing if the state file has all of it."""
-        if self.lock is None or not (point or self._is_noted):
+        if not (point or self._is_noted):
             return
         try:
             self.lock.note(point)
@@ -302,7 +296,7 @@ class Metering:
 
         The kernel releases the lock when the process ends; the hung save ends with it.
         """
-        if self.lock is not None and self._saving is None:
+        if self._saving is None:
             self.lock.release()
 
     @property
@@ -325,7 +319,7 @@ class Metering:
             steady: Monotonic time in seconds, for lingering.
         """
         self.look_up_prices(views, now)
-        if not self.is_writer:
+        if not self.lock.held:
             return
         portions = self.meter.add(views, sampled_steady, self.loaded_driver())
         self.owner_windows.add(portions, steady)
@@ -408,8 +402,8 @@ class Metering:
             price_book=self.book.description,
             unpriced_gpus=self.unpriced_gpus,
             awaits_labels=self.awaits_labels,
-            is_writer=self.is_writer,
-            is_locked=self.lock.host_held if self.lock else None,
+            is_writer=self.lock.held,
+            is_locked=self.lock.host_held,
             lock_note=self.lock_note,
         )
 
