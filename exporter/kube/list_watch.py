@@ -447,7 +447,9 @@ class Lookups(Generic[Key, Item]):
                     for other in self._states.values():
                         self._asked(other)
                     return self._client.retry_seconds(error, self._failures)
-                self._refused(key, state, error)
+                state.refusal = error
+                if error.reason == "not_found" and key in self.items:
+                    self.items = {other: item for other, item in self.items.items() if other != key}
                 state.due_seconds = loop_time() + self._refused_seconds * self._jitter()
             else:
                 state.due_seconds = loop_time() + self._answered(key, state, answer)
@@ -458,11 +460,6 @@ class Lookups(Generic[Key, Item]):
     def _asked(self, state: _State) -> None:
         if state.asked_at is None:
             state.asked_at = self._steady()
-
-    def _refused(self, key: Key, state: _State, error: ApiError) -> None:
-        state.refusal = error
-        if error.reason == "not_found" and key in self.items:
-            self.items = {other: item for other, item in self.items.items() if other != key}
 
     def _answered(self, key: Key, state: _State, answer: dict[str, Any]) -> float:
         """Store an answer; return the seconds until the next request."""
