@@ -104,9 +104,8 @@ def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
     require(not duplicate_series(families), "a series is there twice")
     for openmetrics in (False, True):
         for line in render(families, openmetrics=openmetrics).decode("utf-8").split("\n"):
-            require(
-                not line or line.startswith("# ") or _SAMPLE.fullmatch(line) is not None, f"the line {line[:300]!r}"
-            )
+            valid = not line or line.startswith("# ") or _SAMPLE.fullmatch(line)
+            require(valid is not None, f"the line {line[:300]!r}")
     held: dict[str, float] = {}
     for view in snapshot.devices:
         for pod in view.pods:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from remote_write import encode_labels
-from samples_support import samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
@@ -112,7 +111,7 @@ async def _pages(place: int) -> list[dict[tuple[str, frozenset[tuple[str, str]]]
             for family in text_string_to_metric_families(
                 render(families(snapshot, ExpositionOptions()), openmetrics=False).decode()
             )
-            for sample in samples_of(family)
+            for sample in family.samples
         }
         for snapshot in snapshots
     ]

@@ -12,12 +12,12 @@ from virtual_world import AGENT_POD, NODE, Held, Pod, World
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger, Sheet
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.meter import Meter
+from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering, Save
-from exporter.agent.node import Node, stale_after_seconds
+from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
@@ -339,13 +339,12 @@ class Agent:
 
     def end(self) -> None:
         """Let go of the lock, as the kernel does when the process ends."""
-        if self.metering.lock is not None:
-            self.metering.lock.release()
+        self.metering.lock.release()
 
     @property
     def noted_steady(self) -> float | None:
         """Monotonic instant in the lock file: time up to it was shown and not saved. None where there is none."""
-        return self.metering.lock.noted().get("metered_steady") if self.metering.lock else None
+        return self.metering.lock.noted().get("metered_steady")
 
     def tick(self, wall: float, steady: float) -> Snapshot:
         """Tick once."""
@@ -413,7 +412,6 @@ def start(
         sources=Sources(nvml=pipe, stale_after_seconds=stale_after_seconds(settings.interval_seconds)),
         viewer=viewer,
         sample_interval_seconds=settings.interval_seconds,
-        simulated=True,
         process_clock=lambda: 0.0,
         metering=metering,
     )

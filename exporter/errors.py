@@ -60,15 +60,12 @@ class StateError(ReasonedError):
 class ApiError(ReasonedError):
     """The Kubernetes API did not answer, or its answer is unreadable.
 
-    ``status`` is the HTTP status of the answer, if any; ``retry_after_seconds`` is the delay that it requests.
+    ``retry_after_seconds`` is the delay that it requests.
     """
 
-    def __init__(
-        self, reason: str, message: str, *, status: int | None = None, retry_after_seconds: float | None = None
-    ) -> None:
-        """Store the values that callers act on separately from the message."""
+    def __init__(self, reason: str, message: str, *, retry_after_seconds: float | None = None) -> None:
+        """Store the value that callers act on separately from the message."""
         super().__init__(reason, message)
-        self.status = status
         self.retry_after_seconds = retry_after_seconds
 
 

@@ -4,6 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
+from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
+from exporter.agent.metering import Metering
+from exporter.agent.owners import Owners
 from exporter.attribution.inventory import instance_parts
 from exporter.model import (
     Activity,
@@ -16,6 +21,7 @@ from exporter.model import (
     Gpu,
     Holder,
     MigInstance,
+    NodeFacts,
     Owner,
     PodUse,
     ResourceProfile,
@@ -39,6 +45,12 @@ LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("1g.20gb", *("1g.10gb",) * 6),
     ("2g.20gb", "1g.10gb"),
 )
+
+
+def plain_metering() -> Metering:
+    """Return the metering of a node without prices and without a state directory."""
+    meter = Meter(1.0, Owners().owner_of)
+    return Metering(node="n", meter=meter, ledgers=Ledgers(), book=PriceBook(), facts=NodeFacts())
 
 
 def namespace_pays(holder: Holder) -> Owner:

@@ -12,18 +12,17 @@ from pathlib import Path
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.meter import Meter
+from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.state_file import StateFile
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
-from exporter.agent.node import Node, stale_after_seconds
+from exporter.agent.node import Node
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
-from exporter.agent.run import sees_host_processes
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PidResolver, PodNames, sees_host_processes
 from exporter.config import price_book
 from exporter.errors import AttributionError, NoValuesError, SourceError
 from exporter.gpu.dcgm.session import DcgmSource
@@ -377,7 +376,6 @@ async def _made(
         ),
         viewer=viewer,
         sample_interval_seconds=agent.interval_seconds,
-        simulated=True,
         process_clock=lambda: 0.0,
         metering=metering,
     )

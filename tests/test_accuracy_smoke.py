@@ -45,12 +45,12 @@ page = render(families(snapshot, ExpositionOptions()), openmetrics=False).decode
 shown = {
     (sample.name, frozenset(pair for pair in sample.labels.items() if pair[1])): sample.value
     for family in text_string_to_metric_families(page)
-    for sample in samples_of(family)
+    for sample in family.samples
 }
 compared = 0
 text = "".join(f"{name} {values[-1]!r}\\n" for name, (_, values) in recorded.series.items())
 for family in text_string_to_metric_families(text):
-    for sample in samples_of(family):
+    for sample in family.samples:
         labels = {pair for pair in sample.labels.items() if pair[1]}
         found = [value for (name, carried), value in shown.items() if name == sample.name and labels <= carried]
         assert found == [sample.value], (sample, found)

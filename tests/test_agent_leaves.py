@@ -53,23 +53,24 @@ async def main():
     worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0, clock=time.monotonic)
     nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
     viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    metering = Metering(
+        node="n",
+        meter=Meter(1.0, Owners().owner_of),
+        ledgers=Ledgers(saves=True),
+        book=PriceBook(name="test", currency="USD", rows=()),
+        facts=NodeFacts(),
+        file=StateFile(Path(sys.argv[1])) if len(sys.argv) > 1 else None,
+    )
     node = Node(
         name="n",
         sources=Sources(nvml=worker, stale_after_seconds=3.0),
         viewer=viewer,
         sample_interval_seconds=1.0,
         process_clock=time.monotonic,
+        metering=metering,
     )
     if len(sys.argv) > 1:
-        node.metering = Metering(
-            node="n",
-            meter=Meter(1.0, Owners().owner_of),
-            ledgers=Ledgers(saves=True),
-            book=PriceBook(name="test", currency="USD", rows=()),
-            facts=NodeFacts(),
-            file=StateFile(Path(sys.argv[1])),
-        )
-        node.metering.observe([], sampled_steady=0.0, now=0.0, steady=0.0)
+        metering.observe([], sampled_steady=0.0, now=0.0, steady=0.0)
     agent = Agent(
         node=node,
         workers=(worker,),
@@ -85,7 +86,7 @@ async def main():
         others = asyncio.all_tasks() - {asyncio.current_task()}
         children = Path("/proc/thread-self/children").read_text()
         print("left", sorted(map(str, others)), children, listener.fileno())
-    if node.metering:
+    if len(sys.argv) > 1:
         print(node.metering.errors)
 
 asyncio.run(main())

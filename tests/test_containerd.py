@@ -28,9 +28,8 @@ from containerd_support import (
     within,
 )
 
-from exporter.agent.run import sees_host_processes
 from exporter.attribution import processes
-from exporter.attribution.processes import NO_POD, PidResolver
+from exporter.attribution.processes import NO_POD, PidResolver, sees_host_processes
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.truth import HolderTruth, NodeTruth
 

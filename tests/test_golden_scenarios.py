@@ -8,7 +8,7 @@ import pytest
 from pipeline_support import pipeline
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
-from samples_support import duplicate_series, samples_of
+from samples_support import duplicate_series
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
@@ -60,7 +60,7 @@ async def test_both_formats_of_a_page_read_back_the_same(name: str, tmp_path: Pa
             # The plain parser appends "_total" to counters that have none, as DCGM's.
             (sample.name.removesuffix("_total"), frozenset(sample.labels.items()), sample.value)
             for family in families_of  # type: ignore[attr-defined] # the parsers are not typed
-            for sample in samples_of(family)
+            for sample in family.samples
         }
 
     assert samples(parse_plain(plain)) == samples(parse_openmetrics(openmetrics))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from metering_support import plain_metering
 from pipeline_support import DirectSource
 
 from exporter.accounting.idle import IdleClock
@@ -34,6 +35,7 @@ class Partitioned:
             viewer=Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0)),
             sample_interval_seconds=1.0,
             process_clock=lambda: 0.0,
+            metering=plain_metering(),
             events=EventLog(with_windows=True),
         )
         self.seconds = 0.0

@@ -56,7 +56,7 @@ async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(clus
         await reader.until(lambda: metadata.facts("ml", "train-0") and metadata.node_facts)
         assert metadata.facts("ml", "train-0").owner == Owner(namespace="ml", kind="Job", name="train", team="vision")
         assert metadata.facts("ml", "train-0") is metadata.facts("ml", "train-0")
-        assert metadata.uid("ml", "train-0") == "uid-train-0"
+        assert metadata.facts("ml", "train-0").pod_uid == "uid-train-0"
         assert metadata.node_facts == NodeFacts(instance_type="p5.48xlarge", capacity_type="spot")
         assert metadata.status.known
         assert metadata.status.at_seconds == cluster.now
@@ -184,7 +184,7 @@ async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: C
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
         cluster.add_pod("train-0", uid="second")
-        await reader.until(lambda: reader.metadata.uid("ml", "train-0") == "second")
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0").pod_uid == "second")
         assert reader.metadata.facts("ml", "train-0").owner.kind == "Pod"
 
 

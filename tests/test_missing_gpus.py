@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent_support import ROOT, matching, running_agent, until
 from driver_support import gpu, instance
+from metering_support import plain_metering
 from pipeline_support import AskedKubelet
 
 from exporter.accounting.idle import IdleClock
@@ -136,6 +137,7 @@ async def running(
             viewer=viewer,
             sample_interval_seconds=0.05,
             process_clock=time.monotonic,
+            metering=plain_metering(),
             record=SourceRecord(bound_driver=partial(bound_driver, sys_root)),
         ),
         workers=(worker,),

@@ -10,7 +10,7 @@ from exposition_support import FACTS, exclusive, holder, ledger, lost, one_ledge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from samples_support import duplicate_series, samples_of
+from samples_support import duplicate_series
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, build
@@ -35,7 +35,7 @@ MODERN = "application/openmetrics-text;version=1.0.0"
 
 def value_of(page: bytes, name: str) -> float:
     for family in text_string_to_metric_families(page.decode()):
-        for sample in samples_of(family):
+        for sample in family.samples:
             if sample.name == name:
                 return sample.value
     raise AssertionError(name)

@@ -65,7 +65,7 @@ def test_no_exported_label_costs_the_page_or_stands_for_one_of_ours(exported: li
     read_back = {
         sample.labels["pod_name"]: sample.labels
         for family in text_string_to_metric_families(render(page, openmetrics=False).decode())
-        for sample in samples_of(family)
+        for sample in family.samples
         if sample.name == "gpu_pod_info"
     }
     assert read_back.keys() == {"resnet-0", "llm-a", "llm-b"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from metering_support import plain_metering
 from pipeline_support import AskedKubelet, DirectSource
 from samples_support import samples_of
 
@@ -163,6 +164,7 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
         viewer=viewer,
         sample_interval_seconds=1.0,
         process_clock=lambda: 0.0,
+        metering=plain_metering(),
     )
     wall, steady, answered_steady = EPOCH, 0.0, -math.inf
     for gpus, listed, passed, set_by in script:
@@ -192,6 +194,7 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
         viewer=viewer,
         sample_interval_seconds=1.0,
         process_clock=lambda: 0.0,
+        metering=plain_metering(),
     )
     gpu = Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id="")
     lie = GpuReading(gpu=gpu, values={Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99})

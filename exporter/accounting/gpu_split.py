@@ -141,8 +141,7 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
     lost = 1 - sum(part.ratios.unknown for part in parts)
     if lost > DUST:
         account = Account(owner=UNATTRIBUTED, model=after.model, mode=after.mode)
-        slot = Slot(device_uuid=after.gpu_uuid, gpu_uuid=after.gpu_uuid, account=account, share_ratio=lost)
-        parts.append(GpuPart(slot=slot, ratios=ByState(unknown=lost)))
+        parts.append(_part_without_holder(ByState(unknown=lost), after.gpu_uuid, account))
     return replace(after, parts=tuple(parts), foreign_ratio=0.0)
 
 

@@ -18,11 +18,6 @@ PATIENCE_SECONDS = 3600.0
 """Minimum time between the starts of two memory-only ledgers when the limit of ended ledgers is reached."""
 
 
-def random_identity() -> str:
-    """Return an identity that no other ledger has."""
-    return secrets.token_hex(6)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saving:
     """A save in progress: the state after its success, and the data it was made from."""
@@ -52,7 +47,8 @@ class Ledgers:
     saves: bool = False
     linger_seconds: float = 300.0
     account_limit: int = ACCOUNT_LIMIT
-    new_identity: Callable[[], str] = random_identity
+    new_identity: Callable[[], str] = lambda: secrets.token_hex(6)
+    """Returns an identity that no other ledger has."""
     pods: PodTable = field(init=False)
     folded_count: int = 0
     """Number of cost-label combinations beyond a ledger's limit, which are entered under ``__other__``."""

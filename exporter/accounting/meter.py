@@ -119,12 +119,15 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
     return parts
 
 
-GAP_INTERVALS = 3
-LEAST_GAP_SECONDS = 2.0
 LATE_SECONDS = 60.0
 """A sample older than the last one by less than this is late; if by more, its clock has restarted."""
 TELLING_INTERVALS = 0.5
 """A mean over less than this part of the sample interval does not measure the idle power."""
+
+
+def stale_after_seconds(sample_interval_seconds: float) -> float:
+    """Return the age from which a reading is no longer shown, and the length from which an interval is a gap."""
+    return max(3 * sample_interval_seconds, 2.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,20 +154,11 @@ class Meter:
     """Returns the owner of a holder; called for every sample, as metadata may arrive late."""
     _divider: Divider = field(init=False)
     _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
-    _steady: float | None = None
+    steady: float | None = None
+    """Instant of the last sample, to be saved with ``slots``; ``None`` before the first."""
 
     def __post_init__(self) -> None:
         self._divider = Divider(self.owner_of)
-
-    @property
-    def steady(self) -> float | None:
-        """Instant of the last sample, to be saved with ``slots``; ``None`` before the first."""
-        return self._steady
-
-    @property
-    def gap_seconds(self) -> float:
-        """Length above which an interval is a gap."""
-        return max(GAP_INTERVALS * self.sample_interval_seconds, LEAST_GAP_SECONDS)
 
     def add(self, views: Sequence[DeviceView], steady: float, driver: int | None = None) -> tuple[Portion, ...]:
         """Close the interval that ends with a sample.
@@ -194,7 +188,7 @@ class Meter:
             if -LATE_SECONDS < interval < 0:
                 continue
             if interval > 0:
-                seen = interval <= self.gap_seconds
+                seen = interval <= stale_after_seconds(self.sample_interval_seconds)
                 telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
                 energy = meter.energy.take(values, interval, seen=seen, telling=telling, driver=driver)
                 of_interval = division if seen else across_gap(meter.slots, division)
@@ -205,8 +199,8 @@ class Meter:
                 if not meter.energy.uncounted_seconds:
                     meter.counted = slots
             meter.steady, meter.slots = steady, slots
-        if self._steady is None or not -LATE_SECONDS < steady - self._steady < 0:
-            self._steady = steady
+        if self.steady is None or not -LATE_SECONDS < steady - self.steady < 0:
+            self.steady = steady
         return tuple(portions)
 
     def slots(self) -> tuple[Slot, ...]:
@@ -273,7 +267,7 @@ class Meter:
             since = instants.get(uuid, steady) if instants else steady
             counted = () if energy.uncounted_seconds else tuple(of_gpu)
             self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy, counted=counted)
-        self._steady = steady
+        self.steady = steady
 
 
 def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:

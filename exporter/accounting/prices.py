@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 from exporter.model import NodeFacts, Price
 
@@ -12,8 +13,7 @@ HOURS_PER_YEAR = 8760
 _PATTERN, _EXACT = 1, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(NamedTuple):
     """Conditions of a row; an empty one matches everything.
 
     Patterns contain ``*`` (any text) and ``?`` (one character), and ignore case.
@@ -38,26 +38,17 @@ class Match:
     @property
     def description(self) -> str:
         """The conditions as text: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a condition."""
-        names = ("node", "instance_type", "capacity_type", "region", "model")
-        parts = [f"{name} {asked}" for name, asked in zip(names, self.keys, strict=True) if asked]
-        return ", ".join(parts) or "every GPU"
+        return ", ".join(f"{name} {asked}" for name, asked in self._asdict().items() if asked) or "every GPU"
 
     def matches(self, *, model: str, node: str, facts: NodeFacts, facts_complete: bool = True) -> bool:
         """Return whether the row matches a GPU of this model on this node.
 
         With ``facts_complete`` false, an empty fact may have any value, so every pattern can match it.
         """
-        found = Match(
-            node=node,
-            instance_type=facts.instance_type,
-            capacity_type=facts.capacity_type,
-            region=facts.region,
-            model=model,
-        )
-        asked_and_found = zip(self.keys, found.keys, strict=True)
+        found = (node, facts.instance_type, facts.capacity_type, facts.region, model)
         return all(
             not asked or (_compiled(asked).fullmatch(text) if text else not facts_complete)
-            for asked, text in asked_and_found
+            for asked, text in zip(self, found, strict=True)
         )
 
     def meets(self, other: "Match", known_models: Collection[str] = ()) -> bool:
@@ -66,15 +57,10 @@ class Match:
         Two model patterns that match known models, but none in common, cannot both match: ``*H100*`` and ``*A100*``
         do not conflict, although a name could contain both.
         """
-        where = zip(self.keys[:-1], other.keys[:-1], strict=True)
+        where = zip(self[:-1], other[:-1], strict=True)
         return all(_can_meet(mine, theirs) for mine, theirs in where) and _models_meet(
             self.model, other.model, known_models
         )
-
-    @property
-    def keys(self) -> tuple[str, str, str, str, str]:
-        """All conditions, in the order of the fields."""
-        return (self.node, self.instance_type, self.capacity_type, self.region, self.model)
 
 
 def _weight(pattern: str) -> int:

@@ -190,9 +190,9 @@ def encode(data: Mapping[str, Any]) -> bytes:
     return b'{"version":%b,"sha256":"%b","state":%b}\n' % (version, _checksum(version, body), body)
 
 
-def _checksum(version: bytes, body: bytes) -> bytes:
-    """Return the checksum of version and body: a flipped bit in the version means damage, not a newer version."""
-    return hashlib.sha256(version + b"\n" + body).hexdigest().encode("ascii")
+def _checksum(*parts: bytes) -> bytes:
+    """Return a checksum. That of a state includes its version: a flipped bit there means damage, not a newer one."""
+    return hashlib.sha256(b"\n".join(parts)).hexdigest().encode("ascii")
 
 
 def _not_saved(path: Path, error: OSError) -> StateError:
@@ -292,7 +292,7 @@ class WriterLock:
         if self._host is None:
             return
         body = json.dumps(point, separators=(",", ":"), allow_nan=False).encode("ascii") if point else b""
-        content = b"%b %b\n" % (_lock_checksum(body), body) if body else b""
+        content = b"%b %b\n" % (_checksum(body), body) if body else b""
         os.pwrite(self._host, content, 0)
         os.ftruncate(self._host, len(content))
 
@@ -303,7 +303,7 @@ class WriterLock:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             line, end, _ = os.pread(self._host, _MOST_BYTES, 0).partition(b"\n")
             checksum, _, body = line.partition(b" ")
-            if end and checksum == _lock_checksum(body):
+            if end and checksum == _checksum(body):
                 point = json.loads(body)
                 return point if isinstance(point, dict) else {}
         return {}
@@ -366,7 +366,3 @@ def _is_file_or_directory(descriptor: int, path: Path) -> bool:
     if not (stat.S_ISREG(mine.st_mode) or stat.S_ISDIR(mine.st_mode)):
         raise OSError(errno.EINVAL, "it is not a file")
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _lock_checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest().encode("ascii")

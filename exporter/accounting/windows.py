@@ -10,9 +10,9 @@ import base64
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from exporter.model import (
@@ -399,17 +399,12 @@ class Windows:
         fine, coarse = self.fine.mark(steady), self.coarse.mark(steady)
         if fine is not None:
             self._forget(steady)
-            for sums in self._all_sums():
+            held = (holder.sums for holder in self.holders.values())
+            for sums in chain(held, self.owners.values(), self.profiles.values(), self.shared.values()):
                 sums.fine.note(self.fine, fine, sums.now())
         if coarse is not None:
             for sums in (*self.owners.values(), *self.profiles.values()):
                 sums.coarse.note(self.coarse, coarse, sums.now()[: len(_USE)])
-
-    def _all_sums(self) -> Iterator[_Sums]:
-        yield from (holder.sums for holder in self.holders.values())
-        yield from self.owners.values()
-        yield from self.profiles.values()
-        yield from self.shared.values()
 
     def _forget(self, steady: float) -> None:
         for key in [key for key, holder in self.holders.items() if steady - holder.seen > HOLDER_SECONDS]:

@@ -1,13 +1,13 @@
 """Joins the driver's devices with the kubelet's and the Kubernetes API's answers, whenever one of them changes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from exporter.attribution.device_ids import Replicas
+from exporter.attribution.device_ids import ReplicaKey
 from exporter.attribution.join import MEMORY_UNKNOWN, REPLICAS_UNKNOWN, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
-from exporter.attribution.processes import UNLISTED_USE, unlisted_uses
+from exporter.attribution.processes import UNLISTED_USE, PidResolver, PodNames, with_unlisted_uses
 from exporter.attribution.shares import DRA
 from exporter.model import (
     Allocations,
@@ -17,74 +17,18 @@ from exporter.model import (
     Gpu,
     GpuReading,
     Holder,
-    MetadataStatus,
     MigInstance,
-    NodeFacts,
-    PodFacts,
     Reading,
     Unresolved,
 )
 
+if TYPE_CHECKING:
+    from exporter.attribution.host import TenantSource
+    from exporter.kube.kubelet import KubeletPoller
+    from exporter.kube.metadata import Metadata
+
 HARMLESS_REASONS = frozenset({"unknown_uuid", "unknown_minor", "unknown_instance", "dra_passed_through"})
 """Reasons of an unresolved id that leave no doubt about the devices that *are* seen: the id names another device."""
-
-
-class Kubelet(Protocol):
-    """The newest answer of the kubelet: ``kube.kubelet.KubeletPoller``, or a recorded answer in a replay."""
-
-    @property
-    def latest(self) -> Allocations | None:
-        """The last good answer, however old."""
-
-    @property
-    def problem(self) -> str:
-        """Why there is no newer answer, in one line; empty if there is no problem."""
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason."""
-
-
-class Pids(Protocol):
-    """Lookup from a process to its pod (``attribution.processes.PidResolver``), job or user."""
-
-    def pod_uid(self, pid: int) -> str | None:
-        """Return the UID of a process's pod."""
-
-
-class Names(Protocol):
-    """Lookup between UIDs and names of pods (``attribution.processes.PodNames``), jobs or users."""
-
-    def name_of(self, uid: str) -> tuple[str, str] | None:
-        """Return namespace and name of a UID."""
-
-    def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return the UID of a name."""
-
-
-class MetadataSource(Protocol):
-    """Data of the Kubernetes API: ``kube.metadata.Metadata``."""
-
-    @property
-    def status(self) -> MetadataStatus:
-        """State of the data."""
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason."""
-
-    @property
-    def node_facts(self) -> NodeFacts | None:
-        """Facts from the node's labels; ``None`` until they are read."""
-
-    def evidence(self, now: float) -> Evidence:
-        """Return the evidence for the join, the same object while nothing changes."""
-
-    def note(self, allocations: Allocations, now: float) -> None:
-        """Process a new answer of the kubelet."""
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return the owner of a pod."""
 
 
 @dataclass(slots=True)
@@ -94,11 +38,14 @@ class Attributor:
     ``kubelet`` is ``None`` if attribution is disabled: then no holder is known.
     """
 
-    kubelet: Kubelet | None
-    pids: Pids
-    names: Names
+    kubelet: "KubeletPoller | TenantSource | None"
+    """Source of holders: the kubelet, or jobs and users in the same form."""
+    pids: "PidResolver | TenantSource"
+    """Finds the pod, job or user of a process."""
+    names: "PodNames | TenantSource"
+    """Finds names by UID, and UIDs by name."""
     expiry_seconds: float
-    metadata: MetadataSource | None = None
+    metadata: "Metadata | None" = None
     """Source of pod metadata; ``None`` without the Kubernetes API."""
     metadata_wait_seconds: float = 75.0
     """Maximum wait for the API after the start, if only the API knows the holders."""
@@ -106,8 +53,8 @@ class Attributor:
     """Called first with each reading, if processes determine the holders."""
     source: str = "kubelet"
     """Source of holders: ``kubelet``, ``slurm``, ``host``."""
-    replicas: Replicas = field(default_factory=Replicas)
-    """Replica counts of shared devices, shared with the code that saves them across restarts."""
+    replicas: dict[ReplicaKey, int] = field(default_factory=dict)
+    """Last advertised replica counts of shared devices; the same object as the one that is saved across restarts."""
     command_of: Callable[[int], str] = lambda _pid: ""
     """Returns a process's own name, if it is visible."""
     _first_joined: tuple[Allocations, float] | None = None
@@ -141,16 +88,9 @@ class Attributor:
         instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
         age = steady - self._first_joined[1]
         expired = age > self.expiry_seconds
-        previous = self._cached_for
-        unchanged = (
-            previous is not None
-            and previous[0] is allocations
-            and previous[1] is evidence
-            and previous[2] == gpus
-            and previous[3] == instances
-            and self._cached.known is not expired
-        )
-        if not unchanged:
+        joined_for = allocations, evidence, gpus, instances
+        # The first two are the same objects while nothing changes, so this compares little.
+        if joined_for != self._cached_for or self._cached.known is expired:
             self._cached = attribute(
                 allocations=allocations,
                 gpus=gpus,
@@ -158,20 +98,19 @@ class Attributor:
                 now=allocations.answered_at_seconds + age,
                 expiry_seconds=self.expiry_seconds,
                 evidence=evidence,
-                replicas=self.replicas.counts,
+                replicas=self.replicas,
             )
             if self._cached.known:
-                self.replicas.counts = self._cached.replicas
+                self.replicas.clear()
+                self.replicas.update(self._cached.replicas)
             if self.metadata:
                 self._cached = self._with_uids_of_node(self._cached, is_followed=evidence.is_followed)
-            self._cached_for = (allocations, evidence, gpus, instances)
-        unlisted = self._unlisted(reading) if reading and self._cached.known else ()
-        return replace(self._cached, unresolved=(*self._cached.unresolved, *unlisted)) if unlisted else self._cached
-
-    def _unlisted(self, reading: Reading) -> tuple[Unresolved, ...]:
-        return unlisted_uses(
-            reading,
+            self._cached_for = joined_for
+        if reading is None or not self._cached.known:
+            return self._cached
+        return with_unlisted_uses(
             self._cached,
+            reading,
             pod_uid=self.pids.pod_uid,
             name_of=self.names.name_of,
             command_of=self.command_of,

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from exporter.accounting.owner_faults import OwnerFaults
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
-from exporter.attribution.device_ids import Replicas, counts_of
+from exporter.attribution.device_ids import ReplicaKey, counts_of
 from exporter.errors import ConfigError, StateError
 from exporter.model import (
     DeviceView,
@@ -151,15 +152,15 @@ class Metering:
     awaits_labels: bool = False
     """Whether the node's labels are still to be read: prices that may depend on them are unknown."""
     owners: Owners = field(default_factory=Owners)
-    replicas: Replicas = field(default_factory=Replicas)
+    replicas: dict[ReplicaKey, int] = field(default_factory=dict)
     """Counts of shared devices; saved with the ledger, because no source reports those of an unhealthy device later."""
     clock: IdleClock | None = None
     """Ages and idle times of holders, saved with the ledger."""
     owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
     owner_faults: OwnerFaults = field(default_factory=OwnerFaults)
     file: StateFile | None = None
-    lock: WriterLock | None = None
-    """While another agent holds it, this one charges, saves and shows nothing; ``None``: no other agent exists."""
+    lock: WriterLock = field(default_factory=partial(WriterLock, held=True))
+    """While another agent holds it, this one charges, saves and shows nothing."""
     boot_id: str = ""
     """Boot id of the machine: monotonic clocks of two boots do not compare. Empty if unknown."""
     loaded_driver: Callable[[], int | None] = lambda: None
@@ -187,7 +188,7 @@ class Metering:
         Args:
             steady: Current seconds of the monotonic clock.
         """
-        if self.lock is None or self.lock.held:
+        if self.lock.held:
             return
         waited, warned = self.lock.waits_for, self.lock.warning
         if not self.lock.take():
@@ -201,15 +202,8 @@ class Metering:
         self.restore(steady)
 
     @property
-    def is_writer(self) -> bool:
-        """Whether this agent writes the node's ledger."""
-        return self.lock is None or self.lock.held
-
-    @property
     def lock_note(self) -> str:
         """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
-        if self.lock is None:
-            return ""
         if self.lock.waits_for:
             return (
                 f"another agent on this node writes the ledger ({self.lock.waits_for} is locked);"
@@ -247,7 +241,7 @@ class Metering:
             return
         self.ledgers.restore(kept)
         # Counts that this agent has read while another one wrote the ledger are newer.
-        self.replicas.counts = {**replicas, **self.replicas.counts}
+        self.replicas.update({**replicas, **self.replicas})
         self.labelled = self.labelled or labelled
         saved_in, point = point.boot_id, self._later(point)
         self.owners.restore(point.slots)
@@ -261,7 +255,7 @@ class Metering:
 
     def _later(self, saved: _Point) -> _Point:
         """Return the later of the saved point and the lock file's, left by a process that showed more than it saved."""
-        noted = self.lock.noted() if self.lock else {}
+        noted = self.lock.noted()
         self._is_noted = bool(noted)
         try:
             point = _Point.of(noted)
@@ -274,7 +268,7 @@ class Metering:
 
     def _note(self, point: Mapping[str, Any]) -> None:
         """Write the instant up to which time is shown to the lock file, or nothing if the state file has all of it."""
-        if self.lock is None or not (point or self._is_noted):
+        if not (point or self._is_noted):
             return
         try:
             self.lock.note(point)
@@ -302,7 +296,7 @@ class Metering:
 
         The kernel releases the lock when the process ends; the hung save ends with it.
         """
-        if self.lock is not None and self._saving is None:
+        if self._saving is None:
             self.lock.release()
 
     @property
@@ -325,7 +319,7 @@ class Metering:
             steady: Monotonic time in seconds, for lingering.
         """
         self.look_up_prices(views, now)
-        if not self.is_writer:
+        if not self.lock.held:
             return
         portions = self.meter.add(views, sampled_steady, self.loaded_driver())
         self.owner_windows.add(portions, steady)
@@ -369,21 +363,20 @@ class Metering:
     ) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
         """Yield the portions of one sample with their prices, split at the times at which a price changes."""
         longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
-        changes = self._changes(set(models.values()), now - longest, now)
+        facts, after = self.node_facts, now - longest
+        changes = set[float]().union(
+            *(
+                self.book.changes(model=model, node=self.node, facts=facts, after=after, until=now)
+                for model in set(models.values())
+            )
+        )
         if not changes:
             yield portions, self.prices
             return
-        ages = {longest: now - longest, **{now - at: at for at in changes}, 0.0: now}
+        ages = {longest: after, **{now - at: at for at in changes}, 0.0: now}
         for older, newer in pairwise(sorted(ages, reverse=True)):
             parts = [part for portion in portions if (part := _part_of(portion, older, newer))]
             yield parts, self._prices_at(models, ages[older])
-
-    def _changes(self, models: set[str], after: float, until: float) -> list[float]:
-        facts = self.node_facts
-        found = (
-            self.book.changes(model=model, node=self.node, facts=facts, after=after, until=until) for model in models
-        )
-        return sorted(set().union(*found))
 
     def use_prices(self, book: PriceBook) -> None:
         """Use another price book from the next sample on."""
@@ -409,8 +402,8 @@ class Metering:
             price_book=self.book.description,
             unpriced_gpus=self.unpriced_gpus,
             awaits_labels=self.awaits_labels,
-            is_writer=self.is_writer,
-            is_locked=self.lock.host_held if self.lock else None,
+            is_writer=self.lock.held,
+            is_locked=self.lock.host_held,
             lock_note=self.lock_note,
         )
 
@@ -462,7 +455,7 @@ class Metering:
             "saved_at_seconds": now,
             "simulated": self.simulated,
             "labelled": asdict(self.labelled) if self.labelled else None,
-            "replicas": self.replicas.dump(),
+            "replicas": [[*key, count] for key, count in self.replicas.items()],
             "idle_clocks": self.clock.dump() if self.clock else [],
         }
         windows = self.owner_windows.begin_save(steady, last=last)

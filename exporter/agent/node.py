@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
+from exporter.accounting.meter import stale_after_seconds
 from exporter.agent.facts import Attributor
 from exporter.agent.history import ActivityLog, EventLog, SourceRecord
 from exporter.agent.metering import Metering
@@ -13,21 +14,13 @@ from exporter.model import (
     Attribution,
     DeviceState,
     DeviceView,
-    MeteringView,
     Reading,
     Snapshot,
     SourceState,
     SourceStatus,
 )
 
-STALE_INTERVALS = 3
-LEAST_STALE_SECONDS = 2.0
 _Views = tuple[DeviceView, ...]
-
-
-def stale_after_seconds(sample_interval_seconds: float) -> float:
-    """Return the age above which a reading is no longer shown: unseen time is unknown."""
-    return max(STALE_INTERVALS * sample_interval_seconds, LEAST_STALE_SECONDS)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,11 +31,9 @@ class Node:
     sources: Sources
     viewer: Viewer
     sample_interval_seconds: float
-    simulated: bool = False
     process_clock: Callable[[], float]
     """A monotonic clock in seconds, for the duration of the tick itself."""
-    metering: Metering | None = None
-    """Metering of the node; ``None``: nothing is metered."""
+    metering: Metering
     record: SourceRecord = field(default_factory=SourceRecord)
     events: EventLog = field(default_factory=EventLog)
     activity: ActivityLog = field(default_factory=ActivityLog)
@@ -71,9 +62,8 @@ class Node:
         """
         started = self.process_clock()
         metadata = self.attributor.metadata
-        if self.metering:
-            self.metering.take(steady)  # before new data arrives, which is newer than that of the saved state
-        if self.metering and metadata:
+        self.metering.take(steady)  # before new data arrives, which is newer than that of the saved state
+        if metadata:
             self.metering.learn(metadata.node_facts)
         sampled: tuple[Attribution, _Views] | None = None
         for reading in self.sources.take(now, steady):
@@ -87,7 +77,7 @@ class Node:
             newest = darkened(newest, statuses[0].reason or "stale")
         if newest is not None and not (views and fresh):
             views = self.viewer.views(newest, attribution, self.record.xids, steady)
-        if self.metering and sampled is None:  # with a sample, the prices are already up to date
+        if sampled is None:  # with a sample, the prices are already up to date
             self.metering.look_up_prices(views, now)
         yield replace(
             self._empty(now, steady),
@@ -96,7 +86,7 @@ class Node:
             sources=statuses,
             attribution=attribution,
             metadata=metadata.status if metadata else None,
-            metering=self.metering.view(views, now=now, steady=steady) if self.metering else MeteringView(),
+            metering=self.metering.view(views, now=now, steady=steady),
             errors=self._errors(),
             history=self.activity.history(now, steady, stale_after_seconds(self.sample_interval_seconds)),
             events=self.events.by_device(steady),
@@ -118,13 +108,13 @@ class Node:
             self.attributor.observe(newest, now)
         attribution = self.attributor.join(newest, now, steady)
         # Judged with the join: the kubelet's first answer may arrive before the next step.
-        metering = None if self._awaits_holders(attribution, steady) else self.metering
+        awaits_holders = self._awaits_holders(attribution, steady)
         yield None
         views = self.viewer.views(newest, attribution, self.record.xids, steady)
         self.activity.add(views, steady, stale_after_seconds(self.sample_interval_seconds))
         yield None
-        if metering:
-            metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
+        if not awaits_holders:
+            self.metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
         return attribution, views
 
     def _awaits_holders(self, attribution: Attribution, steady: float) -> bool:
@@ -134,7 +124,7 @@ class Node:
         knows the holders, nothing is charged before its answer. Both waits are bounded.
         """
         metering, kubelet = self.metering, self.attributor.kubelet
-        if not metering or metering.begun or not kubelet:
+        if metering.begun or not kubelet:
             return False
         if kubelet.latest is None:
             awaits, patience = metering.resumes, self.attributor.expiry_seconds
@@ -173,7 +163,7 @@ class Node:
             taken_steady_seconds=steady,
             stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
             node=self.name,
-            simulated=self.simulated,
+            simulated=self.metering.simulated,
             not_ready_reasons=("no picture of the node yet",),
         )
 
@@ -183,10 +173,8 @@ class Node:
 
     def _errors(self) -> dict[tuple[str, str], int]:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
-        if self.metering:
-            errors.update(self.metering.errors)
-        errors.update(self.sources.errors)
-        errors.update(self.viewer.judge.errors)
+        for counted in (self.metering.errors, self.sources.errors, self.viewer.judge.errors):
+            errors.update(counted)
         for part, source in (("attribution", self.attributor.kubelet), ("metadata", self.attributor.metadata)):
             if source:
                 errors.update({(part, reason): count for reason, count in source.errors.items()})

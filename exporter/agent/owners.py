@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exporter.accounting.gpu_split import Slot
 from exporter.accounting.owner_figures import owners_view
@@ -13,6 +13,10 @@ from exporter.accounting.windows import Windows
 from exporter.errors import StateError
 from exporter.model import DeviceView, Holder, Owner, OwnersView, PodFacts, Portion, Price, is_other_pod
 
+if TYPE_CHECKING:
+    from exporter.attribution.host import TenantSource
+    from exporter.kube.metadata import Metadata
+
 PATIENCE_SECONDS = 600.0
 """Maximum wait for a pod's owner; after it, the pod itself is the owner of its time."""
 
@@ -20,13 +24,6 @@ _PINS_LIMIT = 4096
 _PodName = tuple[str, str]
 _Pod = tuple[str, str, str]
 """Namespace, name and UID; the UID is empty if it is not known."""
-
-
-class Tenancy(Protocol):
-    """Source of the owners of pods: ``attribution.metadata.Metadata``, or a workload manager's jobs."""
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return the owner of the pod; ``None`` while it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +41,7 @@ class Owners:
     owner, which ``settled`` resolves; after ``PATIENCE_SECONDS`` the owner is ``Pod/<name>``.
     """
 
-    tenancy: Tenancy | None = None
+    tenancy: "Metadata | TenantSource | None" = None
     _pins: dict[_PodName, _Pin] = field(default_factory=dict)
     _waiting_since: dict[_Pod, float] = field(default_factory=dict)
     _given_up: dict[_Pod, None] = field(default_factory=dict)

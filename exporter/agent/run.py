@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import ipaddress
 import logging
 import random
@@ -18,19 +17,19 @@ from typing import TYPE_CHECKING
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.meter import Meter
+from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
-from exporter.agent.node import Node, stale_after_seconds
-from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows, Tenancy
-from exporter.agent.sources import MissingGpus, Sources, Standby, sources_of, standby_of, workers_of
+from exporter.agent.node import Node
+from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
+from exporter.agent.sources import MissingGpus, Sources, sources_of, standby_of, workers_of
 from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames, own_name
+from exporter.attribution.processes import PidResolver, PodNames, own_name, sees_host_processes
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
-from exporter.config.options import AttributionSettings, ExpositionSettings
+from exporter.config.options import AttributionSettings
 from exporter.errors import ConfigError, StateError
 from exporter.gpu.worker import Worker
 from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
@@ -44,7 +43,7 @@ from exporter.web.responses import Body
 from exporter.web.server import Renderer, create_app
 
 if TYPE_CHECKING:
-    from exporter.attribution.host import HostUsers
+    from exporter.attribution.host import HostUsers, TenantSource
     from exporter.attribution.slurm import SlurmJobs
     from exporter.kube.metadata import Metadata
 
@@ -63,7 +62,7 @@ class Attributing:
     """The join, the source of owners, and their tasks that run in parallel to the ticks."""
 
     attributor: Attributor
-    tenancy: Tenancy | None = None
+    tenancy: "Metadata | TenantSource | None" = None
     """Source of owners; ``None``: only names are known, and the namespace is the owner."""
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
 
@@ -98,7 +97,12 @@ def _jobs(settings: AttributionSettings) -> "SlurmJobs | HostUsers":
 
 def _kubernetes(config: AgentConfig) -> Attributing:
     settings = config.attribution
-    poller = _poller(settings) if settings.enabled else None
+    poller: KubeletPoller | None = None
+    if settings.enabled:
+        client = KubeletClient(
+            settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod(), node_name=settings.node_name
+        )
+        poller = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=time.time)
     metadata = _metadata(config) if settings.enabled and config.owners.kube_metadata else None
     attributor = Attributor(
         kubelet=poller,
@@ -111,13 +115,6 @@ def _kubernetes(config: AgentConfig) -> Attributing:
     )
     tasks = [part.run for part in (poller, metadata) if part is not None]
     return Attributing(attributor=attributor, tenancy=metadata, tasks=tuple(tasks))
-
-
-def _poller(settings: AttributionSettings) -> KubeletPoller:
-    client = KubeletClient(
-        settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod(), node_name=settings.node_name
-    )
-    return KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=time.time)
 
 
 def _metadata(config: AgentConfig) -> "Metadata":
@@ -153,13 +150,13 @@ async def run(
         ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
     """
     collectors = read_collectors(config.exposition.collectors)
-    load_prices = functools.partial(price_book.load, config.prices.book)
+    load_prices = partial(price_book.load, config.prices.book)
     book = load_prices()
     missing = "" if "dcgm" in sources_of(config) else collectors.without_dcgm
     for warning in (*collectors.warnings, *([missing] if missing else []), *book.warnings):
         LOG.warning("%s", warning)
     serving = config.serving
-    access = WebAccess(functools.partial(web_config.load, serving.web_config)) if serving.web_config else None
+    access = WebAccess(partial(web_config.load, serving.web_config)) if serving.web_config else None
     listener = bind(serving.listen.host, serving.listen.port)
     commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
     workers = workers_of(config, collectors.fields, commands)
@@ -169,7 +166,7 @@ async def run(
     metering = metering_of(config, book, owners=owners, clock=clock, simulated=simulated)
     attributing.attributor.replicas = metering.replicas
     agent = Agent(
-        node=_node(config, workers, attributing, metering, clock, _events(config.exposition, collectors)),
+        node=_node(config, workers, attributing, metering, clock, _events(config, collectors)),
         load_prices=load_prices,
         workers=workers,
         standby=standby_of(config, collectors.fields, commands, workers),
@@ -244,7 +241,7 @@ def metering_of(
         file=StateFile(directory) if directory else None,
         lock=WriterLock(node=node, directory=config.running.lock_dir, state_directory=directory),
         boot_id=_boot_id(),
-        loaded_driver=(lambda: None) if simulated else functools.partial(loaded_driver, Path("/sys")),
+        loaded_driver=(lambda: None) if simulated else partial(loaded_driver, Path("/sys")),
         simulated=simulated,
         save_interval_seconds=config.running.state_interval_seconds,
     )
@@ -259,11 +256,11 @@ def _boot_id() -> str:
         return ""
 
 
-def _events(settings: ExpositionSettings, collectors: Collectors) -> EventLog:
+def _events(config: AgentConfig, collectors: Collectors) -> EventLog:
     return EventLog(
         with_windows=bool(collectors.events),
-        xid_window_seconds=settings.xid_count_window_seconds,
-        clock_events_window_seconds=settings.clock_events_window_seconds,
+        xid_window_seconds=config.exposition.xid_count_window_seconds,
+        clock_events_window_seconds=config.exposition.clock_events_window_seconds,
     )
 
 
@@ -292,13 +289,12 @@ def _node(
         ),
         viewer=viewer,
         sample_interval_seconds=config.sampling.interval_seconds,
-        simulated=metering.simulated,
         process_clock=time.monotonic,
         metering=metering,
         events=events,
-        record=SourceRecord()
-        if metering.simulated
-        else SourceRecord(bound_driver=functools.partial(bound_driver, Path("/sys"))),
+        record=SourceRecord(
+            bound_driver=(lambda _: None) if metering.simulated else partial(bound_driver, Path("/sys"))
+        ),
     )
 
 
@@ -329,14 +325,6 @@ def bound_driver(sys_root: Path, bus_id: str) -> str | None:
         return (sys_root / "bus/pci/devices" / name / "driver").readlink().name
     except (OSError, ValueError):
         return None
-
-
-def sees_host_processes(proc_root: Path) -> bool:
-    """Return whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
-    try:
-        return (proc_root / "2" / "comm").read_text(encoding="ascii").strip() == "kthreadd"
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 class ProblemLog:
@@ -372,7 +360,8 @@ class Agent:
     """Allowed clients; ``None``: every client, by plain HTTP."""
     cost_service_url: str = ""
     missing: MissingGpus = field(default_factory=MissingGpus)
-    standby: Standby | None = None
+    standby: Callable[[], None] = lambda: None
+    """Called with each tick; selects what DCGM's child reads."""
     snapshot: Snapshot | None = None
     _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
@@ -406,8 +395,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGUSR1, self._release, self.release_seconds)
-        if self.node.metering:
-            loop.add_signal_handler(signal.SIGHUP, self._start_reload, self.node.metering)
+        loop.add_signal_handler(signal.SIGHUP, self._start_reload)
 
     def _release(self, seconds: float) -> None:
         """Release the driver in every child that has opened it."""
@@ -440,9 +428,9 @@ class Agent:
                 elif time.monotonic() - resumed >= STEPS_SECONDS:
                     await asyncio.sleep(BETWEEN_STEPS_SECONDS)
                     resumed = time.monotonic()
-            if self.standby:
-                self.standby.follow()
-            self._save_if_due()
+            self.standby()
+            if save := self.node.metering.begin_save(time.time(), time.monotonic()):
+                self._saving = asyncio.ensure_future(self._write(save))
         except Exception:
             # The last snapshot stays, with the error on its page, until it is too old to show values.
             self.node.count_error("agent", "tick")
@@ -460,25 +448,20 @@ class Agent:
             LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
             driver.renew()
 
-    def _start_reload(self, metering: Metering) -> None:
+    def _start_reload(self) -> None:
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.ensure_future(self._reload_prices(metering))
+            self._reloading = asyncio.ensure_future(self._reload_prices())
         else:  # the file may have changed after it was read
-            self._reloading.add_done_callback(lambda _: self._start_reload(metering))
+            self._reloading.add_done_callback(lambda _: self._start_reload())
 
-    async def _reload_prices(self, metering: Metering) -> None:
+    async def _reload_prices(self) -> None:
         """Read the price book in a thread: a book with thousands of rows takes seconds and would delay a tick."""
         try:
             book = await asyncio.to_thread(self.load_prices)
         except ConfigError as error:
-            metering.keep_prices(error)
+            self.node.metering.keep_prices(error)
         else:
-            metering.use_prices(book)
-
-    def _save_if_due(self) -> None:
-        save = self.node.metering.begin_save(time.time(), time.monotonic()) if self.node.metering else None
-        if save:
-            self._saving = asyncio.ensure_future(self._write(save))
+            self.node.metering.use_prices(book)
 
     async def _write(self, save: Save) -> None:
         """Wait for the disk in a thread: an fsync has no time limit and would delay a scrape."""
@@ -488,17 +471,14 @@ class Agent:
         except (RuntimeError, MemoryError) as problem:  # no thread available: the next save may get one
             words = str(problem) or "no memory"
             error = StateError("state_unwritable", f"state: cannot write {save.file.path}: {words}")
-        if self.node.metering:
-            self.node.metering.end_save(save, error)
+        self.node.metering.end_save(save, error)
 
     async def _save_last(self) -> None:
         """Save the time metered since the last save."""
         with contextlib.suppress(asyncio.TimeoutError):
             if self._saving:
                 await asyncio.wait_for(self._saving, SHUTDOWN_SECONDS)
-            metering = self.node.metering
-            save = metering.begin_save(time.time(), time.monotonic(), last=True) if metering else None
-            if save:
+            if save := self.node.metering.begin_save(time.time(), time.monotonic(), last=True):
                 await asyncio.wait_for(self._write(save), SHUTDOWN_SECONDS)
 
     def _metrics(self, accept: str) -> Body:

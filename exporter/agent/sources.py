@@ -4,9 +4,8 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
@@ -25,21 +24,6 @@ _OTHER_MACHINE = (
 )
 
 
-class Source(Protocol):
-    """Origin of readings: ``gpu.worker.Worker``, or the same source without a child for a replay."""
-
-    @property
-    def status(self) -> SourceStatus:
-        """Current state of the source."""
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason, in addition to those that readings carry."""
-
-    def take(self) -> tuple[Reading, ...]:
-        """Readings since the last call, oldest first."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Sources:
     """NVML, DCGM, or both merged.
@@ -49,8 +33,8 @@ class Sources:
     increase.
     """
 
-    nvml: Source | None = None
-    dcgm: Source | None = None
+    nvml: Worker | None = None
+    dcgm: Worker | None = None
     stale_after_seconds: float
     """Maximum age of a usable reading."""
     _memory: MergeMemory = field(default_factory=MergeMemory)
@@ -110,7 +94,7 @@ class Sources:
             self._unmerged.popleft()
         return tuple(reading for reading in taken if reading is not None)
 
-    def _heard(self, source: Source | None) -> tuple[Reading, ...]:
+    def _heard(self, source: Worker | None) -> tuple[Reading, ...]:
         """Return a source's new readings; count their errors and events once."""
         if source is None:
             return ()
@@ -186,39 +170,31 @@ def workers_of(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standby:
-    """Makes DCGM read all shown fields while NVML's library is not installed.
-
-    In that case no other source exists: an engine on another machine, or a container without the NVIDIA runtime. While
-    NVML answers, or fails only temporarily, DCGM reads the fields that NVML may lack.
-    """
-
-    nvml: Worker
-    dcgm: Worker
-    alone: tuple[str, ...]
-    beside: tuple[str, ...]
-
-    def follow(self) -> None:
-        """Select the command of DCGM's child by the state of NVML."""
-        if self.nvml.status.reason == LIBRARY_NOT_FOUND:
-            self.dcgm.use(self.alone)
-        elif self.nvml.status.state is SourceState.UP:
-            self.dcgm.use(self.beside)
-
-
 def standby_of(
     config: AgentConfig,
     fields: Iterable[Field],
     commands: Mapping[str, Sequence[str] | None],
     workers: Sequence[Worker],
-) -> Standby | None:
-    """Return the standby of DCGM for NVML; ``None`` with a single source. Arguments as for ``workers_of``."""
+) -> Callable[[], None]:
+    """Return what selects the command of DCGM's child by the state of NVML; nothing happens with a single source.
+
+    While NVML's library is not installed, DCGM reads all shown fields, as no other source exists: an engine on another
+    machine, or a container without the NVIDIA runtime. While NVML answers, or fails only temporarily, DCGM reads the
+    fields that NVML may lack. Arguments as for ``workers_of``.
+    """
     if len(workers) == 1 or commands.get("dcgm"):
-        return None
-    interval, address = config.sampling.interval_seconds, config.sampling.dcgm_address
-    whole = child_command(interval, alone(fields), address)
-    return Standby(nvml=workers[0], dcgm=workers[1], alone=whole, beside=_command(config, "dcgm", fields))
+        return lambda: None
+    nvml, dcgm = workers
+    whole = child_command(config.sampling.interval_seconds, alone(fields), config.sampling.dcgm_address)
+    part = _command(config, "dcgm", fields)
+
+    def follow() -> None:
+        if nvml.status.reason == LIBRARY_NOT_FOUND:
+            dcgm.use(whole)
+        elif nvml.status.state is SourceState.UP:
+            dcgm.use(part)
+
+    return follow
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:

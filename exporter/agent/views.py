@@ -1,6 +1,6 @@
 """Computes the shown values of each device from one reading and one attribution."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.accounting.activity import (
@@ -30,7 +30,6 @@ from exporter.model import (
     GpuReading,
     Holder,
     MigReading,
-    PodFacts,
     PodUse,
     ProcessUse,
     Reading,
@@ -39,77 +38,6 @@ from exporter.model import (
 MEBIBYTE = 1 << 20
 _DIGITS = 6
 """Decimal places of a holder's part of a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodKnowledge:
-    """Lookups of pods."""
-
-    uid_of: Callable[[str, str], str | None]
-    """UID by namespace and name, ``None`` if unknown: another pod under the same name starts at 0."""
-    facts_of: Callable[[Holder], PodFacts | None]
-    """Owner of a holder's pod."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """Use of one device, divided among its holders."""
-
-    pods: tuple[PodUse, ...]
-    unattributed_activity_ratio: float | None
-    unattributed_memory_bytes: int | None
-    unattributed_processes: int | None
-
-
-def divide(
-    *,
-    holders: Sequence[Holder],
-    judgement: Judgement,
-    values: Mapping[Field, int | float],
-    matched: Matched | None,
-    clock: IdleClock,
-    known: PodKnowledge,
-    now: float,
-) -> DeviceUse:
-    """Divide a device among its holders.
-
-    Args:
-        holders: Holders of the device (GPU or MIG instance), in a stable order.
-        judgement: The device's activity.
-        values: The device's values.
-        matched: Its processes by holder, ``None`` if the driver does not list them.
-        clock: Keeps ages and idle times.
-        known: Looks up pods.
-        now: Seconds of the monotonic clock.
-    """
-    sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
-    device = judgement.activity
-    if device is not None and device.profile is not None and not sole:
-        device = replace(device, profile=None)  # its resources cannot be divided among holders
-    split = split_activity(device, holders, _samples(matched, values, len(holders)) if matched else None)
-    memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
-    pods: list[PodUse] = []
-    for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
-        pod_uid = holder.pod_uid or known.uid_of(holder.namespace, holder.pod)
-        standing = clock.observe(holder.key, now, _of_its_share(holder, bounds), pod_uid)
-        memory = memories.get(holder, 0)
-        use = PodUse(
-            holder=holder,
-            age_seconds=standing.age_seconds,
-            activity=part,
-            idle_for_seconds=standing.idle_for_seconds,
-            memory_used_bytes=memory,
-            values={} if sole or matched is None else _drop_in_values(part, judgement, values, memory),
-            facts=known.facts_of(holder),
-        )
-        pods.append(use)
-    foreign = _foreign(matched)
-    return DeviceUse(
-        pods=tuple(pods),
-        unattributed_activity_ratio=split.remainder_ratio,
-        unattributed_memory_bytes=None if foreign is None else _memory(foreign),
-        unattributed_processes=None if foreign is None else sum(not process.ended for process in foreign),
-    )
 
 
 def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -276,7 +204,7 @@ class Viewer:
         uuid = part.instance.uuid if part else gpu.gpu.uuid
         values = part.values if part else gpu.values
         holders = attribution.holders.get(uuid, ())
-        use = self._use(holders, judgement, values, _own_processes(gpu, part), now)
+        pods, rest_ratio, foreign = self._use(holders, judgement, values, _own_processes(gpu, part), now)
         partitioned = part is None and bool(gpu.instances) and not holders
         allocation = allocation_state(attribution, uuid, gpu)
         # If the holders are unknown, any running process may be theirs.
@@ -292,12 +220,12 @@ class Viewer:
             activity=judgement.activity,
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
-            pods=use.pods,
+            pods=pods,
             rest_is_free=not is_doubtful(attribution, uuid, gpu),
             lacks_instances=part is None and gpu.lacks_instances,
-            unattributed_activity_ratio=use.unattributed_activity_ratio if known and not partitioned else None,
-            unattributed_memory_bytes=use.unattributed_memory_bytes if known else None,
-            unattributed_processes=use.unattributed_processes if known else None,
+            unattributed_activity_ratio=rest_ratio if known and not partitioned else None,
+            unattributed_memory_bytes=None if foreign is None or not known else _memory(foreign),
+            unattributed_processes=None if foreign is None or not known else sum(not one.ended for one in foreign),
             profiling=gpu.profiling,
             xids=dict(record.counts),
             xid_last_seen_seconds=dict(record.last_seen_seconds),
@@ -306,12 +234,17 @@ class Viewer:
 
     def _use(
         self,
-        holders: tuple[Holder, ...],
+        holders: Sequence[Holder],
         judgement: Judgement,
         values: Mapping[Field, int | float],
         processes: tuple[ProcessUse, ...] | None,
         now: float,
-    ) -> DeviceUse:
+    ) -> tuple[tuple[PodUse, ...], float | None, tuple[ProcessUse, ...] | None]:
+        """Divide a device among its holders, which are in a stable order.
+
+        Returns:
+            The use of each holder, the activity without a holder, and the processes without one, if they are known.
+        """
         matched: Matched | None = None
         if processes is not None and self.process_list_reliable:
             known = self.attributor
@@ -319,15 +252,28 @@ class Viewer:
             matched = match(
                 holders, processes, known.pids.pod_uid, known.names.name_of, known.command_of, hidden=hidden
             )
-        return divide(
-            holders=holders,
-            judgement=judgement,
-            values=values,
-            matched=matched,
-            clock=self.clock,
-            known=PodKnowledge(uid_of=self.attributor.names.uid_of, facts_of=self.owners.facts),
-            now=now,
-        )
+        sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
+        device = judgement.activity
+        if device is not None and device.profile is not None and not sole:
+            device = replace(device, profile=None)  # its resources cannot be divided among holders
+        split = split_activity(device, holders, _samples(matched, values, len(holders)) if matched else None)
+        memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
+        pods: list[PodUse] = []
+        for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
+            pod_uid = holder.pod_uid or self.attributor.names.uid_of(holder.namespace, holder.pod)
+            standing = self.clock.observe(holder.key, now, _of_its_share(holder, bounds), pod_uid)
+            memory = memories.get(holder, 0)
+            use = PodUse(
+                holder=holder,
+                age_seconds=standing.age_seconds,
+                activity=part,
+                idle_for_seconds=standing.idle_for_seconds,
+                memory_used_bytes=memory,
+                values={} if sole or matched is None else _drop_in_values(part, judgement, values, memory),
+                facts=self.owners.facts(holder),
+            )
+            pods.append(use)
+        return tuple(pods), split.remainder_ratio, _foreign(matched)
 
 
 def _level(gpu: GpuReading, part: MigReading | None) -> DeviceLevel:

@@ -5,8 +5,8 @@ Tencent: a pod annotation names the device), the result has a reason instead of 
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -235,20 +235,8 @@ LARGEST = 1_000_000_000
 """Upper bound of a replica count: at most nine digits."""
 
 
-@dataclass(slots=True)
-class Replicas:
-    """The last advertised replica count of each shared device that is present or held."""
-
-    counts: Mapping[ReplicaKey, int] = field(default_factory=dict)
-    """By (device UUID, resource)."""
-
-    def dump(self) -> list[list[str | int]]:
-        """Return a form that JSON can store: lists of device UUID, resource and count."""
-        return [[uuid, resource, count] for (uuid, resource), count in self.counts.items()]
-
-
 def counts_of(kept: object) -> dict[ReplicaKey, int]:
-    """Parse the output of ``dump``.
+    """Parse replica counts from a saved state: lists of device UUID, resource and count.
 
     Raises:
         TypeError, ValueError: The value has another form.

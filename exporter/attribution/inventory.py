@@ -50,10 +50,6 @@ class Inventory:
             by_index={gpu.index: gpu.uuid for gpu in reversed(gpus)},
         )
 
-    def is_instance(self, uuid: str) -> bool:
-        """Return whether a device is a MIG instance."""
-        return uuid in self.instances
-
     def gpu_of(self, uuid: str) -> str:
         """Return the UUID of a device's physical GPU."""
         instance = self.instances.get(uuid)

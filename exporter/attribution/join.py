@@ -374,7 +374,7 @@ def _holders(
             entries,
             counts,
             device_bytes=inventory.gpus[inventory.gpu_of(uuid)].memory_total_bytes,
-            is_instance=inventory.is_instance(uuid),
+            is_instance=uuid in inventory.instances,
         )
         for uuid, entries in resolved.items()
     }

@@ -80,29 +80,24 @@ def policy_of(kind: str, pod: tuple[Mapping[str, str], ...], namespace: tuple[Ma
     Returns:
         The policy. An invalid value has no effect except a problem: ``bad_workload_class``, ``bad_opt_out``.
     """
-    workload_class, class_problems = _class(kind, (*pod, *namespace))
-    until, opt_out_problems = _opt_out((pod, namespace))
-    return Policy(
-        workload_class=workload_class,
-        opt_out_until_seconds=until,
-        problems=tuple(dict.fromkeys([*class_problems, *opt_out_problems])),
-    )
-
-
-def _class(kind: str, sources: tuple[Mapping[str, str], ...]) -> tuple[str, list[str]]:
     problems: list[str] = []
+    workload_class = _class(kind, (*pod, *namespace), problems)
+    until = _opt_out((pod, namespace), problems)
+    return Policy(workload_class=workload_class, opt_out_until_seconds=until, problems=tuple(dict.fromkeys(problems)))
+
+
+def _class(kind: str, sources: tuple[Mapping[str, str], ...], problems: list[str]) -> str:
     for word in _words(sources, CLASS_KEY):
         if word in _CLASSES:
-            return word, problems
+            return word
         problems.append("bad_workload_class")
     if any(key in sources[0] for key in _SERVING_LABELS):
-        return INFERENCE, problems
-    return _CLASS_OF_KIND.get(kind, ""), problems
+        return INFERENCE
+    return _CLASS_OF_KIND.get(kind, "")
 
 
-def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float | None, list[str]]:
+def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...], problems: list[str]) -> float | None:
     """Prefer the pod's values to the namespace's; within one level, use the later time."""
-    problems: list[str] = []
     for sources in levels:
         ends: list[float] = []
         for word in _words(sources, ALERTS_KEY):
@@ -118,8 +113,8 @@ def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float |
                 ends.append(until)
         if ends:
             latest = max(ends)
-            return (None if latest == -inf else latest), problems
-    return None, problems
+            return None if latest == -inf else latest
+    return None
 
 
 def _words(sources: tuple[Mapping[str, str], ...], key: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ looked up". The first makes a process unattributed, the second leaves its holder
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -90,6 +90,14 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
 def own_name(proc_root: str, pid: int) -> str:
     """Read a process's own name, at most 15 characters; empty if the process is not visible."""
     return name_and_start(f"{proc_root}/{pid}")[0]
+
+
+def sees_host_processes(proc_root: Path) -> bool:
+    """Return whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
+    try:
+        return content(f"{proc_root}/2/comm").strip() == "kthreadd"
+    except OSError:
+        return False
 
 
 class Remembered(Generic[Found]):
@@ -349,25 +357,27 @@ def match(
             unattributed += [one for one in found if not (holders and one.ended and uid)]
     if unattributed:
         buckets.append(Bucket(holders=(), processes=tuple(unattributed)))
-    by_mps = any(process.mps for process in processes) or _has_server(unattributed, command_of)
+    # Before Volta, the driver lists only the busy MPS server, which has no holder.
+    servers = (one for one in unattributed if one.busiest_ratio and command_of(one.pid) == MPS_SERVER)
+    by_mps = any(process.mps for process in processes) or any(servers)
     return Matched(buckets=tuple(buckets), hidden=hidden, by_mps=by_mps)
 
 
-def unlisted_uses(
-    reading: Reading,
+def with_unlisted_uses(
     attribution: Attribution,
+    reading: Reading,
     *,
     pod_uid: Callable[[int], str | None],
     name_of: Callable[[str], tuple[str, str] | None],
     command_of: Callable[[int], str],
-) -> tuple[Unresolved, ...]:
-    """Find the pods that use a device without a holder in the kubelet's list.
+) -> Attribution:
+    """Return an attribution with the pods that use a device without a holder in the kubelet's list, as unresolved.
 
     The kubelet does not list ordinary init containers, but their devices stay allocated until their pod ends.
 
     Args:
-        reading: The processes of every device.
         attribution: The holders of every device that the kubelet lists.
+        reading: The processes of every device.
         pod_uid: From a process id to the UID of its pod.
         name_of: From a pod UID to namespace and name.
         command_of: From a process id to its own name.
@@ -399,12 +409,7 @@ def unlisted_uses(
                         gpu_uuids=(gpu.gpu.uuid,),
                     )
                 )
-    return tuple(found)
-
-
-def _has_server(unattributed: Sequence[ProcessUse], command_of: Callable[[int], str]) -> bool:
-    """Return whether an MPS server is busy: before Volta, the driver lists only the server, which has no holder."""
-    return any(process.busiest_ratio and command_of(process.pid) == MPS_SERVER for process in unattributed)
+    return replace(attribution, unresolved=(*attribution.unresolved, *found)) if found else attribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,10 @@ class SlurmJobs(TenantSource):
         process = self._processes.look(pid)
         if process is None:
             return None
-        match = _job_of(process.cgroup)
-        if match is None and _has_sluid(process.cgroup):
+        # Only lines that root must have named: below a user's slice, users can name cgroups like jobs.
+        lines = [line for line in process.cgroup.splitlines() if "/user.slice/" not in line]
+        match = next(filter(None, map(_JOB.search, lines)), None)
+        if match is None and any(map(_SLUID.search, lines)):
             return UNNAMED
         if match is None:
             self._processes.forget(pid)  # slurmstepd may still move it into its job's cgroup
@@ -233,18 +235,3 @@ def _problem(mapped: Mapped, gone: list[str]) -> str:
         faults.append(f"mapping files of devices that are not here: {', '.join(gone)}; have Slurm's epilog remove them")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}{more}" if faults else ""
-
-
-def _job_of(cgroup: str) -> re.Match[str] | None:
-    """Return the job that ``/proc/<pid>/cgroup`` names."""
-    found = (_JOB.search(line) for line in _lines(cgroup))
-    return next((match for match in found if match), None)
-
-
-def _has_sluid(cgroup: str) -> bool:
-    return any(_SLUID.search(line) for line in _lines(cgroup))
-
-
-def _lines(cgroup: str) -> Iterator[str]:
-    """Yield the lines that only root can have named: below a user's slice, users can name cgroups like jobs."""
-    return (line for line in cgroup.splitlines() if "/user.slice/" not in line)

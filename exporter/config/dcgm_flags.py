@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from exporter.attribution import owner_rules
-from exporter.config.types import LABEL, format_duration
+from exporter.config.types import LABEL, checked, format_duration
 from exporter.metrics.dcgm_names import PREFIX, TAKEN
 
 ENV_PREFIX = "DCGM_EXPORTER_"
@@ -383,15 +383,10 @@ def _is_taken(text: str) -> bool:
     return text in TAKEN or text.startswith(PREFIX)
 
 
-def _parse(text: str) -> object:
-    if _is_taken(text):
-        raise ValueError(text)
-    return LABEL.parse(text)
-
-
-def _why(text: str) -> str:
-    return "another label of these series has that name" if _is_taken(text) else ""
-
-
 # Two labels of one name on a line, and Prometheus refuses the whole page.
-HOSTNAME_LABEL = replace(LABEL, parse=_parse, allowed=f"{LABEL.allowed}; or {_NONE}", why=_why)
+HOSTNAME_LABEL = replace(
+    LABEL,
+    parse=checked(LABEL.parse, lambda label: not _is_taken(str(label))),
+    allowed=f"{LABEL.allowed}; or {_NONE}",
+    why=lambda text: "another label of these series has that name" if _is_taken(text) else "",
+)

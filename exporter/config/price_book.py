@@ -26,7 +26,7 @@ WAYS = ("per_gpu_hour", "node_hour", "on_prem")
 _MOST, _MOST_GPUS = 1e12, 1024
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DATE_ALLOWED = "2026-01-31, or a time with its zone such as 2026-01-31T12:00:00Z"
-_NOT_NEGATIVE, _POSITIVE = "0 or more", "more than 0"
+_NOT_NEGATIVE = "0 or more"
 _TINY = 1e-12
 
 
@@ -283,10 +283,7 @@ def _period(start: float, end: float) -> str:
 
 
 def _meeting(one: Match, other: Match) -> str:
-    common = (mine or theirs for mine, theirs in zip(one.keys, other.keys, strict=True))
-    node, instance_type, capacity_type, region, model = common
-    both = Match(node=node, instance_type=instance_type, capacity_type=capacity_type, region=region, model=model)
-    return both.description
+    return Match(*(mine or theirs for mine, theirs in zip(one, other, strict=True))).description
 
 
 def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> tuple[str, ...]:

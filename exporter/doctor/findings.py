@@ -44,11 +44,6 @@ class Surroundings:
     sys_root: Path = Path("/sys")
     driver_deadline_seconds: float = 20.0
 
-    @property
-    def interval_seconds(self) -> float:
-        """Between the readings of the checks."""
-        return interval_seconds(self.config)
-
 
 def interval_seconds(config: AgentConfig) -> float:
     """Between the readings of the checks: an agent that samples every 30 s would leave too few of them to judge by."""

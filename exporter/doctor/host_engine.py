@@ -13,7 +13,7 @@ from typing import Any
 
 from exporter.config import AgentConfig
 from exporter.doctor import machine
-from exporter.doctor.findings import Finding, Surroundings, fail, ok, some, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, interval_seconds, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
 from exporter.gpu.merge import of_one_machine
 from exporter.gpu.worker import child_command
@@ -134,7 +134,9 @@ async def examine(
         if library.problem:
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    command = around.dcgm_command or child_command(around.interval_seconds, fields, config.sampling.dcgm_address)
+    command = around.dcgm_command or child_command(
+        interval_seconds(around.config), fields, config.sampling.dcgm_address
+    )
     heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None

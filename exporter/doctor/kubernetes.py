@@ -15,7 +15,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.host import HostUsers
 from exporter.attribution.join import attribute
 from exporter.attribution.pod_lifecycle import Evidence, PodName
-from exporter.attribution.processes import PidResolver, PodNames, own_name, unlisted_uses
+from exporter.attribution.processes import PidResolver, PodNames, own_name, with_unlisted_uses
 from exporter.attribution.slurm import SlurmJobs
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
@@ -77,7 +77,6 @@ def _is_settled(
 NAME, RIGHTS = "kubernetes API", "API rights"
 _TIMEOUT_SECONDS = 10.0
 _WATCH_SECONDS = 1.0
-_NO_FIX = ""
 _MAY_BE_ABSENT = frozenset({"get namespaces", "get nodes"})
 
 
@@ -111,7 +110,7 @@ async def ask_api(
                 timeout_seconds=_TIMEOUT_SECONDS,
             )
         except ApiError as error:
-            return [fail(NAME, str(error), _NO_FIX), *await _token_findings(config, now())], None
+            return [fail(NAME, str(error), ""), *await _token_findings(config, now())], None
         found = [await _reached(config.attribution.node_name, client, pods)]
         found += [await _rights(config, client, allocations), *await _token_findings(config, now())]
     finally:
@@ -156,7 +155,7 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
                 continue
         granted.append(request.action)
     if missing:
-        return warn(RIGHTS, "; ".join(missing), _NO_FIX)
+        return warn(RIGHTS, "; ".join(missing), "")
     return ok(RIGHTS, ", ".join(granted))
 
 
@@ -285,14 +284,13 @@ def join(
     )
     if reading is None:
         return attribution
-    unlisted = unlisted_uses(
-        reading,
+    return with_unlisted_uses(
         attribution,
+        reading,
         pod_uid=PidResolver(config.attribution.proc_root).pod_uid,
         name_of=PodNames(config.attribution.pod_log_root).name_of,
         command_of=partial(own_name, str(config.attribution.proc_root)),
     )
-    return replace(attribution, unresolved=(*attribution.unresolved, *unlisted))
 
 
 def holders(attribution: Attribution | None) -> set[PodName]:

@@ -16,8 +16,9 @@ from importlib import metadata
 from pathlib import Path
 
 from exporter.accounting.state_file import WriterLock
+from exporter.attribution.processes import sees_host_processes
 from exporter.config import AgentConfig, read_collectors, web_config
-from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, first_of, interval_seconds, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker, child_command
 from exporter.metrics.collectors_file import Collectors
@@ -128,11 +129,7 @@ def process_tree(proc_root: Path) -> Finding:
     """Only the host's PID namespace shows the processes of a GPU; there process 2 is the kernel's thread daemon."""
     name = "PID namespace"
     fix = "set hostPID: true, or mount the host's /proc and name it with --proc-root"
-    try:
-        comm = (proc_root / "2" / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        comm = ""
-    if comm == "kthreadd":
+    if sees_host_processes(proc_root):
         return ok(name, f"{proc_root} is the host's")
     return warn(name, f"{proc_root} is not the host's: use of shared devices is estimated, not measured", fix)
 
@@ -268,7 +265,7 @@ async def listen(around: Surroundings, name: str, command: Sequence[str], *, eno
     worker = Worker(
         name=name,
         command=command,
-        interval_seconds=around.interval_seconds,
+        interval_seconds=interval_seconds(around.config),
         # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
         deadline_seconds=2 * deadline_seconds,
         start_deadline_seconds=2 * deadline_seconds,
@@ -320,7 +317,7 @@ _BLIND_WITHOUT_DCGM = (
 
 async def read(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
     """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    command = around.worker_command or child_command(around.interval_seconds, fields)
+    command = around.worker_command or child_command(interval_seconds(around.config), fields)
     heard = await listen(around, "nvml", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"

@@ -165,22 +165,13 @@ def prepare_process() -> BinaryIO:
     return out
 
 
-def run(
-    source: ReadingSource,
-    out: BinaryIO,
-    interval_seconds: float,
-    *,
-    clock: Callable[[], float] = time.time,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> int:
+def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
     """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
 
     Args:
         source: The source to sample.
         out: Stream for the lines; the result of ``prepare_process``.
         interval_seconds: Time between the starts of two samples; a sample that takes longer skips some.
-        clock: Unix time in seconds, which the readings carry.
-        monotonic: Clock of the sample interval.
 
     Returns:
         The exit code: 0 after SIGTERM or when the pipe is closed, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
@@ -198,14 +189,14 @@ def run(
                 source.open()
                 gc.collect()
                 gc.freeze()
-                for reading in _samples(source, stop, interval_seconds, clock, monotonic, say):
+                for reading in _samples(source, stop, interval_seconds, say):
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
             except SourceError as error:
                 report = _closed(source, error, say)
                 if error.reason in _FRESH_PROCESS_REASONS:
                     return EXIT_FRESH_PROCESS_NEEDED
-                _wait(stop, backoff_seconds, report, monotonic)
+                _wait(stop, backoff_seconds, report)
                 backoff_seconds = min(2 * backoff_seconds, longest_seconds)
     except BrokenPipeError:
         _log.info("parent closed the pipe; exiting")
@@ -227,34 +218,29 @@ def _closed(source: ReadingSource, error: SourceError, say: Callable[..., None])
 
 
 def _samples(
-    source: ReadingSource,
-    stop: _Stop,
-    interval_seconds: float,
-    clock: Callable[[], float],
-    monotonic: Callable[[], float],
-    say: Callable[..., None],
+    source: ReadingSource, stop: _Stop, interval_seconds: float, say: Callable[..., None]
 ) -> Iterator[Reading]:
     """Yield one reading per interval until a signal; intervals that a slow sample missed are skipped.
 
     If the source has no values, the reason is reported instead, and the source stays open.
     """
-    due = monotonic()
+    due = time.monotonic()
     while not stop.asked:
         try:
-            reading = source.sample(clock())
+            reading = source.sample(time.time())
         except NoValuesError as error:
             say(SourceState.FAILED, error.reason, str(error))
         else:
             yield reading
-        late = monotonic() - due
+        late = time.monotonic() - due
         due += interval_seconds * max(1, math.ceil(late / interval_seconds))
-        stop.pause(due - monotonic())
+        stop.pause(due - time.monotonic())
 
 
-def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None], monotonic: Callable[[], float]) -> None:
+def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None]) -> None:
     """Wait, with a heartbeat: the parent considers a silent child hung."""
-    until = monotonic() + seconds
-    while not stop.asked and (left := until - monotonic()) > 0:
+    until = time.monotonic() + seconds
+    while not stop.asked and (left := until - time.monotonic()) > 0:
         stop.pause(min(left, _HEARTBEAT_SECONDS))
         heartbeat()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -81,7 +82,7 @@ class Worker:
         deadline_seconds: Maximum silence of a child that has sent a reading before it is killed.
         start_deadline_seconds: Maximum silence while it opens the driver.
         env: Environment of the child in addition to this process's own.
-        clock: Current seconds of the monotonic clock, which ``released_until`` refers to.
+        clock: Current seconds of the monotonic clock, which times a release.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class Worker:
         self._env = None if env is None else {**os.environ, **env}
         self._clock = clock
         self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
-        self._errors: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        """Counts since start by reason, without the errors in readings: ``hung``, ``died``, ``garbled``,
+        ``unkillable``, ``dropped``, ``not_started``, and the reasons of the source's failures."""
         self._child: _Child | None = None
         self._successor: _Child | None = None
         """A child that has measured everything and is used next."""
@@ -123,44 +126,23 @@ class Worker:
         self._failure = ""
         self._leaves = False
         self._patience_seconds = start_deadline_seconds
-        self._released_until: float | None = None
+        self._released_until = -math.inf
         self._release_asked = asyncio.Event()
-        self._status = SourceStatus(name=name, state=SourceState.STARTING)
-
-    @property
-    def status(self) -> SourceStatus:
+        self.status = SourceStatus(name=name, state=SourceState.STARTING)
         """Current state of the source."""
-        return self._status
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason, without the errors in readings.
-
-        The reasons are ``hung``, ``died``, ``garbled``, ``unkillable``, ``dropped``, ``not_started``, and those of the
-        source's failures.
-        """
-        return dict(self._errors)
 
     @property
     def pid(self) -> int | None:
         """Process id of the current child."""
         return None if self._child is None else self._child.process.pid
 
-    @property
-    def released_until(self) -> float | None:
-        """Instant until which the driver stays closed; ``None`` if it is not released."""
-        until = self._released_until
-        if until is None or until <= self._clock():
-            return None
-        return until
-
     def _is_released(self) -> bool:
-        return self.released_until is not None
+        return self._released_until > self._clock()
 
     @property
     def well_gpus(self) -> int | None:
         """GPUs of its newest reading that are up, or that hang and are retried anyway; ``None`` while not up."""
-        if self._status.state is not SourceState.UP:
+        if self.status.state is not SourceState.UP:
             return None
         hung = {gpu.gpu.uuid for gpu in self._hung.values() if gpu}
         return sum(gpu.state is DeviceState.UP or gpu.gpu.uuid in hung for gpu in self._gpus)
@@ -215,7 +197,7 @@ class Worker:
             if self._is_released():
                 self._backoff_seconds = 0.0
             elif self._successor is None:
-                self._status = replace(self._status, restarts=self._status.restarts + 1)
+                self.status = replace(self.status, restarts=self.status.restarts + 1)
                 await self._back_off(asyncio.get_running_loop().time() - started)
 
     async def _renew_when_due(self) -> None:
@@ -227,7 +209,7 @@ class Worker:
                     await self._renewal_asked.wait()
             self._renewal_asked.clear()
             # Children stuck in the kernel must leave room for the one that does the work.
-            if self._status.state is SourceState.UP and len(self._stuck) < _STUCK_LIMIT - 1:
+            if self.status.state is SourceState.UP and len(self._stuck) < _STUCK_LIMIT - 1:
                 await self._renew()
                 pause_seconds = min(2 * pause_seconds, _LONGEST_RENEWAL_SECONDS)
             if not self._hung:
@@ -325,7 +307,7 @@ class Worker:
         try:
             child = child or await self._start(frozenset(self._hung))
         except OSError as error:
-            self._errors["not_started"] += 1
+            self.errors["not_started"] += 1
             message = f"the source's process could not be started: {error.strerror}: {self._command[0]}"
             self._set(SourceState.FAILED, "not_started", message)
             return
@@ -420,14 +402,14 @@ class Worker:
                 yield wire.decode(line)
             except (SourceError, ValueError) as error:
                 # ValueError: raised by the stream for a line without an end.
-                self._errors["garbled"] += 1
+                self.errors["garbled"] += 1
                 _log.warning("garbled: %s", error)
 
     def _take_in(self, message: Reading | SourceStatus) -> None:
         if isinstance(message, Reading):
             self._heard, self._failure = True, ""
             if len(self._readings) == _KEPT_READINGS:
-                self._errors["dropped"] += 1
+                self.errors["dropped"] += 1
             message = self._with_hung(message)
             self._readings.append(message)
             self._gpus = message.gpus
@@ -437,7 +419,7 @@ class Worker:
         elif message.state is not SourceState.STARTING and not self._leaves:
             # A restart after a failure: until it has succeeded, the failure stays the state.
             if message.reason != self._failure:
-                self._errors[message.reason] += 1
+                self.errors[message.reason] += 1
             self._failure = message.reason
             self._set(message.state, message.reason, message.message)
 
@@ -464,8 +446,8 @@ class Worker:
 
     def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:
         if hung:
-            self._errors["hung"] += 1
-            source, fix = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
+            self.errors["hung"] += 1
+            source, fix = _HUNG_WORDS.get(self.status.name, _HUNG_WORDS["nvml"])
             if hung_at is None:
                 self._hung.clear()  # the driver as a whole hangs, so no single GPU is the cause
             else:
@@ -478,7 +460,7 @@ class Worker:
             self._set(SourceState.HUNG, "hung", message)
         elif not self._failure:
             # A child that reported a failure and ended has failed; it did not die.
-            self._errors["died"] += 1
+            self.errors["died"] += 1
             how = "cannot be killed" if code is None else _how_it_ended(code)
             self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
 
@@ -498,17 +480,17 @@ class Worker:
         if gone.done():
             return gone.result()
         # Stuck in the kernel, where no signal reaches it: do not wait, its end is noticed later.
-        self._errors["unkillable"] += 1
+        self.errors["unkillable"] += 1
         _log.warning("process %d cannot be killed: it is stuck in the driver", process.pid)
         self._stuck.add(gone)
         gone.add_done_callback(self._stuck.discard)
         return None
 
     def _set(self, state: SourceState, reason: str = "", message: str = "") -> None:
-        if (state, reason) != (self._status.state, self._status.reason):
+        if (state, reason) != (self.status.state, self.status.reason):
             level = logging.INFO if state in _WELL else logging.WARNING
-            _log.log(level, "source %s is %s%s", self._status.name, state, f": {message}" if message else "")
-        self._status = replace(self._status, state=state, reason=reason, message=message)
+            _log.log(level, "source %s is %s%s", self.status.name, state, f": {message}" if message else "")
+        self.status = replace(self.status, state=state, reason=reason, message=message)
         self._profiles = self._profiles and state is SourceState.UP
 
 

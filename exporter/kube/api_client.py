@@ -192,7 +192,7 @@ def of_status(
     detail = " ".join(str(details or "").split())[:300]
     words = "; ".join(word for word in (detail, fix) if word)
     message = f"{request.action} at {address}: HTTP {code or str(status)[:40]}" + (f": {words}" if words else "")
-    return ApiError(reason, message, status=code or None, retry_after_seconds=_seconds(retry_after))
+    return ApiError(reason, message, retry_after_seconds=_seconds(retry_after))
 
 
 def message_of(body: bytes) -> str:

@@ -149,16 +149,12 @@ def _device(device: Mapping[str, Any]) -> SliceDevice:
     attributes, memory = mapping_of(body.get("attributes")), _named(mapping_of(body.get("capacity")), "memory")
     uuid = _attribute(attributes, "uuid")
     return SliceDevice(
-        kind=_attribute(attributes, "type") or _kind_of(uuid),
+        kind=_attribute(attributes, "type") or {"GPU-": "gpu", "MIG-": "mig"}.get(uuid[:4], ""),
         uuid=uuid,
         parent_uuid=_attribute(attributes, "parentUUID"),
         profile=_attribute(attributes, "profile"),
         memory_bytes=quantity(memory.get("value") if isinstance(memory, dict) else memory),
     )
-
-
-def _kind_of(uuid: str) -> str:
-    return {"GPU-": "gpu", "MIG-": "mig"}.get(uuid[:4], "")
 
 
 def _attribute(attributes: Mapping[str, Any], name: str) -> str:
@@ -184,11 +180,6 @@ class _Claim(NamedTuple):
     """UID of the claim; empty if the kubelet does not report it."""
     namespace: str
     name: str
-
-
-class _Read(NamedTuple):
-    uid: str
-    devices: tuple[AllocatedDevice, ...]
 
 
 class DraReader:
@@ -224,15 +215,15 @@ class DraReader:
         self._pools: dict[str, Devices] = {}
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
-        self._claims: Lookups[_Claim, _Read] = Lookups(
+        self._claims: Lookups[_Claim, tuple[str, tuple[AllocatedDevice, ...]]] = Lookups(
             client,
-            request=self._claim_request,
+            request=lambda claim: Request(
+                f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+            ),
             parse=_claim,
             steady=steady,
             renew_seconds=None,
         )
-        self._items: Mapping[_Claim, _Read] = {}
-        self._by_uid: Mapping[str, tuple[AllocatedDevice, ...]] = {}
 
     @property
     def devices(self) -> Mapping[tuple[str, str], SliceDevice] | None:
@@ -247,17 +238,10 @@ class DraReader:
 
     @property
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
-        """Devices of claims by their UID, the same object while nothing changes.
-
-        Claims without a UID from the kubelet are also included by ``namespace/name``.
-        """
-        if self._items is not self._claims.items:
-            self._items = self._claims.items
-            self._by_uid = {read.uid: read.devices for read in self._items.values()}
-            self._by_uid |= {
-                f"{claim.namespace}/{claim.name}": read.devices for claim, read in self._items.items() if not claim.uid
-            }
-        return self._by_uid
+        """Devices of claims by their UID; of claims without a UID from the kubelet also by ``namespace/name``."""
+        items = self._claims.items
+        unnamed = {f"{one.namespace}/{one.name}": devices for one, (_, devices) in items.items() if not one.uid}
+        return dict(items.values()) | unnamed
 
     @property
     def unreadable(self) -> frozenset[str]:
@@ -327,7 +311,7 @@ class DraReader:
         seen = 0
         while True:
             await asyncio.sleep(VERSION_SECONDS)
-            missed = slices.errors.get("not_found", 0) + self._claims.errors["not_found"]
+            missed = slices.errors["not_found"] + self._claims.errors["not_found"]
             if missed == seen:
                 continue
             seen = missed
@@ -362,13 +346,10 @@ class DraReader:
                     return version
             await asyncio.sleep(wait_seconds)
 
-    def _claim_request(self, claim: _Claim) -> Request:
-        return Request(f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}")
 
-
-def _claim(claim: _Claim, item: Mapping[str, Any]) -> _Read | None:
+def _claim(claim: _Claim, item: Mapping[str, Any]) -> tuple[str, tuple[AllocatedDevice, ...]] | None:
     """Parse a claim; a claim that was created again under its name (another UID) is ignored."""
     uid, devices = uid_of(item), allocated_devices(item)
     if devices is None or (claim.uid and claim.uid != uid):
         return None
-    return _Read(uid, devices)
+    return uid, devices

@@ -426,15 +426,11 @@ class KubeletPoller:
         self._client = client
         self._interval_seconds = interval_seconds
         self._clock = clock
-        self._errors: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        """Failed polls since the start, by reason; ``allocatable_<reason>`` if only the advertised devices failed."""
         self._failures = 0
         self.latest: Allocations | None = None
         self.problem = ""
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Failed polls since the start, by reason; ``allocatable_<reason>`` if only the advertised devices failed."""
-        return dict(self._errors)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -451,14 +447,14 @@ class KubeletPoller:
         try:
             self.latest = await self._client.fetch(self._clock())
         except AttributionError as error:
-            self._errors[error.reason] += 1
+            self.errors[error.reason] += 1
             self._failures += 1
             self.problem = str(error)
             return self._wait_after(error.reason)
         self._failures = 0
         self.problem = ""
         if missed := self._client.allocatable_error:
-            self._errors[f"allocatable_{missed.reason}"] += 1
+            self.errors[f"allocatable_{missed.reason}"] += 1
             self.problem = f"advertised devices could not be read again: {missed}"
         return self._interval_seconds
 

@@ -43,7 +43,7 @@ _BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
 class ListWatch(Generic[Item]):
     """The objects of one list, followed by one watch connection.
 
-    ``items`` and ``errors`` are replaced and not mutated, so a reader may keep them. An object leaves ``items``
+    ``items`` is replaced and not mutated, so a reader may keep it. An object leaves ``items``
     by an event, or when a complete list lacks it.
 
     Args:
@@ -96,7 +96,8 @@ class ListWatch(Generic[Item]):
         self._expiries = 0
         self._listed = False
         self._lost_at: float | None = None
-        self._errors: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        """Counts by reason since the start; ``unparsable`` and ``too_large`` are objects that were skipped."""
         self.items: Mapping[ObjectKey, Item] = MappingProxyType({})
         self.version = 0
         """Increases with each change of ``items``, and when they become known."""
@@ -118,11 +119,6 @@ class ListWatch(Generic[Item]):
         """The failure in one line; empty while the stream is open."""
         return str(self.failure or "")
 
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts by reason since the start; ``unparsable`` and ``too_large`` are objects that were skipped."""
-        return dict(self._errors)
-
     async def run(self) -> None:
         """List and watch until cancelled."""
         while True:
@@ -140,7 +136,7 @@ class ListWatch(Generic[Item]):
 
     def _note(self, error: ApiError) -> float:
         """Record a failure; return the seconds to wait."""
-        self._errors[error.reason] += 1
+        self.errors[error.reason] += 1
         self._failures += 1
         if self._lost_at is None:
             self._lost_at = self._clock()
@@ -225,7 +221,7 @@ class ListWatch(Generic[Item]):
         if abs(skew_seconds) <= SKEW_SECONDS:
             skew_seconds = 0.0
         elif not self.skew_seconds:
-            self._errors["clock_skew"] += 1
+            self.errors["clock_skew"] += 1
         self.skew_seconds = skew_seconds
 
     def _succeeded(self) -> None:
@@ -241,7 +237,7 @@ class ListWatch(Generic[Item]):
 
     def _apply(self, kind: object, shown: dict[str, Any]) -> None:
         if kind == SKIPPED:
-            self._errors["too_large"] += 1
+            self.errors["too_large"] += 1
             self.at_seconds = self._clock()
             return
         if kind in {"ADDED", "MODIFIED"}:
@@ -258,7 +254,7 @@ class ListWatch(Generic[Item]):
         try:
             parsed = self._parse(shown)
         except (LookupError, TypeError, ValueError, AttributeError):
-            self._errors["unparsable"] += 1
+            self.errors["unparsable"] += 1
             key = _key(shown)
             if key in self.items:
                 items[key] = self.items[key]
@@ -451,7 +447,9 @@ class Lookups(Generic[Key, Item]):
                     for other in self._states.values():
                         self._asked(other)
                     return self._client.retry_seconds(error, self._failures)
-                self._refused(key, state, error)
+                state.refusal = error
+                if error.reason == "not_found" and key in self.items:
+                    self.items = {other: item for other, item in self.items.items() if other != key}
                 state.due_seconds = loop_time() + self._refused_seconds * self._jitter()
             else:
                 state.due_seconds = loop_time() + self._answered(key, state, answer)
@@ -462,11 +460,6 @@ class Lookups(Generic[Key, Item]):
     def _asked(self, state: _State) -> None:
         if state.asked_at is None:
             state.asked_at = self._steady()
-
-    def _refused(self, key: Key, state: _State, error: ApiError) -> None:
-        state.refusal = error
-        if error.reason == "not_found" and key in self.items:
-            self.items = {other: item for other, item in self.items.items() if other != key}
 
     def _answered(self, key: Key, state: _State, answer: dict[str, Any]) -> float:
         """Store an answer; return the seconds until the next request."""

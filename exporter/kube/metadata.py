@@ -211,7 +211,17 @@ class Metadata:
         self._settings = settings
         wanted = wanted_annotations(settings.rules)
         self._client = ApiClient(settings.kubeconfig, random=random)
-        self._pods = _followed_pods(self._client, settings, wanted, clock)
+        self._pods = ListWatch(
+            self._client,
+            path="/api/v1/pods",
+            query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
+            metadata_only=True,
+            parse=partial(parse_pod, wanted=wanted),
+            clock=clock,
+            keep_seconds=LOST_SECONDS,
+            canary=settings.own_pod,
+            canary_fix=f"--node-name is {settings.node!r}: {NAME_NODE}",
+        )
         self._phases: Lookups[PodName, bool] = Lookups(
             self._client,
             request=lambda name: Request(
@@ -389,11 +399,6 @@ class Metadata:
         self._facts[name] = (found, space, facts)
         return facts
 
-    def uid(self, namespace: str, pod: str) -> str | None:
-        """Return the UID of a pod in its cgroups."""
-        found = self._endings.find((namespace, pod))
-        return found.uid if found and found.uid else None
-
     def _namespace(self, name: str) -> Namespace | None:
         if not self._settings.namespace_teams:
             return NO_NAMESPACE
@@ -412,26 +417,6 @@ class Metadata:
 
     def _steady_now(self) -> float:
         return self._steady
-
-
-def _followed_pods(
-    client: ApiClient,
-    settings: MetadataSettings,
-    wanted: frozenset[str],
-    clock: Callable[[], float],
-) -> ListWatch[PodMetadata]:
-    """Create the list and watch of this node's pods, which must include the agent's own pod."""
-    return ListWatch(
-        client,
-        path="/api/v1/pods",
-        query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
-        metadata_only=True,
-        parse=partial(parse_pod, wanted=wanted),
-        clock=clock,
-        keep_seconds=LOST_SECONDS,
-        canary=settings.own_pod,
-        canary_fix=f"--node-name is {settings.node!r}: {NAME_NODE}",
-    )
 
 
 def _remark(skew_seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -52,10 +53,7 @@ def problems(snapshot: Snapshot) -> dict[str, int]:
         if use.facts
         for problem in use.facts.problems
     }
-    counts: dict[str, int] = {}
-    for problem, _, _ in sorted(pods):
-        counts[problem] = counts.get(problem, 0) + 1
-    return counts
+    return Counter(problem for problem, _, _ in sorted(pods))
 
 
 DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")

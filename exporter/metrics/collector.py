@@ -418,22 +418,18 @@ def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> P
 
 
 def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
-    field, instance = row.field.field, view.instance
-    if field in BY_IDENTITY:
-        return _known_text(view, field)
-    if field is Field.DRIVER_VERSION:
-        return snapshot.reading.driver_version if snapshot.reading else None
-    if field is Field.NVML_VERSION:
-        return snapshot.reading.nvml_version if snapshot.reading else None
+    instance, reading = view.instance, snapshot.reading
+    name, uuid, bus_id = BY_IDENTITY
+    known: dict[Field, str | None] = {
+        name: instance.profile if instance else view.gpu.model,
+        uuid: view.uuid,
+        bus_id: view.gpu.pci_bus_id,
+        Field.DRIVER_VERSION: reading.driver_version if reading else None,
+        Field.NVML_VERSION: reading.nvml_version if reading else None,
+    }
     # An instance has a text of its own, which is not its board's.
-    return None if instance and row.field.per_instance else view.gpu.labels.get(field)
-
-
-def _known_text(view: DeviceView, field: Field) -> str:
-    name, uuid, _ = BY_IDENTITY
-    if field is name:
-        return view.instance.profile if view.instance else view.gpu.model
-    return view.uuid if field is uuid else view.gpu.pci_bus_id
+    other = None if instance and row.field.per_instance else view.gpu.labels.get(row.field.field)
+    return known.get(row.field.field, other)
 
 
 def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
@@ -458,7 +454,8 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
             page.metric(catalog.DCGM_INFO, labels(("version", reading.dcgm_version)), 1)
         page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, reading.duration_seconds)
         page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, reading.taken_at_seconds)
-    for (part, reason), count in sorted(_errors(snapshot.errors, dropped.reasons).items()):
+    of_pages = {(_PART, reason): count for reason, count in dropped.reasons.items()}
+    for (part, reason), count in sorted({**snapshot.errors, **of_pages}.items()):
         page.metric(catalog.ERRORS_TOTAL, labels(("part", part), ("reason", reason)), count)
     page.metric(catalog.TICK_DURATION_SECONDS, NO_LABELS, snapshot.tick_duration_seconds)
     page.metric(catalog.SNAPSHOT_TIMESTAMP_SECONDS, NO_LABELS, snapshot.taken_at_seconds)
@@ -469,10 +466,3 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     if metering.is_locked is not None:
         page.metric(catalog.LEDGER_LOCKED, NO_LABELS, int(metering.is_locked))
     page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
-
-
-def _errors(counted: Mapping[tuple[str, str], int], reasons: Counter[str]) -> Mapping[tuple[str, str], int]:
-    errors = Counter(counted)
-    for reason, count in reasons.items():
-        errors[_PART, reason] += count
-    return errors

@@ -121,6 +121,10 @@ class ResourceProfile(NamedTuple):
         return max(self.uses)
 
 
+STATES = ("active_effective", "active_ineffective", "active_unprofiled", "idle", "unknown")
+"""Values of the label ``state``, in the order of the fields of ``ByState``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByState:
     """Seconds, money or parts of a GPU, by the state of the time; every figure that is divided by state is one."""
@@ -195,15 +199,8 @@ class ByState:
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         """Yield each of ``STATES`` with its figure."""
-        return iter(
-            (
-                ("active_effective", self.effective),
-                ("active_ineffective", self.ineffective),
-                ("active_unprofiled", self.unprofiled),
-                ("idle", self.idle),
-                ("unknown", self.unknown),
-            )
-        )
+        figures = (self.effective, self.ineffective, self.unprofiled, self.idle, self.unknown)
+        return zip(STATES, figures, strict=True)
 
     @classmethod
     def of(cls, figures: Mapping[str, float]) -> "ByState":
@@ -211,9 +208,7 @@ class ByState:
         return cls(**{_FIELD_OF_STATE[state]: figure for state, figure in figures.items()})
 
 
-_FIELD_OF_STATE = {state: name for (state, _), name in zip(ByState(), ByState.__slots__, strict=True)}
-STATES = tuple(_FIELD_OF_STATE)
-"""Values of the label ``state``, in the order of the fields of ``ByState``."""
+_FIELD_OF_STATE = dict(zip(STATES, ByState.__slots__, strict=True))
 NO_SECONDS = ByState()
 STATE_COLUMNS = ("active", *_FIELD_OF_STATE.values())
 """Names of the figures by state in JSON and tables: the active sum, its parts, and the other states."""

@@ -122,18 +122,6 @@ def bind(host: str, port: int) -> socket.socket:
 class Connection(web.RequestHandler):
     """aiohttp's protocol of one connection, which reports to the server what it waits for."""
 
-    __slots__ = (
-        "channel",
-        "deadline",
-        "is_deaf",
-        "keeper",
-        "opening",
-        "own_socket",
-        "received",
-        "since",
-        "state",
-    )
-
     def __init__(self, keeper: "HttpServer", own_socket: socket.socket, manager: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's
         super().__init__(manager, **options)
         self.keeper = keeper

@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from exporter.metrics.catalog import alerts_off_until_seconds, owner_of
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import (
     NO_SECONDS,
-    Account,
     Activity,
     ActivityHistory,
     ByState,
     DeviceView,
     Field,
-    NodeFacts,
     Owner,
     PodAccount,
     PodUse,
@@ -52,7 +51,7 @@ def node_document(snapshot: Snapshot) -> dict[str, Any]:
         "expected_devices": snapshot.expected_devices,
         "advertised_devices": attribution.advertised_devices,
         "allocated_devices": attribution.allocated_devices,
-        "node_facts": _node_facts(snapshot.metering.node_facts),
+        "node_facts": {name: fact or None for name, fact in asdict(snapshot.metering.node_facts).items()},
         "sources": [_source(source) for source in snapshot.sources],
         "attribution": {
             "enabled": bool(attribution.source),
@@ -72,14 +71,7 @@ def node_document(snapshot: Snapshot) -> dict[str, Any]:
             for view in snapshot.devices
         ],
         "unresolved": [
-            {
-                "namespace": item.namespace,
-                "pod": item.pod,
-                "container": item.container,
-                "resource": item.resource,
-                "device_id": item.device_id,
-                "reason": item.reason,
-            }
+            _picked(item, "namespace", "pod", "container", "resource", "device_id", "reason")
             for item in attribution.unresolved
         ],
     }
@@ -91,13 +83,9 @@ def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
     return None if value is None else round(value * _MIB)
 
 
-def _node_facts(facts: NodeFacts) -> dict[str, str | None]:
-    return {
-        "instance_type": facts.instance_type or None,
-        "capacity_type": facts.capacity_type or None,
-        "region": facts.region or None,
-        "gpu_product": facts.gpu_product or None,
-    }
+def _picked(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes of a value by their names."""
+    return {name: getattr(value, name) for name in names}
 
 
 def _source(source: SourceStatus) -> dict[str, Any]:
@@ -239,7 +227,14 @@ def node_ledger_document(snapshot: Snapshot) -> dict[str, Any]:
         "price_book": metering.price_book or None,
         "unpriced_gpus": metering.unpriced_gpus,
         "prices": _prices(snapshot),
-        "accounts": [{**_account(account), **totals_keys(totals)} for account, totals in accounts.items()],
+        "accounts": [
+            {
+                **account_keys(account.owner, account.model, account.mode.value),
+                "cost_labels": account.owner.cost_labels or None,
+                **totals_keys(totals),
+            }
+            for account, totals in accounts.items()
+        ],
         "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
     }
 
@@ -256,19 +251,7 @@ def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def price_keys(price: Price) -> dict[str, Any]:
     """How a price is spelt in JSON, in every document."""
-    return {
-        "per_hour": price.per_hour,
-        "per_kwh": price.per_kwh,
-        "currency": price.currency,
-        "source": price.source,
-        "as_of": price.as_of,
-        "fallback": price.fallback,
-    }
-
-
-def _account(account: Account) -> dict[str, Any]:
-    keys = account_keys(account.owner, account.model, account.mode.value)
-    return {**keys, "cost_labels": account.owner.cost_labels or None}
+    return _picked(price, "per_hour", "per_kwh", "currency", "source", "as_of", "fallback")
 
 
 def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class _Face:
 
     snapshot: Callable[[], Snapshot | None]
     metrics: Callable[[str], Body]
-    release: Callable[[float], None] | None
+    release: Callable[[float], None]
     steady: Callable[[], float]
     cost_service_url: str
     bodies: Bodies = field(default_factory=Bodies)
@@ -105,8 +105,6 @@ class _Face:
             return _text(
                 request, 400, f"seconds: value '{shown}' is not a time to release for; allowed: more than 0, up to 3600"
             )
-        if self.release is None:
-            return _text(request, 501, "this agent has no driver to release")
         self.release(seconds)
         LOG.info("driver released on request", extra={"seconds": seconds})
         return _text(request, 202, f"the driver is closed for {seconds:g} s; it is opened again by itself")
@@ -116,7 +114,7 @@ def create_app(
     *,
     snapshot: Callable[[], Snapshot | None],
     metrics: Callable[[str], Body],
-    release: Callable[[float], None] | None,
+    release: Callable[[float], None],
     steady: Callable[[], float] = time.monotonic,
     cost_service_url: str = "",
 ) -> web.Application:
@@ -125,7 +123,7 @@ def create_app(
     Args:
         snapshot: The newest picture of the node; ``None`` before the first.
         metrics: From an Accept header to the body of ``/metrics``.
-        release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
+        release: Closes the driver for so many seconds.
         steady: The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it.
         cost_service_url: Address of the cost service, for links of the page; empty without one.
     """
@@ -151,8 +149,9 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         listing = "".join(f"  {path:<18}{what}\n" for path, what in PATHS)
         return _text(request, 404, f"nothing here; there is:\n{listing.rstrip()}")
     except web.HTTPMethodNotAllowed as error:
-        response = _text(request, 405, f"{request.method} is not for this path; allowed: {', '.join(_allowed(error))}")
-        response.headers[hdrs.ALLOW] = ", ".join(_allowed(error))
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = _text(request, 405, f"{request.method} is not for this path; allowed: {allowed}")
+        response.headers[hdrs.ALLOW] = allowed
         return response
     except web.HTTPException:
         raise
@@ -192,10 +191,6 @@ def _notes(snapshot: Snapshot) -> list[str]:
         for reason, count in catalog.problems(snapshot).items()
     ]
     return notes
-
-
-def _allowed(error: web.HTTPMethodNotAllowed) -> list[str]:
-    return sorted(error.allowed_methods)
 
 
 def _refusal_of_release(request: web.Request) -> str:

@@ -5,6 +5,7 @@ jinja2 is loaded with the first page, not with this module: an agent without pag
 
 from collections.abc import Mapping
 from functools import cache
+from inspect import getmembers, isfunction
 from typing import TYPE_CHECKING
 
 from exporter import __version__
@@ -13,26 +14,11 @@ from exporter.model import formatting
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_FILTERS = (
-    formatting.amounts,
-    formatting.brief,
-    formatting.brief_minutes,
-    formatting.coverage,
-    formatting.day,
-    formatting.decimal,
-    formatting.duration,
-    formatting.gib,
-    formatting.gib_number,
-    formatting.gpus,
-    formatting.hours,
-    formatting.iso,
-    formatting.minute,
-    formatting.model,
-    formatting.moment,
-    formatting.money,
-    formatting.percent,
-    formatting.plural,
-)
+_FILTERS = {
+    name: function
+    for name, function in getmembers(formatting, isfunction)
+    if function.__module__ == formatting.__name__ and not name.startswith("_")
+}
 
 
 @cache
@@ -50,7 +36,7 @@ def environment(package: str) -> "Environment":
         auto_reload=False,
         keep_trailing_newline=True,
     )
-    made.filters.update({function.__name__: function for function in _FILTERS})
+    made.filters.update(_FILTERS)
     # A line that ends between a number and its sign reads badly.
     made.filters["percent"] = lambda ratio: formatting.percent(ratio).replace(" ", "\N{NO-BREAK SPACE}")
     made.globals.update({"version": __version__, "dash": "—"})

@@ -267,24 +267,18 @@ def connect(
     if connected == Code.OK:
         # It returns OK also for a failed login, and closes the connection: the next call fails.
         code, engine.version = _engine_version(library, handle)
-    silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
-    trouble = _trouble(library, address, code, engine.version, silent=silent)
-    if trouble is None:
+    if code != Code.OK:
+        silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
+        trouble = _refusal(library, address, code, silent=silent)
+    elif engine.version is not None and not engine.version.startswith(f"{library.major}."):
+        trouble = _mismatch(library, address, engine.version)
+    else:
         return engine
     if connected == Code.OK:
         engine.close()
     else:
         library.call("dcgmShutdown")
     raise trouble
-
-
-def _trouble(library: Library, address: str, code: int, version: str | None, *, silent: bool) -> SourceError | None:
-    """Return the error of an engine after connecting; ``None`` if it is usable."""
-    if code != Code.OK:
-        return _refusal(library, address, code, silent=silent)
-    if version is not None and not version.startswith(f"{library.major}."):
-        return _mismatch(library, address, version)
-    return None
 
 
 def _open(library: Library, address: str, handle: Handle) -> int:

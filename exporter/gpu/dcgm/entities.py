@@ -164,15 +164,8 @@ def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
 
 
 NVML_INDEX, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES = 52, 55, 57, 67, 69
-_TEXTS = (
-    Field.BRAND,
-    Field.SERIAL,
-    Field.OEM_INFOROM_VER,
-    Field.ECC_INFOROM_VER,
-    Field.POWER_INFOROM_VER,
-    Field.INFOROM_IMAGE_VER,
-    Field.VBIOS_VERSION,
-)
+_TEXTS = tuple(one for one in Field if Field.BRAND <= one <= Field.VBIOS_VERSION)
+"""The texts of a GPU, which are next to each other."""
 _IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, int(Field.FB_TOTAL))
 _CHANGES = (UUID, MIG_MODE)
 _NODE: Entity = (NONE, 0)

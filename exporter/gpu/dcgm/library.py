@@ -79,7 +79,7 @@ BINARY, DOUBLE, INTEGER, STRING, TIMESTAMP = (ord(letter) for letter in "bdist")
 
 # Modules and their states (dcgmModuleId_t, dcgmModuleStatus_t).
 PROFILING_MODULE = 8
-MODULE_FAILED, MODULE_LOADED, MODULE_PAUSED = 2, 3, 5
+MODULE_LOADED, MODULE_PAUSED = 3, 5
 
 LIVE = 0x1
 """Flag of dcgmEntitiesGetLatestValues: read from the driver now. Never with a profiling field: the engine would die."""

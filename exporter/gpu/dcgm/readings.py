@@ -338,7 +338,8 @@ class Profiling:
         self._wanted = frozenset(wanted)
         self._can: dict[int, tuple[int, frozenset[int]]] = {}
         self._asked_at: dict[int, float] = {}
-        self._paused = False
+        self.paused = False
+        """Whether profiling was paused at the last ``look``."""
         self._looked_at = -math.inf
 
     def follow(self, gpu_ids: Iterable[int], now: float) -> None:
@@ -381,18 +382,13 @@ class Profiling:
         if gpu_id not in self._can:
             return None
         code, can = self._can[gpu_id]
-        if self._paused or code == Code.PAUSED:
+        if self.paused or code == Code.PAUSED:
             return ProfilingState.PAUSED
         if code != Code.OK:
             return state_of(code)
         if not can:
             return ProfilingState.UNSUPPORTED
         return ProfilingState.RUNNING if refusal is None else state_of(refusal)
-
-    @property
-    def paused(self) -> bool:
-        """Whether profiling was paused at the last ``look``."""
-        return self._paused
 
     def look(self, now: float, *, at_once: bool) -> None:
         """Check whether profiling is paused: at once, or if the check is due.
@@ -408,4 +404,4 @@ class Profiling:
             return
         self._looked_at = now
         paused = self._engine.profiling_paused()
-        self._paused = self._paused if paused is None else paused
+        self.paused = self.paused if paused is None else paused

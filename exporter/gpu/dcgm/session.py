@@ -300,7 +300,7 @@ class Session:
             gpu=gpu,
             state=state,
             reason=reason,
-            values={**self._of_the_node(), **own},
+            values={**_numbers(self._entities.node_values, paused=False), **own},
             instances=tuple(
                 MigReading(instance=one.instance, values=_numbers(values.get(one.measured, {}), paused=paused))
                 for one in device.instances
@@ -316,12 +316,6 @@ class Session:
             if one not in _VERSIONS and isinstance(text := values.get(one), str)
         }
         return replace(device.gpu, labels={**device.gpu.labels, **texts}) if texts else device.gpu
-
-    def _of_the_node(self) -> dict[Field, int | float]:
-        values = self._entities.node_values
-        return {
-            Field(one): number for one in self._wanted.of_the_node if isinstance(number := values.get(one), int | float)
-        }
 
 
 def _numbers(values: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
@@ -457,7 +451,10 @@ class DcgmSource:
             driver_version=session.text(Field.DRIVER_VERSION),
             nvml_version=session.text(Field.NVML_VERSION),
             dcgm_version=session.engine.version,
-            gpus=tuple(readings.get(gpu.uuid) or _missing(gpu) for gpu in gpus),
+            gpus=tuple(
+                readings.get(gpu.uuid) or GpuReading(gpu=gpu, state=DeviceState.MISSING, reason="not_enumerated")
+                for gpu in gpus
+            ),
             xids=xids,
             errors=dict(errors),
         )
@@ -483,7 +480,3 @@ class DcgmSource:
         if new:
             ids = ", ".join(str(one) for one in sorted(new))
             _log.warning("DCGM %s has no number of a GPU for the fields %s: they are left out", version, ids)
-
-
-def _missing(gpu: Gpu) -> GpuReading:
-    return GpuReading(gpu=gpu, state=DeviceState.MISSING, reason="not_enumerated")

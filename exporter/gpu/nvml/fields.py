@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
-from functools import partial
 from typing import Any
 
 import pynvml
@@ -75,12 +74,8 @@ def _one(field: Field, call: Callable[[Handle], object], pace: Pace = Pace.FAST)
 
 def _either(handle: Handle, new: Callable[[Handle], Any], old: Callable[[Handle], Any]) -> Any:  # noqa: ANN401 - pynvml is untyped
     """Try the newer form of a call first; older drivers lack it, and some report it as not supported."""
-    try:
-        return new(handle)
-    except pynvml.NVMLError as error:
-        if library.code_of(error) not in library.UNAVAILABLE:
-            raise
-        return old(handle)
+    answer = library.optional(new, handle)
+    return old(handle) if answer is None else answer
 
 
 def _utilisation(handle: Handle) -> tuple[int, int]:
@@ -108,6 +103,7 @@ def _event_reasons(handle: Handle) -> int:
     )
 
 
+_OLD_MEMORY_CALL = (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH)
 MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED, Field.FB_USED_PERCENT)
 
 
@@ -116,11 +112,8 @@ def memory(handle: Handle) -> tuple[Number | None, ...]:
 
     The old form of the call counts the driver's reserved memory as used and does not separate it.
     """
-    try:
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    except pynvml.NVMLError as error:
-        if library.code_of(error) not in (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH):
-            raise
+    info = library.optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, absent=_OLD_MEMORY_CALL)
+    if info is None:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
         ratio = info.used / info.total if info.total else None
         return info.total // MIB, info.free // MIB, info.used // MIB, None, ratio
@@ -141,13 +134,9 @@ def _limits(handle: Handle) -> tuple[int, int]:
 
 def _licence(handle: Handle) -> int:
     """Return 1 if a vGPU guest has its licence; 0 without one, like dcgm-exporter."""
-    try:
-        features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
-    except pynvml.NVMLError as error:
-        if library.code_of(error) == NvmlCode.NOT_SUPPORTED:
-            return 0
-        raise
-    for feature in features.gridLicensableFeatures[: features.licensableFeaturesCount]:
+    absent = (NvmlCode.NOT_SUPPORTED,)
+    features = library.optional(pynvml.nvmlDeviceGetGridLicensableFeatures, handle, absent=absent)
+    for feature in features.gridLicensableFeatures[: features.licensableFeaturesCount] if features else ():
         if feature.featureCode == pynvml.NVML_GRID_LICENSE_FEATURE_CODE_VGPU:
             return int(feature.featureState)
     return 0
@@ -402,26 +391,14 @@ def _text(call: Callable[..., Any], handle: Any, *arguments: int) -> str | None:
     return text.strip() or None
 
 
-def _brand(handle: Any) -> str:  # noqa: ANN401 - a handle is whatever pynvml gave
-    return _BRANDS.get(int(pynvml.nvmlDeviceGetBrand(handle)), "Unknown")
-
-
-def _inforom(number: int, handle: Any) -> str | None:  # noqa: ANN401 - a handle is whatever pynvml gave
-    return _text(pynvml.nvmlDeviceGetInforomVersion, handle, number)
-
-
-def _minor(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
-    return int(pynvml.nvmlDeviceGetMinorNumber(handle))
-
-
 _FACTS: Mapping[str | Field, Callable[[Any], int | str | None]] = {
-    "minor": _minor,
+    "minor": lambda handle: int(pynvml.nvmlDeviceGetMinorNumber(handle)),
     "model": lambda handle: _text(pynvml.nvmlDeviceGetName, handle),
-    Field.BRAND: _brand,
+    Field.BRAND: lambda handle: _BRANDS.get(int(pynvml.nvmlDeviceGetBrand(handle)), "Unknown"),
     Field.SERIAL: lambda handle: _text(pynvml.nvmlDeviceGetSerial, handle),
-    Field.OEM_INFOROM_VER: partial(_inforom, 0),
-    Field.ECC_INFOROM_VER: partial(_inforom, 1),
-    Field.POWER_INFOROM_VER: partial(_inforom, 2),
+    Field.OEM_INFOROM_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomVersion, handle, 0),
+    Field.ECC_INFOROM_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomVersion, handle, 1),
+    Field.POWER_INFOROM_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomVersion, handle, 2),
     Field.INFOROM_IMAGE_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomImageVersion, handle),
     Field.VBIOS_VERSION: lambda handle: _text(pynvml.nvmlDeviceGetVbiosVersion, handle),
 }

@@ -1,7 +1,7 @@
 """Loads and unloads NVML, and interprets its error codes."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import pynvml
@@ -90,6 +90,20 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
     if code == NvmlCode.GPU_IS_LOST or code in DRIVER_GONE:
         raise error
     return code
+
+
+def optional(call: Callable[..., Any], *arguments: object, absent: Container[int] = UNAVAILABLE) -> Any:  # noqa: ANN401 - pynvml is untyped
+    """Return the answer of a call; ``None`` for an error with one of the codes that mean "not there".
+
+    Raises:
+        pynvml.NVMLError: An error with any other code.
+    """
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        if code_of(error) not in absent:
+            raise
+        return None
 
 
 def reason_of(code: int) -> str:

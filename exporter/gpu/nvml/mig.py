@@ -13,7 +13,7 @@ from exporter.model import MigInstance
 _OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+)/(?P<compute_instance>\d+)$")
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
-_MIB = 2**20
+_PROFILE_INFO_VERSION = 1
 _NOT_OFFERED = library.UNAVAILABLE | {NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND}
 """Codes for a missing feature or object; any other code does not imply that it is missing."""
 _VANISHED = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND})
@@ -75,13 +75,12 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
         return Shape()
     largest = (0, 0)
     for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        try:
-            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=1)
-        except pynvml.NVMLError as error:
-            # Not every GPU offers every profile; a profile missing for another reason would make all shares wrong.
-            _reraise_unless_not_offered(error)
-            continue
-        largest = max(largest, (int(info.sliceCount), int(info.memorySizeMB)))
+        # Not every GPU offers every profile; a profile missing for another reason would make all shares wrong.
+        info = library.optional(
+            pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, profile, _PROFILE_INFO_VERSION, absent=_NOT_OFFERED
+        )
+        if info is not None:
+            largest = max(largest, (int(info.sliceCount), int(info.memorySizeMB)))
     slices, memory_mib = largest
     # The driver reports only compute slices; GPUs with 7 of them have 8 of memory, others the same number.
     memory_slices = _FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices
@@ -94,12 +93,8 @@ def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever 
     Raises:
         pynvml.NVMLError: The device does not report it.
     """
-    try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    except pynvml.NVMLError as error:
-        if library.code_of(error) not in library.UNAVAILABLE:
-            raise
-        return None
+    mode = library.optional(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if mode is None else bool(mode[0])
 
 
 def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: ANN401 - a handle is whatever pynvml gave
@@ -110,7 +105,9 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: A
     """
     found: list[Found] = []
     failed: list[Failed] = []
-    for slot in range(_slots(handle)):
+    # A GPU that fails to report its instances still has them: only "not offered" means none.
+    slots = library.optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle, absent=_NOT_OFFERED)
+    for slot in range(slots or 0):
         uuid = None
         try:
             one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
@@ -136,22 +133,14 @@ def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, 
     return f"{prefix}{instance_slices}g.{gigabytes}gb"
 
 
-def _slots(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
-    try:
-        return int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except pynvml.NVMLError as error:
-        _reraise_unless_not_offered(error)
-        return 0
-
-
 def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - handles are whatever pynvml gave
     old = _OLD_UUID.match(uuid)
     gpu_instance = int(old["gpu_instance"]) if old else int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     compute_instance = int(old["compute_instance"]) if old else int(pynvml.nvmlDeviceGetComputeInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
-    name = _name(handle)
-    _, separator, profile = name.rpartition(" MIG ")
+    name = library.optional(pynvml.nvmlDeviceGetName, handle)
+    _, separator, profile = str(name or "").rpartition(" MIG ")
     if not separator:
         profile = profile_name(
             compute_slices=compute_slices,
@@ -180,27 +169,8 @@ def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, 
     )
 
 
-def _name(handle: Any) -> str:  # noqa: ANN401 - a handle is whatever pynvml gave
-    try:
-        return str(pynvml.nvmlDeviceGetName(handle))
-    except pynvml.NVMLError as error:
-        if library.code_of(error) not in library.UNAVAILABLE:
-            raise
-        return ""
-
-
 def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:  # noqa: ANN401 - as _describe
     """Return a GPU instance's profile number and first memory slice; not every user is allowed to read them."""
-    try:
-        info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(parent, gpu_instance))
-    except pynvml.NVMLError as error:
-        if library.code_of(error) not in library.UNAVAILABLE:
-            raise
-        return None, None
-    return int(info.profileId), int(info.placement.start)
-
-
-def _reraise_unless_not_offered(error: pynvml.NVMLError) -> None:
-    """Raise an error again unless it means "not offered": a GPU that fails to report its instances still has them."""
-    if library.code_of(error) not in _NOT_OFFERED:
-        raise error
+    instance = library.optional(pynvml.nvmlDeviceGetGpuInstanceById, parent, gpu_instance)
+    info = None if instance is None else library.optional(pynvml.nvmlGpuInstanceGetInfo, instance)
+    return (None, None) if info is None else (int(info.profileId), int(info.placement.start))

@@ -281,11 +281,8 @@ class _Instance:
     def _memory(self, now: float) -> dict[Field, int | float]:
         if not self.has_memory or now < self._no_memory_before:
             return {}
-        try:
-            answer = memory(self.found.handle)
-        except pynvml.NVMLError as error:
-            if library.code_of(error) not in library.UNAVAILABLE:
-                raise
+        answer = library.optional(memory, self.found.handle)
+        if answer is None:
             self._no_memory_before = now + _RETRY_SECONDS
             return {}
         pairs = zip(MEMORY_FIELDS, answer, strict=True)
@@ -373,7 +370,9 @@ class Unit:
         try:
             self.gpu = self._facts.complete(self.gpu, now)
             self._note_memory(outcome.values)
-            values = {**self._own(outcome.values), **self._sampler.sample(now)}
+            # A call returns other values with a wanted field.
+            own = {field: value for field, value in outcome.values.items() if field in self._wanted.fields}
+            values = {**own, **self._sampler.sample(now)}
             poll = not 0 <= now - self._polled_at < _PROCESS_SECONDS
             if poll:
                 self._polled_at = now
@@ -400,17 +399,14 @@ class Unit:
 
     def close(self) -> None:
         """Free the driver's resources for this GPU; call it before the driver is shut down."""
-        self._sampler.close()
-        self._drop_instances()
+        for one in (self._sampler, *(one.sampler for one in self._instances)):
+            one.close()
+        self._instances = ()
 
     def _note_memory(self, values: Mapping[Field, int | float]) -> None:
         total = int(values.get(Field.FB_TOTAL, 0)) * _MIB
         if total and total != self.gpu.memory_total_bytes:
             self.gpu = replace(self.gpu, memory_total_bytes=total)
-
-    def _own(self, values: Mapping[Field, int | float]) -> dict[Field, int | float]:
-        """Drop values that were returned with a wanted field by the same call."""
-        return {field: value for field, value in values.items() if field in self._wanted.fields}
 
     def _down(self, state: DeviceState, code: int) -> GpuReading:
         for sampler in (self._sampler, *(one.sampler for one in self._instances)):
@@ -491,11 +487,6 @@ class Unit:
                 one.sampler.begin_again()
                 readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)
-
-    def _drop_instances(self) -> None:
-        for one in self._instances:
-            one.sampler.close()
-        self._instances = ()
 
     def _note_of_mig(self, error: pynvml.NVMLError) -> None:
         self._wanted.count(f"mig_{library.reason_of(library.code_unless_fatal(error))}")

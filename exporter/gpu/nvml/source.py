@@ -342,19 +342,8 @@ class NvmlSource:
         self._down.clear()
         self._failures.clear()
         self._count_at_open = pynvml.nvmlDeviceGetCount()
-        unreadable: dict[int, str] = {}
-        for index in sorted(set(range(self._count_at_open)) - self._left_out):
-            try:
-                with self._asking(index):
-                    self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
-            except SourceError as error:
-                unreadable[index] = error.reason
-            except pynvml.NVMLError as error:
-                if library.code_of(error) in library.DRIVER_GONE:
-                    raise
-                unreadable[index] = library.reason_of(library.code_of(error))
-        for reason in unreadable.values():
-            self._count(reason)
+        indexes = sorted(set(range(self._count_at_open)) - self._left_out)
+        unreadable = {index: reason for index in indexes if (reason := self._attach_at(index))}
         self._nameless = dict.fromkeys(unreadable, -1.0)
         for uuid, gpu in self._known.items():
             if uuid not in self._units:
@@ -385,6 +374,22 @@ class NvmlSource:
         finally:
             self._note_asked(None)
 
+    def _attach_at(self, index: int) -> str:
+        """Attach the GPU of an index; return the reason if it does not answer, which is counted."""
+        try:
+            with self._asking(index):
+                self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+        except SourceError as error:
+            reason = error.reason
+        except pynvml.NVMLError as error:
+            if library.code_of(error) in library.DRIVER_GONE:
+                raise
+            reason = library.reason_of(library.code_of(error))
+        else:
+            return ""
+        self._count(reason)
+        return reason
+
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
         """Attach one GPU; return False if it is not the expected one."""
         gpu = identity_of(handle, index)
@@ -406,16 +411,13 @@ class NvmlSource:
 
     def _read(self, uuid: str, now: float) -> GpuReading:
         with self._asking(self._known[uuid].index):
-            return self._ask(uuid, now)
-
-    def _ask(self, uuid: str, now: float) -> GpuReading:
-        if uuid not in self._units:
-            self._look_for(uuid, now)
-        unit = self._units.get(uuid)
-        if unit is None:
-            down = self._down[uuid]
-            return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
-        reading = unit.sample(now)
+            if uuid not in self._units:
+                self._look_for(uuid, now)
+            unit = self._units.get(uuid)
+            if unit is None:
+                down = self._down[uuid]
+                return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
+            reading = unit.sample(now)
         self._known[uuid] = unit.gpu
         if reading.state is DeviceState.LOST:
             self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
@@ -464,16 +466,7 @@ class NvmlSource:
                 del self._nameless[index]
                 continue
             self._nameless[index] = now + self._retry_seconds
-            try:
-                with self._asking(index):
-                    self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
-            except SourceError as error:
-                self._count(error.reason)
-            except pynvml.NVMLError as error:
-                if library.code_of(error) in library.DRIVER_GONE:
-                    raise
-                self._count(library.reason_of(library.code_of(error)))
-            else:
+            if not self._attach_at(index):
                 del self._nameless[index]
                 self._watch_events()
 
