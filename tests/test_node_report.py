@@ -238,7 +238,7 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 
 
 def agent(newest: Callable[[], Snapshot | None]) -> web.Application:
-    return create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=None)
+    return create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None)
 
 
 def answering(body: str, status: int = 200, server: str = "nginx") -> web.Application:

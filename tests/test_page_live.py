@@ -25,7 +25,7 @@ async def test_the_page_renews_itself_without_reloading_and_says_that_it_is_live
         asked.append(replace(first, node=f"picture-{len(asked)}"))
         return asked[-1]
 
-    app = create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=None)
+    app = create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -69,7 +69,7 @@ async def test_fifty_scrapers_at_once_get_one_rendering_and_one_compression() ->
         bodies.append(renderer.metrics(one, accept))
         return bodies[-1]
 
-    runner = web.AppRunner(create_app(snapshot=lambda: one, metrics=metrics, release=None), access_log=None)
+    runner = web.AppRunner(create_app(snapshot=lambda: one, metrics=metrics, release=lambda _: None), access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

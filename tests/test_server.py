@@ -60,7 +60,7 @@ async def test_the_page_links_to_the_cost_service_whose_address_is_given() -> No
     app = create_app(
         snapshot=lambda: page_support.snapshot(page_support.held(0, "train-0")),
         metrics=lambda _accept: Body(METRICS, "text/plain"),
-        release=None,
+        release=lambda _: None,
         cost_service_url="https://cost.example/gpu",
     )
     async with http_server(app) as port, asked(f"http://127.0.0.1:{port}", "/?fragment=1") as (_, body):
@@ -223,7 +223,7 @@ async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: py
     def broken() -> Snapshot:
         raise RuntimeError("boom")
 
-    app = create_app(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=None)
+    app = create_app(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None)
     async with http_server(app) as port:
         base = f"http://127.0.0.1:{port}"
         async with asked(base, "/") as (response, body):

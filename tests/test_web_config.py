@@ -92,7 +92,7 @@ async def served(path: Path, snapshot: Callable[[], Snapshot | None] = page_supp
     app = create_app(
         snapshot=snapshot,
         metrics=lambda _: Body(b"gpu_up 1\n", "text/plain"),
-        release=None,
+        release=lambda _: None,
     )
     async with http_server(app, access=access) as port:
         one = Served(port, access)
