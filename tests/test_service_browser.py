@@ -197,6 +197,16 @@ def test_a_page_draws_fits_every_window_and_asks_nobody_else(tab: Watched, path:
         assert faults_for_axe(page) == []
 
 
+@pytest.mark.parametrize(("path", "status"), [("/by/nobody", 404), ("/?window=nonsense", 400)])
+def test_a_page_that_says_what_is_wrong_can_be_used_by_everyone(tab: Watched, path: str, status: int) -> None:
+    answer = tab.page.goto(tab.home + path, wait_until="load")
+    assert answer is not None
+    assert answer.status == status
+    assert cut_at_any_width(tab.page) == []
+    assert faults_for_axe(tab.page) == []
+    tab.complaints.clear()  # the browser's own about the status
+
+
 def test_every_link_of_every_page_leads_to_a_page(service: Served) -> None:
     links: set[str] = set()
     for path in PAGES:
