@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml_support import read_yaml
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _FROM_NOTHING = re.compile(r"__name__|\babsent|\bvector\(|\btime\(\)|\bALERTS\b")
@@ -26,8 +27,9 @@ def relevant(path: Path, folder: Path) -> tuple[Path, ...]:
     Returns:
         One file for each set of rules.
     """
-    document: dict[str, Any] = _read(path)
-    groups = [group for name in document["rule_files"] for group in _read(path.parent / name)["groups"]]
+    document: dict[str, Any] = read_yaml(path.read_text(encoding="utf-8"))
+    files = [path.parent / name for name in document["rule_files"]]
+    groups = [group for file in files for group in read_yaml(file.read_text(encoding="utf-8"))["groups"]]
     rules: Sequence[_Rule] = [rule for group in groups for rule in group["rules"]]
     cases: dict[frozenset[int], list[Any]] = {}
     for case in document["tests"]:
@@ -45,12 +47,9 @@ def relevant(path: Path, folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def _read(path: Path) -> Any:  # noqa: ANN401 - YAML of any shape
-    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
-
-
 def _dump(path: Path, document: Any) -> None:  # noqa: ANN401 - YAML of any shape
-    path.write_text(yaml.dump(document, Dumper=yaml.CSafeDumper, allow_unicode=True), encoding="utf-8")
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    path.write_text(yaml.dump(document, Dumper=dumper, allow_unicode=True), encoding="utf-8")
 
 
 def _name(rule: _Rule) -> str:
