@@ -106,10 +106,12 @@ class OwnedNode:
         }
 
     def views(self, away: Sequence[tuple[float, float]] = ()) -> Iterator[OwnersView | None]:
-        """What is shown at each time; ``None`` while the agent is ``away``."""
-        windows, fed = Windows(), [ByState()] * len(self._held)
+        """What is shown at each time that the shape lasts; ``None`` while the agent is ``away``."""
+        windows, fed, fed_until = Windows(), [ByState()] * len(self._held), 0.0
         restarts = [end for end, lost in self.restarts if lost]
         for number, t in enumerate(self.times):
+            if t >= self.shape.lasts:
+                return
             if any(start <= t < end for start, end in away):
                 yield None
                 continue
@@ -118,11 +120,11 @@ class OwnedNode:
             known = t >= self.shape.metadata_from
             portions = []
             for index, held in enumerate(self._held):
-                owner = held.facts.owner if known else held.own
-                portion = held.portion(owner, fed[index], number)
-                if portion.interval_seconds:
-                    portions.append(portion)
-                fed[index] = held.seconds[number]
+                if held.pod.start < t and fed_until < held.pod.end:
+                    owner = held.facts.owner if known else held.own
+                    portions.append(held.portion(owner, fed[index], number))
+                    fed[index] = held.seconds[number]
+            fed_until = t
             windows.add(portions, t)
             views = self._devices(number, t, known=known)
             yield owners_view(views, windows.at(t), self._prices, {}, t)
@@ -228,7 +230,7 @@ class OwnedNode:
         ]
         since = track.last_busy(self.times, pod.start, BUSY_FROM)
         idle_for = [
-            None if track.at(t) is None else t - max(last, self.began(t, pod.start))
+            t - max(last, self.began(t, pod.start)) if pod.start <= t < pod.end and track.at(t) is not None else None
             for t, last in zip(self.times, since, strict=True)
         ]
         return _Held(
