@@ -14,7 +14,7 @@ _FROM_NOTHING = re.compile(r"__name__|\babsent|\bvector\(|\btime\(\)|\bALERTS\b"
 _Rule = Mapping[str, Any]
 
 
-def relevant(path: Path, folder: Path) -> tuple[Path, ...]:
+def relevant(path: Path, folder: Path, *, can_fail: bool = False) -> tuple[Path, ...]:
     """Write copies of a file of unit tests whose rules are those that its cases can notice.
 
     Every evaluation costs every rule, and most cases are about a few: those that lead from a series of the case to
@@ -23,6 +23,7 @@ def relevant(path: Path, folder: Path) -> tuple[Path, ...]:
     Args:
         path: Of the unit tests, in the form of promtool.
         folder: Where to write the copies and their rules.
+        can_fail: Keep each rule that reads a series of the case, asked for or not: evaluating it can fail.
 
     Returns:
         One file for each set of rules.
@@ -33,7 +34,8 @@ def relevant(path: Path, folder: Path) -> tuple[Path, ...]:
     rules: Sequence[_Rule] = [rule for group in groups for rule in group["rules"]]
     cases: dict[frozenset[int], list[Any]] = {}
     for case in document["tests"]:
-        cases.setdefault(_alive(rules, case) & _asked(rules, case), []).append(case)
+        alive = _alive(rules, case)
+        cases.setdefault(alive if can_fail else alive & _asked(rules, case), []).append(case)
     written = []
     for number, (kept, some) in enumerate(cases.items()):
         ours = {id(rule) for index, rule in enumerate(rules) if index in kept}
