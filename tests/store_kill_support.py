@@ -15,9 +15,8 @@ from pathlib import Path
 from store_support import D1, Known, chunk, day_ledger
 
 from exporter.cost.ledger import DAY_SECONDS
-from exporter.cost.store import DayStore
+from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window
 from exporter.cost.store_ledger import StoreLedger, close_due_days
-from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 
 NODES, OWNERS = 12, 6
 LONGEST_WAIT_SECONDS = 0.2
@@ -38,7 +37,7 @@ def end_of(days: int) -> float:
 
 def work(path: Path, log: int) -> None:
     """Close the next days, then some of them again, until killed; each is logged when it is told to be on the disk."""
-    with DayStore.open(path, write=True) as store:
+    with DayStore(path).writing(0.0) as store:
         while True:
             done = len(store.closed_days())
             wanted = done + DAYS_A_ROUND
@@ -61,7 +60,7 @@ def work(path: Path, log: int) -> None:
 def judge(path: Path, told: dict[int, int], newest: int) -> tuple[int, int, list[str]]:
     """Days, versions, and what is wrong with them; the lines are held against the truth of the ``newest`` days."""
     problems: list[str] = []
-    with DayStore.open(path, write=True) as store:
+    with DayStore(path).writing(0.0) as store:
         problems += store.check()
         known = store.closed_days()
         versions = 0

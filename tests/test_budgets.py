@@ -10,7 +10,7 @@ from store_support import Known
 
 from exporter.cost.budgets import Budget, BudgetState, load, parse, standings
 from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window, period_at
-from exporter.cost.store_schema import day_window
+from exporter.cost.store import day_window
 from exporter.errors import ConfigError
 from exporter.model import ByState
 from exporter.service.data import Book, BookSources

@@ -9,9 +9,8 @@ import pytest
 from store_support import D1, D2, D3, D4, NOW, Known, chunk
 
 from exporter.cost.ledger import DAY_SECONDS, Window
-from exporter.cost.store import DayStore
-from exporter.cost.store_ledger import CombinedLedger, StoreLedger, close_due_days, due_days, oldest_day
-from exporter.cost.store_schema import ALL_OF_A_DAY
+from exporter.cost.store import ALL_OF_A_DAY, DayStore
+from exporter.cost.store_ledger import StoreLedger, close_due_days, due_days, oldest_day
 from exporter.errors import PrometheusError, StoreError
 from exporter.service.refresh import Keeping
 
@@ -25,7 +24,7 @@ def three_days() -> Known:
 def test_every_day_that_is_over_is_closed_in_order_from_the_oldest_there_is(tmp_path: Path) -> None:
     source = three_days()
     told: list[tuple[int, int]] = []
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         closing = asyncio.run(
             close_due_days(store, source, NOW, by="ann", progress=lambda p: told.append((p.done, p.total)))
         )
@@ -38,7 +37,7 @@ def test_every_day_that_is_over_is_closed_in_order_from_the_oldest_there_is(tmp_
 
 
 def test_a_day_is_due_two_hours_after_its_end(tmp_path: Path) -> None:
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         early = asyncio.run(due_days(store, three_days(), D4 + 2 * 3600 - 1.0, from_day=D3))
         late = asyncio.run(due_days(store, three_days(), D4 + 2 * 3600.0, from_day=D3))
     assert (early, late) == ((), (D3,))
@@ -47,7 +46,7 @@ def test_a_day_is_due_two_hours_after_its_end(tmp_path: Path) -> None:
 def test_one_days_failure_stops_that_day_only_and_is_made_good_later(tmp_path: Path) -> None:
     source = three_days()
     source.failing = {D2}
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         closing = asyncio.run(close_due_days(store, source, NOW))
         assert closing.closed == (D1, D3)
         (left,) = closing.left
@@ -59,21 +58,21 @@ def test_one_days_failure_stops_that_day_only_and_is_made_good_later(tmp_path: P
 
 def test_a_prometheus_that_is_down_costs_nothing_that_is_there(tmp_path: Path) -> None:
     source = three_days()
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, D3 + 3 * 3600.0))
         source.down = True
         closing = asyncio.run(close_due_days(store, source, NOW))
         assert closing.closed == ()
         assert [left.reason for left in closing.left] == ["prometheus: cannot connect; start it"]
         assert len(store.closed_days()) == 2
-    with DayStore.open(tmp_path / "empty", write=True) as store, pytest.raises(PrometheusError):
+    with DayStore(tmp_path / "empty").writing(0.0) as store, pytest.raises(PrometheusError):
         asyncio.run(close_due_days(store, source, NOW))
 
 
 def test_missing_hours_wait_two_days_and_then_for_a_word(tmp_path: Path) -> None:
     source = Known({D1: chunk(D1, hours=23), D2: chunk(D2)})
     soon, later = D2 + 47 * 3600.0, D2 + 48 * 3600.0
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         for now, accept in ((soon, True), (later, False)):
             closing = asyncio.run(close_due_days(store, source, now, from_day=D1, accept_gaps=accept))
             assert D1 not in closing.closed
@@ -97,7 +96,7 @@ def test_the_service_counts_days_that_cannot_be_closed_and_not_those_that_wait_f
 
 def test_hours_that_came_late_are_in_the_day(tmp_path: Path) -> None:
     source = Known({D1: chunk(D1, hours=20)})
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         assert asyncio.run(close_due_days(store, source, D2 + 3 * 3600.0)).closed == ()
         source.days[D1] = chunk(D1)
         assert asyncio.run(close_due_days(store, source, D2 + 9 * 3600.0)).closed == (D1,)
@@ -106,7 +105,7 @@ def test_hours_that_came_late_are_in_the_day(tmp_path: Path) -> None:
 def test_a_day_without_any_hour_is_never_closed_as_empty(tmp_path: Path) -> None:
     source = three_days()
     del source.days[D2]
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         closing = asyncio.run(close_due_days(store, source, D4 + 9 * DAY_SECONDS, accept_gaps=True))
         assert closing.closed == (D1, D3)
         assert "there is nothing to close" in next(left.reason for left in closing.left if left.day_seconds == D2)
@@ -114,7 +113,7 @@ def test_a_day_without_any_hour_is_never_closed_as_empty(tmp_path: Path) -> None
 
 def test_a_reopened_day_is_read_anew(tmp_path: Path) -> None:
     source = three_days()
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, NOW))
         store.reopen(D1, reason="late prices", by="ann", now=NOW)
         source.days[D1] = chunk(D1, seed=7)
@@ -127,20 +126,20 @@ def test_a_reopened_day_is_read_anew(tmp_path: Path) -> None:
 
 def test_data_that_prometheus_lost_later_changes_no_closed_day(tmp_path: Path) -> None:
     source = three_days()
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, NOW))
         store.reopen(D1, reason="a wrong word", by="ann", now=NOW)
         source.days = {D1: dataclasses.replace(chunk(D1, seed=3), recorded_hours={"east": 5, "west": 5})}
         closing = asyncio.run(close_due_days(store, source, NOW + 9 * DAY_SECONDS, accept_gaps=True, from_day=D1))
         assert closing.closed == ()
         assert "5 hours of cluster 'east' are there now, the closed day has 24" in closing.left[0].reason
-        combined = CombinedLedger(StoreLedger(store), source)
+        combined = StoreLedger(store, source)
         ledger = asyncio.run(combined.ledger(Window(start_seconds=D1, end_seconds=D4), ALL_OF_A_DAY))
         assert [dict(found.lines) for found in ledger.chunks] == [dict(chunk(day).lines) for day in (D1, D2, D3)]
 
 
 def test_a_store_that_knows_the_future_closes_nothing(tmp_path: Path) -> None:
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, three_days(), NOW))
         with pytest.raises(StoreError, match="2026-09-06 is closed, and by this clock not over: set the clock"):
             asyncio.run(close_due_days(store, three_days(), D3 + 1.0))
@@ -168,13 +167,13 @@ def test_a_day_without_a_cluster_that_was_there_before_waits_two_days_for_it(tmp
             recorded_hours={"east": 24},
         )
     soon, later = D3 + 3 * 3600.0, D3 + 48 * 3600.0
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         closing = asyncio.run(close_due_days(store, source, soon, accept_gaps=True))
         assert closing.closed == (D1,)
         assert [left.waits for left in closing.left] == [True]
         assert "no hour of cluster 'west' was recorded" in closing.left[0].reason
         assert asyncio.run(close_due_days(store, source, later, accept_gaps=True)).closed == (D2, D3)
-    with DayStore.open(tmp_path / "other", write=True) as store:
+    with DayStore(tmp_path / "other").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, D2 + 3 * 3600.0))
         source.days[D2] = whole
         assert asyncio.run(close_due_days(store, source, soon)).closed == (D2,)

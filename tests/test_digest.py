@@ -530,7 +530,7 @@ async def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
     path = tmp_path / "days.sqlite"
     start = start_of(digest.parse_week("2026-W38", NOW))
     async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
-        with DayStore.open(path, write=True) as store:
+        with DayStore(path).writing(0.0) as store:
             await close_due_days(
                 store, PrometheusLedger(client), END_SECONDS, from_day=start - WEEK_SECONDS, accept_gaps=True
             )

@@ -15,8 +15,7 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import DAY_SECONDS, Window
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.store import DayStore
-from exporter.cost.store_schema import ALL_OF_A_DAY
+from exporter.cost.store import ALL_OF_A_DAY, DayStore
 from gpu_simulator.fleet import FleetTruth
 
 START, END = 1_788_566_400, 1_788_825_600  # 2026-09-05 to 2026-09-08
@@ -90,7 +89,7 @@ def test_the_store_of_closed_days_gives_the_same_export(
                 day = Window(start_seconds=start, end_seconds=start + DAY_SECONDS)
                 into.close_day(await PrometheusLedger(client).ledger(day, ALL_OF_A_DAY), now=float(END))
 
-    with DayStore.open(store, write=True, now=float(END)) as opened:
+    with DayStore(store).writing(float(END)) as opened:
         asyncio.run(fill(opened))
     stored = tmp_path / "stored.csv"
     arguments = ["--store", str(store), "--window", WINDOW]

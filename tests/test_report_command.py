@@ -30,8 +30,7 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import DAY_SECONDS, Window, pairs
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.store import DayStore
-from exporter.cost.store_schema import ALL_OF_A_DAY
+from exporter.cost.store import ALL_OF_A_DAY, DayStore
 
 FIRST, LAST = "2026-09-10", "2026-09-15"
 WINDOW = f"{FIRST}..{LAST}"
@@ -340,7 +339,7 @@ def fill(store: Path, url: str, days: int) -> None:
                 ledger = await PrometheusLedger(client).ledger(day, ALL_OF_A_DAY)
                 opened.close_day(ledger, now=float(END))
 
-    with DayStore.open(store, write=True, now=float(END)) as opened:
+    with DayStore(store).writing(float(END)) as opened:
         asyncio.run(read())
 
 

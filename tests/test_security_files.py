@@ -19,6 +19,7 @@ from test_store import closed
 from exporter.accounting.state_file import StateFile
 from exporter.cost import agent_client
 from exporter.cost.store import DayStore
+from exporter.cost.store_file import changing
 from exporter.errors import ExporterError, StateError, StoreError
 
 SECRET = "PLANTED-environment"  # noqa: S105 - to be looked for
@@ -69,9 +70,11 @@ def _content_of_an_agents_state(state: Path, temporary: Path) -> str:
 
 
 def test_whatever_the_umask_is_a_store_is_its_owners(tmp_path: Path) -> None:
-    with umask(0), closed(tmp_path / "days.sqlite", chunk(D1)):
+    path = tmp_path / "days.sqlite"
+    with umask(0), closed(path, chunk(D1)), changing(path):
+        assert set(modes(tmp_path)) > {"days.sqlite", "days.sqlite.lock"}
         assert set(modes(tmp_path).values()) == {"0o600"}, "its log and its lock as well"
-    with umask(0), pytest.raises(StoreError), DayStore.open(tmp_path / "none" / "days", write=True, now=NOW):
+    with umask(0), pytest.raises(StoreError), DayStore(tmp_path / "none" / "days").writing(NOW):
         pass
 
 
@@ -85,7 +88,7 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) ->
     file.save({"a": 1})
     assert file.load() == {"a": 1}
     assert not (state / "ledger.json").is_symlink()
-    with pytest.raises(StoreError, match="cannot write"), DayStore.open(state / "days.sqlite", write=True, now=NOW):
+    with pytest.raises(StoreError, match="cannot write"), DayStore(state / "days.sqlite").writing(NOW):
         pass
     assert victim.read_text() == "untouched"
 

@@ -348,7 +348,7 @@ async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(live: Fl
         after = await site.json("/api/v1/report?window=2026-09-19&by=team")
         assert after["engine"] == "store of closed days"
         assert after["total"]["allocated_seconds"] == pytest.approx(before["total"]["allocated_seconds"], rel=1e-12)
-    assert len(DayStore.open(store, write=False).closed_days()) == 3
+    assert len(DayStore(store).closed_days()) == 3
 
 
 async def test_labels_that_owners_have_are_offered_after_a_round(live: FleetServer) -> None:

@@ -81,7 +81,8 @@ def test_it_serves_until_it_is_told_to_end_and_then_ends_within_two_seconds(
         assert process.wait(10) == 0, log.read_text()
         assert time.monotonic() - began < 2
     assert "ending" in log.read_text()
-    DayStore.open(store, write=True, now=time.time()).close()
+    with DayStore(store).writing(time.time()):
+        pass
 
 
 def test_it_ends_as_fast_while_prometheus_leaves_it_waiting(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -14,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_support import D1, D2, D3, FACTS, NOW, Known, assert_lines, chunk, day_ledger, same, summed
 
-from exporter.cost import store as door
-from exporter.cost import store_schema
+from exporter.cost import store_file
 from exporter.cost.ledger import DAY_SECONDS, Chunk, Dimension, Failure, Figures, Filters, LineKey, Window
-from exporter.cost.store import DayStore
-from exporter.cost.store_ledger import CombinedLedger, StoreLedger
-from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
+from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window
+from exporter.cost.store_ledger import StoreLedger
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import ByState
 
@@ -27,11 +26,24 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")
 
 
-def closed(path: Path, *days: Chunk) -> DayStore:
-    store = DayStore.open(path, write=True, now=NOW)
-    for day in days:
-        store.close_day(day_ledger(day), now=NOW, by="ann@host")
-    return store
+@contextmanager
+def closed(path: Path, *days: Chunk) -> Iterator[DayStore]:
+    with DayStore(path).writing(NOW) as store:
+        for day in days:
+            store.close_day(day_ledger(day), now=NOW, by="ann@host")
+        yield store
+
+
+def close_days(path: Path, *days: Chunk) -> DayStore:
+    with closed(path, *days) as store:
+        return store
+
+
+def use(path: Path, *, write: bool) -> None:
+    if write:
+        close_days(path)
+    else:
+        DayStore(path).closed_days()
 
 
 def test_a_closed_day_is_read_as_it_was_closed(tmp_path: Path) -> None:
@@ -94,10 +106,9 @@ def test_sums_by_any_dimensions_and_filters_are_those_of_the_lines(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "sums"
     if not path.exists():
-        closed(path, chunk(D1), chunk(D2)).close()
+        close_days(path, chunk(D1), chunk(D2))
     filters = Filters(wanted=wanted)
-    with DayStore.open(path, write=False) as store:
-        ledger = asyncio.run(StoreLedger(store).ledger(WHOLE, dimensions, filters))
+    ledger = asyncio.run(StoreLedger(DayStore(path)).ledger(WHOLE, dimensions, filters))
     for found, day in zip(ledger.chunks, (chunk(D1), chunk(D2)), strict=True):
         assert_lines(found.lines, summed(day.lines, dimensions, filters))
         assert found.capacity_seconds == day.capacity_seconds
@@ -120,7 +131,7 @@ def test_labels_of_any_text_come_back_as_they_were(tmp_path: Path) -> None:
 def test_text_that_is_no_unicode_is_refused_and_the_day_stays_open(tmp_path: Path) -> None:
     day = chunk(D1)
     bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="\ud800"): Figures(seconds=ByState(idle=1.0))})
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         with pytest.raises(StoreError, match="no valid Unicode"):
             store.close_day(day_ledger(bad), now=NOW)
         assert (store.closed_days(), store.check()) == ((), ())
@@ -168,12 +179,12 @@ def summed_all(day: Chunk) -> dict[LineKey, Figures]:
     [(23, "23 of its 24 hours of cluster 'east' were recorded"), (0, "there is nothing to close")],
 )
 def test_a_day_with_gaps_is_not_closed_unasked(tmp_path: Path, hours: int, problem: str) -> None:
-    with DayStore.open(tmp_path / "store", write=True) as store, pytest.raises(StoreError, match=problem):
+    with DayStore(tmp_path / "store").writing(0.0) as store, pytest.raises(StoreError, match=problem):
         store.close_day(day_ledger(chunk(D1, hours=hours)), now=NOW, accept_gaps=not hours)
 
 
 def test_accepted_gaps_stay_visible(tmp_path: Path) -> None:
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         store.close_day(day_ledger(chunk(D1, hours=23)), now=NOW, accept_gaps=True)
         (day,) = store.closed_days()
         ledger = asyncio.run(StoreLedger(store).ledger(day_window(D1), frozenset()))
@@ -196,7 +207,7 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
     day = day_ledger(chunk(D1))
     failure = Failure(window=day.window, what='workload:gpu_ledger:delta1h{quantity="cost"}', reason="no answer")
     half = Window(start_seconds=D1, end_seconds=D1 + 3600)
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         with pytest.raises(StoreError, match="only whole UTC days"):
             store.close_day(dataclasses.replace(day, window=half), now=NOW)
         with pytest.raises(StoreError, match="only whole UTC days"):
@@ -219,7 +230,7 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
 def test_a_number_that_no_ledger_has_is_refused(tmp_path: Path, line: Figures) -> None:
     day = chunk(D1)
     bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="a", kind="Job", workload="w"): line})
-    with DayStore.open(tmp_path / "store", write=True) as store:
+    with DayStore(tmp_path / "store").writing(0.0) as store:
         with pytest.raises(StoreError, match="a/Job/w has a figure that is negative or no number"):
             store.close_day(day_ledger(bad), now=NOW)
         assert store.closed_days() == ()
@@ -232,15 +243,12 @@ def test_a_clock_that_went_back_closes_nothing(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_told_who_writes_and_readers_need_not_wait(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with closed(path, chunk(D1)) as store:
+    with closed(path, chunk(D1)):
         with pytest.raises(StoreError, match=f"is being written by process {os.getpid()} on .* since 2026-09-07T05"):
-            DayStore.open(path, write=True)
-        with store._transaction(), DayStore.open(path, write=False) as reader:  # a transaction that is under way
-            assert len(reader.closed_days()) == 1
-            with pytest.raises(StoreError, match="opened to read"):
-                reader.reopen(D1, reason="x", by="", now=NOW)
-    with DayStore.open(path, write=True):
-        pass
+            use(path, write=True)
+        with store_file.changing(path):  # a transaction that is under way
+            assert len(DayStore(path).closed_days()) == 1
+    use(path, write=True)
 
 
 def test_readers_in_threads_see_whole_days_while_days_are_closed(tmp_path: Path) -> None:
@@ -251,8 +259,7 @@ def test_readers_in_threads_see_whole_days_while_days_are_closed(tmp_path: Path)
 
     def read() -> None:
         while not done:
-            with DayStore.open(path, write=False) as reader:
-                found = asyncio.run(StoreLedger(reader).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0]
+            found = asyncio.run(StoreLedger(DayStore(path)).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0]
             truth = versions.get(tuple(sorted(found.lines)))
             if truth is None or truth.lines != found.lines or truth.capacity_seconds != found.capacity_seconds:
                 problems.append("a mixture of versions")
@@ -269,10 +276,10 @@ def test_readers_in_threads_see_whole_days_while_days_are_closed(tmp_path: Path)
     assert problems == []
 
 
-def test_days_beyond_what_is_kept_are_deleted_and_named(tmp_path: Path) -> None:
+def test_days_beyond_what_is_kept_are_deleted(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1), chunk(D2), chunk(D3)) as store:
         store.close_day(day_ledger(chunk(D1, seed=5)), now=NOW, reason="again")
-        assert store.forget(D3) == ("2026-09-04", "2026-09-05")
+        store.forget(D3)
         store.shrink()
         assert [day.window.start_seconds for day in store.closed_days()] == [D3]
         assert (store.restatements(D1), store.check()) == ((), ())
@@ -293,87 +300,94 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
         content = path.read_bytes()
         for write in (False, True):
             with pytest.raises(StoreError, match=words):
-                DayStore.open(path, write=write)
+                use(path, write=write)
         assert path.read_bytes() == content
 
 
 def test_a_store_that_is_not_there_is_told_with_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no .*/store; make it with: gpu-cost-exporter store backfill"):
-        DayStore.open(tmp_path / "store", write=False)
+        use(tmp_path / "store", write=False)
     with pytest.raises(StoreError, match="see that the directory is there"):
-        DayStore.open(tmp_path / "none" / "store", write=True)
+        use(tmp_path / "none" / "store", write=True)
 
 
 def test_a_damaged_store_is_set_aside_and_a_new_one_can_be_started(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    closed(path, chunk(D1)).close()
+    close_days(path, chunk(D1))
     content = bytearray(path.read_bytes())
     content[5000:9000] = b"\xff" * 4000
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"is damaged \(.*\); kept as store.damaged-1. Put a backup in its place"):
-        DayStore.open(path, write=True)
+        use(path, write=True)
     assert (tmp_path / "store.damaged-1").read_bytes() == content
-    with DayStore.open(path, write=True) as store:
+    with DayStore(path).writing(0.0) as store:
         assert store.closed_days() == ()
 
 
 def test_check_finds_a_line_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    closed(path, chunk(D1)).close()
+    close_days(path, chunk(D1))
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM lines WHERE idle = (SELECT max(idle) FROM lines)")
     connection.close()
-    with DayStore.open(path, write=False) as store:
-        (problem,) = store.check()
+    (problem,) = DayStore(path).check()
     assert problem.startswith("2026-09-04, version 1: ")
 
 
 def test_a_newer_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    closed(path, chunk(D1)).close()
+    close_days(path, chunk(D1))
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     for write in (False, True):
         with pytest.raises(StoreError, match="is of version 99, this program knows 3: use the program that wrote it"):
-            DayStore.open(path, write=write)
+            use(path, write=write)
 
 
-def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(tmp_path: Path) -> None:
+def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "store"
-    connection = door.connect_to_write(path, store_schema.STEPS[:1])
-    connection.execute("INSERT INTO owners VALUES (7, 'ml', 'Job', 'train', 'red')")
-    connection.close()
+    with monkeypatch.context() as older:
+        older.setattr(store_file, "STEPS", store_file.STEPS[:1])
+        use(path, write=True)
+        with store_file.changing(path) as connection:
+            connection.execute("INSERT INTO owners VALUES (7, 'ml', 'Job', 'train', 'red')")
     with pytest.raises(
         StoreError, match=r"is of version 1, this program reads 3; bring it there with: .* store vacuum"
     ):
-        DayStore.open(path, write=False)
-    closed(path, chunk(D1)).close()
+        use(path, write=False)
+    close_days(path, chunk(D1))
     with sqlite3.connect(path) as changed:
         assert changed.execute("SELECT * FROM owners WHERE id = 7").fetchall() == [(7, "ml", "Job", "train", "red", "")]
         assert changed.execute("PRAGMA foreign_key_check").fetchall() == []
     changed.close()
 
 
-def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tmp_path: Path) -> None:
+def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "store"
-    closed(path, chunk(D1)).close()
-    broken = (*store_schema.STEPS, "CREATE TABLE later (a INTEGER); INSERT INTO nowhere VALUES (1)")
-    with pytest.raises(StoreError, match="nowhere"):
-        door.connect_to_write(path, broken)
-    with DayStore.open(path, write=False) as store:
-        assert len(store.closed_days()) == 1
-    connection = door.connect_to_write(path, (*store_schema.STEPS, "ALTER TABLE versions ADD COLUMN later INTEGER"))
-    assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (len(store_schema.STEPS) + 1,)
-    connection.close()
+    close_days(path, chunk(D1))
+    steps = store_file.STEPS
+    with monkeypatch.context() as broken:
+        broken.setattr(store_file, "STEPS", (*steps, "CREATE TABLE later (a INTEGER); INSERT INTO nowhere VALUES (1)"))
+        with pytest.raises(StoreError, match="nowhere"):
+            use(path, write=True)
+    assert len(DayStore(path).closed_days()) == 1
+    monkeypatch.setattr(store_file, "STEPS", (*steps, "ALTER TABLE versions ADD COLUMN later INTEGER"))
+    use(path, write=True)
+    with store_file.reading(path) as connection:
+        assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(steps) + 1,)
 
 
 def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript((FIXTURES / "store-1.sql").read_text())
-    with DayStore.open(path, write=True) as store:
+    with DayStore(path).writing(0.0) as store:
         assert [(day.window.start_seconds, day.version, day.reopened) for day in store.closed_days()] == [
             (D1, 2, ""),
             (D2, 1, "late hours"),
@@ -396,7 +410,7 @@ def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: P
 def test_the_combined_ledger_takes_closed_days_from_the_store_and_the_rest_from_prometheus(tmp_path: Path) -> None:
     changed = Known({D1: chunk(D1, seed=9), D2: chunk(D2), D3: chunk(D3)})
     with closed(tmp_path / "store", chunk(D1), chunk(D3)) as store:
-        combined = CombinedLedger(StoreLedger(store), changed)
+        combined = StoreLedger(store, changed)
         window = Window(start_seconds=D1, end_seconds=D3 + DAY_SECONDS + 3600, label="4d")
         ledger = asyncio.run(combined.ledger(window, frozenset({"namespace"})))
     assert [(c.window.start_seconds, c.closed) for c in ledger.chunks] == [
@@ -414,7 +428,7 @@ def test_the_combined_ledger_takes_closed_days_from_the_store_and_the_rest_from_
 def test_where_prometheus_is_down_closed_days_are_there_and_the_rest_is_told(tmp_path: Path) -> None:
     down = Known({}, down=True)
     with closed(tmp_path / "store", chunk(D1)) as store:
-        combined = CombinedLedger(StoreLedger(store), down)
+        combined = StoreLedger(store, down)
         ledger = asyncio.run(combined.ledger(WHOLE, frozenset()))
         with pytest.raises(PrometheusError):
             asyncio.run(combined.ledger(day_window(D2), frozenset()))
@@ -434,11 +448,11 @@ def test_the_store_alone_tells_which_days_it_has_not(tmp_path: Path) -> None:
 
 def test_reading_needs_no_write_access_of_its_own_process(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    closed(path, chunk(D1)).close()
+    close_days(path, chunk(D1))
     code = (
         "import sys; from pathlib import Path; from exporter.cost.store import DayStore;"
-        "print(len(DayStore.open(Path(sys.argv[1]), write=False).closed_days()))"
+        "print(len(DayStore(Path(sys.argv[1])).closed_days()))"
     )
-    with DayStore.open(path, write=True):
+    with DayStore(path).writing(0.0):
         done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

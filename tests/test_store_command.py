@@ -11,16 +11,15 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import Dimension, FleetLedger, Window, parse_window
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.store import DayStore
+from exporter.cost.store import ALL_OF_A_DAY, DayStore
 from exporter.cost.store_ledger import StoreLedger
-from exporter.cost.store_schema import ALL_OF_A_DAY
 from gpu_simulator.fleet_plan import FleetPlan
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     path = tmp_path / "days.sqlite"
-    with DayStore.open(path, write=True, now=NOW) as made:
+    with DayStore(path).writing(NOW) as made:
         for day in (chunk(D1, nodes=30, owners=10), chunk(D3, nodes=30, owners=10)):
             made.close_day(day_ledger(day), now=NOW, by="ann@host")
     return path
@@ -47,7 +46,7 @@ def test_closed_days_are_listed_with_what_is_missing_between_them(
 
 def test_a_day_is_reopened_while_another_process_closes_days(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("reopen", "2026-09-04", "--store", str(store), "--reason", "late \x1b[31mprices")
-    with DayStore.open(store, write=True):
+    with DayStore(store).writing(0.0):
         assert run(*words) == 0
         assert "2026-09-04 reopened: serve or store backfill closes it again" in capsys.readouterr().out
     assert run("list", "--store", str(store)) == 0
@@ -55,7 +54,7 @@ def test_a_day_is_reopened_while_another_process_closes_days(store: Path, capsys
 
 
 def test_the_history_of_a_day_tells_when_by_whom_and_why(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with DayStore.open(store, write=True) as opened:
+    with DayStore(store).writing(0.0) as opened:
         opened.close_day(day_ledger(chunk(D1, seed=1)), now=NOW + 60, by="bob", reason="wrong price")
     assert run("history", "2026-09-04", "--store", str(store)) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -70,12 +69,12 @@ def test_the_history_of_a_day_tells_when_by_whom_and_why(store: Path, capsys: py
 def test_old_days_are_deleted_only_when_told_twice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prune", "--store", str(store), "--keep", "1d") == 0
     assert "2 days older, 2026-09-04 to 2026-09-06: would be deleted; add --yes" in capsys.readouterr().out
-    assert len(DayStore.open(store, write=False).closed_days()) == 2
+    assert len(DayStore(store).closed_days()) == 2
     assert run("prune", "--store", str(store), "--keep", "90y", "--yes") == 0
     assert "no day is older than" in capsys.readouterr().out
     assert run("prune", "--store", str(store), "--keep", "1d", "--yes") == 0
     assert "2 days older, 2026-09-04 to 2026-09-06: deleted" in capsys.readouterr().out
-    assert DayStore.open(store, write=False).closed_days() == ()
+    assert DayStore(store).closed_days() == ()
     assert run("vacuum", "--store", str(store)) == 0
     before, after = (int(word) for word in capsys.readouterr().out.split() if word.isdecimal())
     assert after < before
@@ -126,7 +125,7 @@ def test_a_prometheus_that_is_down_is_told_and_the_store_stays_as_it_was(
     assert "127.0.0.1" in capsys.readouterr().err
     assert run("backfill", "--store", str(store), "--from", "2026-09-05", *down) == 3
     assert "no day closed" in capsys.readouterr().out
-    assert [day.window.start_seconds for day in DayStore.open(store, write=False).closed_days()] == [D1, D3]
+    assert [day.window.start_seconds for day in DayStore(store).closed_days()] == [D1, D3]
 
 
 def test_a_prometheus_that_never_had_a_ledger_is_told_and_not_taken_for_one_whose_days_are_all_closed(
@@ -146,7 +145,7 @@ def test_days_are_closed_from_a_real_prometheus_and_say_what_it_says(
 ) -> None:
     path = tmp_path / "days.sqlite"
     words = ("--store", str(path), "--prometheus", fleet_prometheus.url)
-    with DayStore.open(path, write=True):
+    with DayStore(path).writing(0.0):
         pass
     assert run("close", "2026-09-18", *words) == 0
     assert run("close", "2026-09-19", *words) == 0
@@ -174,4 +173,4 @@ async def both(
     """What the store and what Prometheus says."""
     async with PrometheusClient(PrometheusSettings(url=url)) as client:
         asked = await PrometheusLedger(client).ledger(window, dimensions)
-    return await StoreLedger(DayStore.open(path, write=False)).ledger(window, dimensions), asked
+    return await StoreLedger(DayStore(path)).ledger(window, dimensions), asked

@@ -59,7 +59,7 @@ from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.cost.report import Trust, compared, dimensions_of, filter_words, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
-from exporter.cost.store_ledger import CombinedLedger, StoreLedger
+from exporter.cost.store_ledger import StoreLedger
 from exporter.errors import ConfigError, ExporterError, expected
 from exporter.model.formatting import percent_down
 
@@ -355,13 +355,11 @@ async def _read(
         ExporterError: Nothing can be read.
     """
     async with AsyncExitStack() as stack:
-        asked = stored = None
+        rest = None
         if prometheus is not None:
             client = await stack.enter_async_context(PrometheusClient(prometheus))
-            asked = PrometheusLedger(client, by_day=by_day)
-        if store is not None:
-            stored = StoreLedger(stack.enter_context(DayStore.open(store, write=False)))
-        source = CombinedLedger(stored, asked) if stored and asked else stored or asked
+            rest = PrometheusLedger(client, by_day=by_day)
+        source = rest if store is None else StoreLedger(DayStore(store), rest)
         assert source is not None  # noqa: S101 - the options say that one of the two is there
         bar = stack.enter_context(ProgressBar("Reading"))
         return await source.ledger(window, dimensions, filters, bar.show)

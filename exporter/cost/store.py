@@ -1,278 +1,117 @@
 """Stores closed days in SQLite: each day as it was recorded, replaced only with a reason."""
 
-import os
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from operator import itemgetter
 from pathlib import Path
-from threading import Lock
+from sqlite3 import Connection
 from typing import Self
-from urllib.parse import quote
 
-from exporter.cost import store_schema
-from exporter.cost.ledger import DAY_SECONDS, Chunk, Filters, FleetLedger, total_of
-from exporter.cost.store_schema import (
-    ALL_OF_A_DAY,
-    APPLICATION_ID,
-    HOURS_OF_A_DAY,
-    STEPS,
-    ClosedDay,
-    DayVersion,
-    capacity_of,
-    day_window,
-    is_day,
-    refuse_nonsense,
-    sums,
-    upgrade,
-    write_version,
+from exporter.cost import store_file
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Failure,
+    Figures,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+    chunks,
+    pairs,
+    total_of,
 )
+from exporter.cost.store_file import changing, reading
 from exporter.errors import StoreError
-from exporter.model import ByState
+from exporter.model import NO_SECONDS, ByState, NodeFacts
 from exporter.model.formatting import day as day_name
 
-BUSY_SECONDS = 10.0
-"""How long a question waits for another process' short lock: at a checkpoint, at a migration."""
-_MAGIC = b"SQLite format 3\0"
-_ID_AT = 68
-"""Where the header has the application's id."""
-_WAL_BYTES = 64 << 20
-"""What is left of the log after a large day."""
-_REASONS = {
-    "SQLITE_FULL": ("disk_full", "the disk is full: free space there; what was stored before is unharmed"),
-    "SQLITE_READONLY": ("read_only", "not writable: give this user the right to write the file and its directory"),
-    "SQLITE_CANTOPEN": ("unreadable", "cannot be opened: see that its directory is there, and writable for this user"),
-    "SQLITE_PERM": ("unreadable", "no permission: give this user the right to read the file"),
-    "SQLITE_BUSY": ("busy", "another program has it locked: end that one, or try again"),
-    "SQLITE_LOCKED": ("busy", "another program has it locked: end that one, or try again"),
-    "SQLITE_CORRUPT": ("damaged", "damaged; see what is wrong with: gpu-cost-exporter store check"),
-    "SQLITE_NOTADB": ("not_a_store", "no store and no database at all; name another file"),
-    "SQLITE_IOERR": ("unreadable", "the disk cannot be read or written: look at the machine's log"),
-}
-
-
-@contextmanager
-def sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as this program's.
-
-    Raises:
-        StoreError: With the file, what is wrong, and the fix.
-    """
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "")
-        for start, (reason, words) in _REASONS.items():
-            if name.startswith(start):
-                raise StoreError(reason, f"store: {path}: {words} ({error})") from error
-        raise StoreError("unexpected", f"store: {path}: {error}; this is a fault of the program") from error
-    except UnicodeEncodeError as error:
-        raise StoreError("not_text", f"store: {path}: a label is no valid Unicode: {error.object!r:.80}") from error
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection of its own that sees the store as it is now, whatever is written meanwhile; for one thread.
-
-    Raises:
-        StoreError: There is none, it is no store, of another version, or cannot be read.
-    """
-    with sqlite_errors(path):
-        _refuse_strangers(path)
-        with closing(_connect(path, "ro")) as connection:
-            version = _version(connection)
-            if version < len(STEPS):
-                raise StoreError(
-                    "older", f"store: {path} is of version {version}, this program reads {len(STEPS)}; {_UPGRADE}"
-                )
-            _refuse_newer(path, version, len(STEPS))
-            connection.execute("BEGIN")
-            yield connection
-
-
-_UPGRADE = "bring it there with: gpu-cost-exporter store vacuum --store FILE, once no older program has it open"
-
-
-def connect_to_write(path: Path, steps: Sequence[str] = STEPS) -> sqlite3.Connection:
-    """A connection that may write, for one thread at a time; makes the file, or brings it to this program's version.
-
-    Raises:
-        StoreError: It is no store, newer than this program, or cannot be written. One that is damaged is set aside.
-    """
-    with sqlite_errors(path):
-        if path.exists() and path.stat().st_size:
-            _refuse_strangers(path)
-        _make(path)
-        connection = _connect(path, "rwc")
-        try:
-            _prepare(path, connection, steps)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
-def connect_beside(path: Path) -> sqlite3.Connection:
-    """A connection for short changes beside a process that closes days: SQLite lets one of them write after the other.
-
-    Raises:
-        StoreError: There is no store, it is of another version, or cannot be written.
-    """
-    with sqlite_errors(path), reading(path):
-        connection = _connect(path, "rw")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        return connection
-
-
-def _prepare(path: Path, connection: sqlite3.Connection, steps: Sequence[str]) -> None:
-    try:
-        version = _version(connection)
-        _refuse_newer(path, version, len(steps))
-        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            connection.close()
-            raise _set_aside(path, str(error)) from error
-        raise
-    if problem != "ok":
-        connection.close()
-        raise _set_aside(path, " ".join(problem.split()))
-    connection.execute("PRAGMA journal_mode = WAL")
-    # A closed day is not read again: it must be on the disk when closing is reported.
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-    upgrade(connection, version, steps)
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"file:{quote(str(path))}?mode={mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-
-
-def _make(path: Path) -> None:
-    """Make an empty file for its owner alone; SQLite gives its log the same mode. One that is there stays as it is."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except OSError:
-        return  # SQLite says better what is wrong
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _refuse_strangers(path: Path) -> None:
-    """Refuse what never was a store, before anything is done to it."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_ID_AT + 4)
-    except FileNotFoundError:
-        fix = "make it with: gpu-cost-exporter store backfill, or name another file"
-        raise StoreError("missing", f"store: there is no {path}; {fix}") from None
-    except OSError as error:
-        raise StoreError("unreadable", f"store: cannot read {path}: {error.strerror}; name a file") from None
-    if not head.startswith(_MAGIC):
-        raise StoreError("not_a_store", f"store: {path} is no store and no database at all; name another file")
-    if head[_ID_AT:] not in {APPLICATION_ID.to_bytes(4, "big"), bytes(4)}:
-        raise StoreError("not_a_store", f"store: {path} is another program's database; name another file")
-
-
-def _refuse_newer(path: Path, version: int, known: int) -> None:
-    if version > known:
-        raise StoreError(
-            "newer",
-            f"store: {path} is of version {version}, this program knows {known}: use the program that wrote it, or a"
-            " newer one; the file is as it was",
-        )
-
-
-def _set_aside(path: Path, what: str) -> StoreError:
-    """Move a damaged store out of the way, with its log: never away for good."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    try:
-        for ending in ("-wal", "-shm", ""):
-            part = path.with_name(path.name + ending)
-            if part.exists():
-                part.rename(aside.with_name(aside.name + ending))
-    except OSError as error:
-        return StoreError("damaged", f"store: {path} is damaged ({what}) and cannot be set aside: {error.strerror}")
-    return StoreError(
-        "damaged",
-        f"store: {path} is damaged ({what}); kept as {aside.name}. Put a backup in its place, or start again: a new"
-        " store gets the days that Prometheus still has",
-    )
-
-
+HOURS_OF_A_DAY = 24
+ALL_OF_A_DAY: frozenset[Dimension] = frozenset(LineKey._fields)
+"""Dimensions that a day is kept at: every one."""
+ENGINE = "store of closed days"
+SKEW_SECONDS = 3600.0
+"""How far a clock may have gone back since the newest closing before nothing is closed by it."""
 _MOST_PROBLEMS = 20
 
 
-SKEW_SECONDS = 3600.0
-"""How far a clock may have gone back since the newest closing before nothing is closed by it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedDay:
+    """A day that reports read from the store."""
+
+    window: Window
+    version: int
+    """1 for a day that was closed once."""
+    recorded_hours: int
+    """Of the cluster that has the fewest; below 24 the day was closed with gaps."""
+    simulated: bool
+    reopened: str
+    """Why it is to be read again; this version holds until that is done. Empty where it is not."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayVersion:
+    """What a closing of a day found; a day that was closed again has several, and the last one holds."""
+
+    number: int
+    closed_at_seconds: float
+    closed_by: str
+    reason: str
+    """Why it was closed again; empty for the first."""
+    engine: str
+    """Where it was read."""
+    simulated: bool
+    lines: int
+    figures: Figures
+    """Of all lines, Unallocated and Unattributed, too."""
+    capacity_seconds: Mapping[str, float]
+    """By cluster."""
+    recorded_hours: Mapping[str, int]
+    """By cluster."""
+
+
+def day_window(start_seconds: int) -> Window:
+    """The UTC day that begins then; its label is the date."""
+    return Window(start_seconds=start_seconds, end_seconds=start_seconds + DAY_SECONDS, label=day_name(start_seconds))
+
+
+def is_day(window: Window) -> bool:
+    """Whether it is a whole UTC day, and one only."""
+    return window.start_seconds % DAY_SECONDS == 0 and window.seconds == DAY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class DayStore:
-    """An SQLite file of closed days. Any number of processes and threads may read it, one process writes.
+    """An SQLite file of closed days. Any number of processes and threads may read it, one process closes days.
 
-    Every method takes as long as the disk: call it with ``asyncio.to_thread``, not on an event loop. Writing methods
-    may be called from any thread, one after the other. What they change is on the disk when they return, or not at all.
+    Every method takes as long as the disk: call it with ``asyncio.to_thread``, not on an event loop. It may be called
+    from any thread, has a connection of its own, and raises StoreError where the file cannot be read or written. What
+    it changes is on the disk when it returns, or not at all.
     """
 
     path: Path
-    _connection: sqlite3.Connection | None = None
-    _claim: int | None = None
-    _one_at_a_time: Lock = field(default_factory=Lock)
 
-    @classmethod
-    def open(cls, path: Path, *, write: bool, now: float = 0.0, alone: bool = True) -> Self:
-        """Open a store; to write, it is made where there is none, checked, and kept from other writers.
+    @contextmanager
+    def writing(self, now: float) -> Iterator[Self]:
+        """Keep other processes from closing days; the file is made where there is none, checked and upgraded.
 
         Args:
-            path: The file. Beside it lie its log (``-wal``, ``-shm``) and its lock (``.lock``).
-            write: Whether days are to be closed.
             now: Unix time, shown to other writers meanwhile.
-            alone: False is to write beside another process that closes days: to reopen and to forget.
 
         Raises:
-            StoreError: ``missing`` (to read), ``in_use`` (to write), ``damaged`` (set aside; opening once more starts a
-                new store), ``newer``, ``older``, ``not_a_store``, ``unreadable``, ``unwritable``, ``read_only``, ...
+            StoreError: ``in_use``, ``damaged`` (set aside; the next try starts a new store), ``newer``,
+                ``not_a_store``, ``unreadable``, ``unwritable``, ``read_only``, ...
         """
-        path = path.absolute()
-        if not write:
-            with reading(path):
-                return cls(path)
-        if not alone:
-            return cls(path, connect_beside(path))
-        claim = store_schema.claim(path, now)
-        try:
-            return cls(path, connect_to_write(path), claim)
-        except BaseException:
-            os.close(claim)
-            raise
-
-    def close(self) -> None:
-        """Let others write."""
-        with self._one_at_a_time:
-            if self._connection is not None:
-                self._connection.close()
-            if self._claim is not None:
-                os.close(self._claim)
-            self._connection = self._claim = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        with store_file.locked(self.path, now):
+            store_file.prepare(self.path)
+            yield self
 
     def close_day(
         self,
@@ -284,10 +123,10 @@ class DayStore:
         accept_gaps: bool = False,
         accept_less: bool = False,
     ) -> int:
-        """Keep a UTC day for good; the number of its version, 1 for the first.
+        """Keep a UTC day for good, within ``writing``; the number of its version, 1 for the first.
 
         Args:
-            ledger: Of that day, read at every dimension (``values.ALL_OF_A_DAY``), with one chunk or none.
+            ledger: Of that day, read at ``ALL_OF_A_DAY``, with one chunk or none.
             now: Unix time; the day must be over.
             by: Who closes it.
             reason: Why a day that was closed before is closed again, where it was not reopened with one.
@@ -302,20 +141,18 @@ class DayStore:
         chunk = _day_of(ledger, now, accept_gaps=accept_gaps)
         day = chunk.window.start_seconds // DAY_SECONDS
         name = day_name(chunk.window.start_seconds)
-        with self._transaction() as connection:
+        with changing(self.path) as connection:
             newest = connection.execute("SELECT max(closed_at) FROM versions").fetchone()[0]
             if newest is not None and now < newest - SKEW_SECONDS:
-                words = "the clock is behind the newest closing; set the clock"
-                raise StoreError("clock", f"store: {name} is not closed: {words}")
-            row = connection.execute("SELECT reopened_reason FROM days WHERE day = ?", (day,)).fetchone()
-            if row and not (reason or row[0]):
+                raise _refused("clock", name, "the clock is behind the newest closing; set the clock")
+            closed = connection.execute("SELECT reopened_reason FROM days WHERE day = ?", (day,)).fetchone()
+            if closed and not (reason or closed[0]):
                 raise StoreError("closed", f"store: {name} is closed: reopen it with a reason to close it again")
             if not accept_less:
                 _refuse_less(connection, chunk)
+            why = reason or (closed[0] if closed else "")
             last = connection.execute("SELECT max(number) FROM versions WHERE day = ?", (day,)).fetchone()[0] or 0
-            why = reason or (row[0] if row else "")
-            closed = (now, by, why, ledger.engine, ledger.simulated)
-            write_version(connection, chunk, ledger.nodes, number=last + 1, closed=closed)
+            _write(connection, ledger, chunk, (day, last + 1, now, by, why, ledger.engine, ledger.simulated))
         return int(last) + 1
 
     def reopen(self, day_seconds: int, *, reason: str, by: str, now: float) -> None:
@@ -327,7 +164,7 @@ class DayStore:
         name = day_name(day_seconds)
         if not reason.strip():
             raise StoreError("no_reason", f"store: {name} is not reopened: give a reason, which its history will have")
-        with self._transaction() as connection:
+        with changing(self.path) as connection:
             done = connection.execute(
                 "UPDATE days SET reopened_at = ?, reopened_by = ?, reopened_reason = ? WHERE day = ?",
                 (now, by, reason.strip(), day_seconds // DAY_SECONDS),
@@ -335,38 +172,26 @@ class DayStore:
             if not done.rowcount:
                 raise StoreError("not_closed", f"store: {name} is not closed; see: gpu-cost-exporter store list")
 
-    def forget(self, before_seconds: int) -> tuple[str, ...]:
-        """Delete the days that ended by then, all versions of them; their dates."""
-        with self._transaction() as connection:
-            day = before_seconds // DAY_SECONDS
-            gone = connection.execute("SELECT day FROM days WHERE day < ? ORDER BY day", (day,)).fetchall()
-            versions = "version IN (SELECT id FROM versions WHERE day < ?)"
+    def forget(self, before_seconds: int) -> None:
+        """Delete the days that ended by then, all versions of them."""
+        day = (before_seconds // DAY_SECONDS,)
+        with changing(self.path) as connection:
             for table in ("lines", "capacity", "node_facts"):
-                connection.execute(f"DELETE FROM {table} WHERE {versions}", (day,))  # noqa: S608 - names of tables
-            connection.execute("DELETE FROM days WHERE day < ?", (day,))
-            connection.execute("DELETE FROM versions WHERE day < ?", (day,))
-        return tuple(day_name(number * DAY_SECONDS) for (number,) in gone)
+                versions = "version IN (SELECT id FROM versions WHERE day < ?)"
+                connection.execute(f"DELETE FROM {table} WHERE {versions}", day)  # noqa: S608 - names of tables
+            for table in ("days", "versions"):
+                connection.execute(f"DELETE FROM {table} WHERE day < ?", day)  # noqa: S608 - names of tables
 
     def shrink(self) -> None:
-        """Drop names that no line has any more, and give free room back to the disk; needs room for a second copy."""
-        with self._one_at_a_time, sqlite_errors(self.path):
-            connection = self._writer()
-            # A parent's row would be looked for in all lines, one after the other, which have no index for that.
-            connection.execute("PRAGMA foreign_keys = OFF")
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                for table, column in (("owners", "owner"), ("sorts", "sort")):
-                    connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM lines)")  # noqa: S608
-                connection.execute(
-                    "DELETE FROM nodes WHERE id NOT IN (SELECT node FROM lines)"
-                    " AND id NOT IN (SELECT node FROM node_facts)"
-                )
-                connection.execute("COMMIT")
-                connection.execute("VACUUM")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                connection.execute("PRAGMA foreign_keys = ON")
+        """Drop names that no line has any more, and give free room back to the disk, within ``writing``."""
+        with changing(self.path) as connection:
+            for table, used in (
+                ("owners", "SELECT owner FROM lines"),
+                ("sorts", "SELECT sort FROM lines"),
+                ("nodes", "SELECT node FROM lines UNION SELECT node FROM node_facts"),
+            ):
+                connection.execute(f"DELETE FROM {table} WHERE id NOT IN ({used})")  # noqa: S608 - names of tables
+        store_file.vacuum(self.path)
 
     def closed_days(self) -> tuple[ClosedDay, ...]:
         """Every closed day, oldest first."""
@@ -397,26 +222,60 @@ class DayStore:
             )
             return frozenset(cluster for (cluster,) in rows)
 
+    def read(self, window: Window, dimensions: frozenset[Dimension], filters: Filters) -> FleetLedger:
+        """The ledger of the closed days in a window; what else is in it is in ``failures``."""
+        pieces = chunks(window)
+        with reading(self.path) as connection:
+            rows = connection.execute(
+                "SELECT days.day, versions.id, simulated FROM days JOIN versions ON versions.id = days.version"
+                " WHERE days.day BETWEEN ? AND ? ORDER BY days.day",
+                (window.start_seconds // DAY_SECONDS, window.end_seconds // DAY_SECONDS),
+            )
+            known = {day_window(day * DAY_SECONDS): (version, simulated) for day, version, simulated in rows}
+            held = {piece: known[piece] for piece in pieces if piece in known}
+            lines = _sums(connection, [version for version, _ in held.values()], dimensions, filters)
+            found = []
+            for piece, (version, _) in held.items():
+                seconds, hours = _capacity_of(connection, version)
+                found.append(
+                    Chunk(
+                        window=piece,
+                        lines=lines[version],
+                        capacity_seconds=seconds,
+                        recorded_hours=hours,
+                        closed=True,
+                    )
+                )
+            return FleetLedger(
+                window=window,
+                dimensions=dimensions,
+                chunks=tuple(found),
+                nodes=dict(_nodes(connection, lines)),
+                failures=tuple(_failure(piece) for piece in pieces if piece not in held),
+                label_keys=frozenset(key for labels in _labels(connection) for key in pairs(labels)),
+                engine=ENGINE,
+                simulated=any(simulated for _, simulated in held.values()),
+            )
+
     def restatements(self, day_seconds: int) -> tuple[DayVersion, ...]:
         """All versions of a day, first to last; empty where it never was closed."""
         with reading(self.path) as connection:
             rows = connection.execute(
                 "SELECT * FROM versions WHERE day = ? ORDER BY number", (day_seconds // DAY_SECONDS,)
-            )
+            ).fetchall()
             found = []
-            for version, _, count, at, by, reason, engine, simulated, lines, _ in rows.fetchall():
-                capacity_seconds, recorded_hours = capacity_of(connection, version)
+            for version, _, number, at, by, reason, engine, simulated, lines, _ in rows:
+                capacity_seconds, recorded_hours = _capacity_of(connection, version)
                 found.append(
                     DayVersion(
-                        window=day_window(day_seconds),
-                        number=count,
+                        number=number,
                         closed_at_seconds=at,
                         closed_by=by,
                         reason=reason,
                         engine=engine,
                         simulated=bool(simulated),
                         lines=lines,
-                        figures=total_of(sums(connection, [version], frozenset(), Filters())[version].values()),
+                        figures=total_of(_sums(connection, [version], frozenset(), Filters())[version].values()),
                         capacity_seconds=capacity_seconds,
                         recorded_hours=recorded_hours,
                     )
@@ -426,49 +285,29 @@ class DayStore:
     def check(self) -> tuple[str, ...]:
         """What is wrong with the file, one line each; reads all of it."""
         with reading(self.path) as connection:
-            found = [
-                f"damaged: {' '.join(str(words).split())}"
-                for (words,) in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")
-                if words != "ok"
-            ]
-            if found:
+            words = (row[0] for row in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})"))
+            if found := [f"damaged: {' '.join(str(one).split())}" for one in words if one != "ok"]:
                 return tuple(found)
-            found += [
-                f"{table}: a row names what is not there"
-                for table, *_ in connection.execute("PRAGMA foreign_key_check")
-            ]
-            seconds_of = " + ".join(f"total({state})" for state in ByState.__slots__)
+            broken = connection.execute("PRAGMA foreign_key_check")
+            found = [f"{table}: a row names what is not there" for table, *_ in broken]
+            seconds_of = " + ".join(f"total({state})" for state in _STATES)
             rows = connection.execute(
                 "SELECT versions.day, number, lines, allocated_seconds,"  # noqa: S608 - names of columns
                 " (SELECT count(*) FROM (SELECT DISTINCT node, owner, sort FROM lines WHERE version = versions.id)),"
                 f" (SELECT {seconds_of} FROM lines WHERE version = versions.id)"
                 " FROM versions ORDER BY versions.day, number"
             )
-            for day, number, lines, seconds, has_lines, has_seconds in rows:
-                if lines != has_lines or abs(seconds - has_seconds) > 1e-9 * seconds:
-                    found.append(
-                        f"{day_name(day * DAY_SECONDS)}, version {number}: {has_lines} lines of {has_seconds:.0f}"
-                        f" GPU-seconds are there, {lines} of {seconds:.0f} were written"
-                    )
+            found += [
+                f"{day_name(day * DAY_SECONDS)}, version {number}: {has_lines} lines of {has_seconds:.0f}"
+                f" GPU-seconds are there, {lines} of {seconds:.0f} were written"
+                for day, number, lines, seconds, has_lines, has_seconds in rows
+                if lines != has_lines or abs(seconds - has_seconds) > 1e-9 * seconds
+            ]
             return tuple(found[:_MOST_PROBLEMS])
 
-    def _writer(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise StoreError("read_only", f"store: {self.path} was opened to read; open it to write")
-        return self._connection
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._one_at_a_time, sqlite_errors(self.path):
-            connection = self._writer()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+def _refused(reason: str, day: str, why: str) -> StoreError:
+    return StoreError(reason, f"store: {day} is not closed: {why}")
 
 
 def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
@@ -488,20 +327,39 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
     if ledger.failures:
         first = ledger.failures[0]
         why = f"{len(ledger.failures)} questions stayed unanswered, first {first.what}: {first.reason}"
-        raise StoreError("not_whole", f"store: {name} is not closed: {why}")
+        raise _refused("not_whole", name, why)
     chunk = next((chunk for chunk in ledger.chunks if is_day(chunk.window)), Chunk(window=window))
     hours, cluster = min(((hours, name) for name, hours in chunk.recorded_hours.items()), default=(0, ""))
     if hours < HOURS_OF_A_DAY and not (accept_gaps and hours):
-        where = f" of cluster '{cluster}'" if cluster else ""
-        fix = (
-            "they may still come; if they will not: store close --accept-gaps" if hours else "there is nothing to close"
-        )
-        raise StoreError("gaps", f"store: {name} is not closed: {hours} of its 24 hours{where} were recorded; {fix}")
-    refuse_nonsense(chunk)
+        waiting = "they may still come; if they will not: store close --accept-gaps"
+        fix = waiting if hours else "there is nothing to close"
+        raise _refused("gaps", name, f"{hours} of its 24 hours{_of_cluster(cluster)} were recorded; {fix}")
+    _refuse_nonsense(chunk, name)
     return chunk
 
 
-def _refuse_less(connection: sqlite3.Connection, chunk: Chunk) -> None:
+def _of_cluster(name: str) -> str:
+    return f" of cluster '{name}'" if name else ""
+
+
+def _refuse_nonsense(chunk: Chunk, day: str) -> None:
+    """Refuse a number that no ledger has: a store that has it would have it for years.
+
+    Raises:
+        StoreError: With the line.
+    """
+    for key, figures in chunk.lines.items():
+        numbers = [figures.unpriced_seconds, figures.energy_joules or 0.0]
+        numbers += [value for amounts in (figures.seconds, *figures.money.values()) for _, value in amounts]
+        if not all(isfinite(number) and number >= 0 for number in numbers):
+            name = "/".join(part for part in key if part)
+            raise _refused("nonsense", day, f"{name} has a figure that is negative or no number")
+    for cluster, seconds in chunk.capacity_seconds.items():
+        if not (isfinite(seconds) and seconds >= 0):
+            raise _refused("nonsense", day, f"capacity of cluster '{cluster}' is {seconds}")
+
+
+def _refuse_less(connection: Connection, chunk: Chunk) -> None:
     """Refuse what would replace a day by less of it.
 
     Raises:
@@ -514,9 +372,216 @@ def _refuse_less(connection: sqlite3.Connection, chunk: Chunk) -> None:
     for cluster, hours in known:
         now = chunk.recorded_hours.get(cluster, 0)
         if now < hours:
-            where = f" of cluster '{cluster}'" if cluster else ""
             raise StoreError(
                 "less",
-                f"store: {day_name(chunk.window.start_seconds)} is not closed again: {now} hours{where} are there now,"
-                f" the closed day has {hours}; what is closed holds; store close --accept-gaps takes less",
+                f"store: {day_name(chunk.window.start_seconds)} is not closed again: {now} hours{_of_cluster(cluster)}"
+                f" are there now, the closed day has {hours}; what is closed holds; store close --accept-gaps takes"
+                " less",
             )
+
+
+def _failure(piece: Window) -> Failure:
+    if is_day(piece):
+        reason = f"{piece.label} is not closed; close it, or ask Prometheus"
+    else:
+        reason = f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days"
+    return Failure(window=piece, what="closed day", reason=reason, may_pass=False)
+
+
+_STATES = ByState.__slots__
+_FIGURES = (*_STATES, "unpriced", "energy", *(f"{state}_cost" for state in _STATES))
+"""Columns of a line's figures: by state, two that are not, and money by state."""
+_FACTS = ("instance_type", "capacity_type", "region", "gpu_product")
+"""Columns of what prices go by, as ``NodeFacts`` has them."""
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "owners": ("namespace", "kind", "workload", "team", "labels"),
+    "sorts": ("pool", "model", "mode"),
+    "nodes": ("cluster", "name"),
+    "currencies": ("code",),
+    "facts": _FACTS,
+}
+"""Columns of the tables in which each combination of names has an id."""
+_ID = {"owners": "owner", "sorts": "sort", "nodes": "node"}
+"""The column of ``lines`` with an id of the table."""
+_COLUMNS: Mapping[Dimension, tuple[str, str]] = {
+    "node" if column == "name" else column: (table, column) for table in _ID for column in _NAMES[table]
+}
+"""Table and column of each dimension."""
+
+
+def _interned(connection: Connection, table: str) -> Callable[..., int]:
+    """What gives the id of a row's names within the transaction, and makes the row where there is none."""
+    columns = _NAMES[table]
+    where = " AND ".join(f"{column} = ?" for column in columns)
+    select = f"SELECT id FROM {table} WHERE {where}"  # noqa: S608 - names are bound
+    insert = _insert(table, columns)
+
+    @cache
+    def identify(*names: str) -> int:
+        row = connection.execute(select, names).fetchone()
+        return int(row[0] if row else connection.execute(insert, names).lastrowid or 0)
+
+    return identify
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - names of tables and columns
+
+
+_VERSION = ("day", "number", "closed_at", "closed_by", "reason", "engine", "simulated", "lines", "allocated_seconds")
+_LINE = ("version", "owner", "currency", "sort", "node", *_FIGURES)
+
+
+def _write(
+    connection: Connection, ledger: FleetLedger, chunk: Chunk, head: tuple[int, int, float, str, str, str, bool]
+) -> None:
+    """Add a version of a day and make it the one that holds.
+
+    Args:
+        connection: Within a transaction.
+        ledger: What the day was read as.
+        chunk: The day, at full dimensions.
+        head: Day and number of the version; when, by whom and why it is closed; its engine, and whether simulated.
+    """
+    lines = {key: figures for key, figures in chunk.lines.items() if not figures.is_empty}
+    allocated = sum(figures.seconds.total for figures in lines.values())
+    added = connection.execute(_insert("versions", _VERSION), (*head, len(lines), allocated))
+    version = int(added.lastrowid or 0)
+    connection.executemany(
+        "INSERT INTO capacity VALUES (?, ?, ?, ?)",
+        [
+            (version, cluster, chunk.capacity_seconds.get(cluster, 0.0), chunk.recorded_hours.get(cluster, 0))
+            for cluster in sorted({*chunk.capacity_seconds, *chunk.recorded_hours})
+        ],
+    )
+    ids = {table: _interned(connection, table) for table in _NAMES}
+    # In the order of the key: the pages of the table are filled one after the other.
+    connection.executemany(_insert("lines", _LINE), sorted(_rows(version, lines, ids), key=itemgetter(1, 2, 3, 4)))
+    connection.executemany(
+        "INSERT INTO node_facts VALUES (?, ?, ?)",
+        sorted(
+            (version, ids["nodes"](*node), ids["facts"](*(getattr(facts, name) for name in _FACTS)))
+            for node, facts in ledger.nodes.items()
+        ),
+    )
+    connection.execute(
+        "INSERT INTO days (day, version) VALUES (?, ?) ON CONFLICT (day) DO UPDATE SET version = excluded.version,"
+        " reopened_at = NULL, reopened_by = NULL, reopened_reason = NULL",
+        (head[0], version),
+    )
+
+
+def _rows(
+    version: int, lines: Mapping[LineKey, Figures], ids: Mapping[str, Callable[..., int]]
+) -> Iterator[tuple[float | None, ...]]:
+    for key, figures in lines.items():
+        owner = ids["owners"](key.namespace, key.kind, key.workload, key.team, key.labels)
+        place = ids["sorts"](key.pool, key.model, key.mode), ids["nodes"](key.cluster, key.node)
+        plain = (*(value for _, value in figures.seconds), figures.unpriced_seconds, figures.energy_joules)
+        for currency, money in sorted(figures.money.items()) or (("", NO_SECONDS),):
+            yield (version, owner, ids["currencies"](currency), *place, *plain, *(value for _, value in money))
+            plain = (*[0.0] * (len(_STATES) + 1), None)
+
+
+def _capacity_of(connection: Connection, version: int) -> tuple[dict[str, float], dict[str, int]]:
+    """Return metered seconds and recorded hours of a version of a day, both by cluster."""
+    rows = connection.execute("SELECT cluster, seconds, hours FROM capacity WHERE version = ?", (version,)).fetchall()
+    return {cluster: seconds for cluster, seconds, _ in rows}, {cluster: hours for cluster, _, hours in rows}
+
+
+def _nodes(connection: Connection, versions: Iterable[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:
+    """Facts of every node, oldest first: the last word on a node is that of its newest day."""
+    for version in versions:
+        rows = connection.execute(
+            f"SELECT cluster, name, {', '.join(_FACTS)} FROM node_facts"  # noqa: S608 - names of columns
+            " JOIN nodes ON nodes.id = node_facts.node JOIN facts ON facts.id = node_facts.facts WHERE version = ?",
+            (version,),
+        )
+        for cluster, name, *facts in rows:
+            yield (cluster, name), NodeFacts(**dict(zip(_FACTS, facts, strict=True)))
+
+
+def _labels(connection: Connection) -> list[str]:
+    """Every combination of cost labels that a line of the store has."""
+    return [labels for (labels,) in connection.execute("SELECT DISTINCT labels FROM owners")]
+
+
+def _sums(
+    connection: Connection, versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
+) -> dict[int, dict[LineKey, Figures]]:
+    """The lines of each version that the filters keep, summed over the dimensions that are not asked for.
+
+    A workload has namespace and kind with it, as where Prometheus is read.
+    """
+    if "workload" in dimensions:
+        dimensions |= {"namespace", "kind"}
+    by_label = filters.by_label
+    if by_label.wanted:
+        kept = {labels for labels in _labels(connection) if by_label.keep(LineKey(labels=labels))}
+        others = {name: values for name, values in filters.wanted.items() if name not in by_label.wanted}
+        filters = Filters(wanted={**others, "labels": frozenset(kept)})
+    question, values = _question(versions, dimensions, filters)
+    found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
+    once: dict[str, str] = {}  # SQLite makes every name again, and 10^5 lines have the same few thousand
+    keys = len(LineKey._fields)
+    for version, *row in connection.execute(question, values):
+        key = LineKey(*[once.setdefault(name, name) for name in row[:keys]])
+        lines = found[version]
+        figures = _figures(row[keys], row[keys + 1 :])
+        earlier = lines.get(key)
+        lines[key] = figures if earlier is None else total_of((earlier, figures))
+    return {version: {k: f for k, f in lines.items() if not f.is_empty} for version, lines in found.items()}
+
+
+def _question(
+    versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
+) -> tuple[str, tuple[str, ...]]:
+    """Group by ids first, so that names are looked up once per group and not once per row."""
+    tables = ["owners", *(t for t in ("sorts", "nodes") if any(_COLUMNS[d][0] == t for d in dimensions))]
+    # In the order in which lines lie: what is asked for most is summed as it is read.
+    ids = ", ".join(("version", "owner", "currency", *(_ID[table] for table in tables[1:])))
+    where, values = ["version IN (SELECT value FROM json_each(?))"], [json.dumps(list(versions))]
+    for dimension, wanted in sorted(filters.wanted.items()):
+        table, column = _COLUMNS[dimension]
+        where.append(
+            f"{_ID[table]} IN (SELECT id FROM {table} WHERE {column} IN (SELECT value FROM json_each(?)))"  # noqa: S608
+        )
+        values.append(json.dumps(sorted(wanted)))
+    sums = ", ".join(f"sum({name}) AS {name}" for name in _FIGURES)
+    joins = " ".join(f"JOIN {table} ON {table}.id = grouped.{_ID[table]}" for table in tables)
+    figures, group = ", ".join(_FIGURES), ""
+    if "workload" not in dimensions:  # else there is next to nothing left to sum
+        figures = sums
+        group = "GROUP BY " + ", ".join(str(number) for number in range(1, len(LineKey._fields) + 3))
+    names = ", ".join(_name(dimension, dimensions) for dimension in LineKey._fields)
+    # What is put in here is of the tables above; what users ask for is bound.
+    question = (
+        f"WITH grouped AS MATERIALIZED (SELECT {ids}, {sums} FROM lines WHERE {' AND '.join(where)}"  # noqa: S608
+        f" GROUP BY {ids}) SELECT version, {names}, currencies.code, {figures} FROM grouped {joins}"
+        f" JOIN currencies ON currencies.id = grouped.currency {group}"
+    )
+    return question, tuple(values)
+
+
+def _name(dimension: Dimension, dimensions: frozenset[Dimension]) -> str:
+    """Return where a line's name is; Unallocated and Unattributed are never summed away."""
+    if dimension in dimensions:
+        return ".".join(_COLUMNS[dimension])
+    if dimension != "kind":
+        return "''"
+    return f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}') THEN owners.kind ELSE '' END"
+
+
+def _figures(currency: str, row: Sequence[float | None]) -> Figures:
+    count = len(_STATES)
+    return Figures(
+        seconds=_by_state(row[:count]),
+        unpriced_seconds=row[count] or 0.0,
+        energy_joules=row[count + 1],
+        money={currency: _by_state(row[count + 2 :])} if currency else {},
+    )
+
+
+def _by_state(values: Sequence[float | None]) -> ByState:
+    return ByState(**{state: value or 0.0 for state, value in zip(_STATES, values, strict=True)})

@@ -1,148 +1,40 @@
 """Reads ledgers from the store, combines them with Prometheus, and closes days that are due."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
-from pathlib import Path
-from sqlite3 import Connection
+from itertools import groupby
 
 from exporter.cost import prometheus_access
-from exporter.cost import store as door
 from exporter.cost.fleet_reading import missing_hours
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
-    Chunk,
     Dimension,
     Failure,
     Filters,
     FleetLedger,
     Window,
     chunks,
-    pairs,
 )
 from exporter.cost.query_rows import LedgerSource, Progress
-from exporter.cost.store import DayStore
-from exporter.cost.store_schema import ALL_OF_A_DAY, FACTS, capacity_of, day_window, is_day, owners_labels, sums
+from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window, is_day
 from exporter.errors import PrometheusError, StoreError
-from exporter.model import NodeFacts
 from exporter.model.formatting import day as day_name
 
-ENGINE = "store of closed days"
 _DAYS_AT_ONCE = 31
 """So that progress is shown, and a long window's lines are not twice in memory."""
 
 
 class StoreLedger:
-    """Reads closed days; every question on a thread and a connection of its own, so that none waits for a writer."""
+    """Reads closed days from the store and the rest elsewhere: a closed day is what it was when it was closed.
 
-    def __init__(self, store: DayStore) -> None:
-        self._path = store.path
+    Args:
+        store: Has the closed days; each question is asked in a thread.
+        rest: Has the other days; without it they are failures.
+    """
 
-    async def ledger(
-        self,
-        window: Window,
-        dimensions: frozenset[Dimension],
-        filters: Filters | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> FleetLedger:
-        """The ledger of the closed days in the window; what else is in it is in ``failures``.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
-        pieces = chunks(window)
-        read: dict[Window, Chunk] = {}
-        nodes: dict[tuple[str, str], NodeFacts] = {}
-        simulated = False
-        keys: frozenset[str] = frozenset()
-        iterator = iter(piece for piece in pieces if is_day(piece))
-        asked = 0
-        while days := tuple(islice(iterator, _DAYS_AT_ONCE)):
-            found, facts, some, keys = await asyncio.to_thread(
-                _read, self._path, days, dimensions, filters or Filters()
-            )
-            read.update(found)
-            nodes.update(facts)
-            simulated = simulated or some
-            asked += len(days)
-            if progress is not None:
-                progress(Progress(done=asked, total=sum(map(is_day, pieces))))
-        closed = tuple(read[piece] for piece in pieces if piece in read)
-        return FleetLedger(
-            window=window,
-            dimensions=dimensions,
-            chunks=closed,
-            nodes=nodes,
-            failures=tuple(_failure(piece) for piece in pieces if piece not in read),
-            label_keys=keys,
-            engine=ENGINE,
-            simulated=simulated,
-            notes=tuple(missing_hours([one.window for one in closed], [one.recorded_hours for one in closed])),
-        )
-
-    async def closed(self) -> frozenset[int]:
-        """Starts of all closed days, as Unix times.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
-        return await asyncio.to_thread(_closed, self._path)
-
-
-def _failure(piece: Window) -> Failure:
-    if is_day(piece):
-        reason = f"{piece.label} is not closed; close it, or ask Prometheus"
-    else:
-        reason = f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days"
-    return Failure(window=piece, what="closed day", reason=reason, may_pass=False)
-
-
-def _closed(path: Path) -> frozenset[int]:
-    with door.reading(path) as connection:
-        return frozenset(day * DAY_SECONDS for (day,) in connection.execute("SELECT day FROM days"))
-
-
-def _read(
-    path: Path, days: Sequence[Window], dimensions: frozenset[Dimension], filters: Filters
-) -> tuple[dict[Window, Chunk], dict[tuple[str, str], NodeFacts], bool, frozenset[str]]:
-    with door.reading(path) as connection:
-        wanted = {day.start_seconds // DAY_SECONDS: day for day in days}
-        rows = connection.execute(
-            "SELECT days.day, versions.id, simulated FROM days JOIN versions ON versions.id = days.version"
-            " WHERE days.day BETWEEN ? AND ? ORDER BY days.day",
-            (min(wanted), max(wanted)),
-        )
-        held = [(version, wanted[day], simulated) for day, version, simulated in rows if day in wanted]
-        lines = sums(connection, [version for version, *_ in held], dimensions, filters)
-        found = {}
-        for version, day, _ in held:
-            seconds, hours = capacity_of(connection, version)
-            found[day] = Chunk(
-                window=day, lines=lines[version], capacity_seconds=seconds, recorded_hours=hours, closed=True
-            )
-        nodes = dict(_nodes(connection, [version for version, *_ in held]))
-        keys = frozenset(key for labels in owners_labels(connection) for key in pairs(labels))
-        return found, nodes, any(simulated for *_, simulated in held), keys
-
-
-def _nodes(connection: Connection, versions: Sequence[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:
-    """Facts of every node, oldest first: the last word on a node is that of its newest day."""
-    for version in versions:
-        rows = connection.execute(
-            f"SELECT cluster, name, {', '.join(FACTS)} FROM node_facts"  # noqa: S608 - names of columns
-            " JOIN nodes ON nodes.id = node_facts.node JOIN facts ON facts.id = node_facts.facts WHERE version = ?",
-            (version,),
-        )
-        for cluster, name, *facts in rows:
-            yield (cluster, name), NodeFacts(**dict(zip(FACTS, facts, strict=True)))
-
-
-class CombinedLedger:
-    """Reads closed days from the store and the rest from Prometheus: a closed day is what it was when it was closed."""
-
-    def __init__(self, store: StoreLedger, rest: LedgerSource) -> None:
+    def __init__(self, store: DayStore, rest: LedgerSource | None = None) -> None:
         self._store = store
         self._rest = rest
 
@@ -159,14 +51,15 @@ class CombinedLedger:
             PrometheusError: Nothing of it is in the store, and Prometheus cannot be asked.
             StoreError: The store cannot be read.
         """
-        closed = await self._store.closed()
+        closed = {day.window.start_seconds for day in await asyncio.to_thread(self._store.closed_days)}
         runs = _runs(window, closed)
         parts: list[FleetLedger] = []
         problem: PrometheusError | None = None
         for run, is_closed in runs:
             report = _of_part(progress, run, window)
-            if is_closed:
-                parts.append(await self._store.ledger(run, dimensions, filters, report))
+            if is_closed or self._rest is None:
+                parts.append(await asyncio.to_thread(self._store.read, run, dimensions, filters or Filters()))
+                report(Progress(done=1, total=1))
                 continue
             if problem is None:
                 try:
@@ -180,26 +73,29 @@ class CombinedLedger:
         return _joined(window, dimensions, parts)
 
 
-def _runs(window: Window, closed: frozenset[int]) -> list[tuple[Window, bool]]:
+def _runs(window: Window, closed: Collection[int]) -> list[tuple[Window, bool]]:
     """Return the window in few pieces, each of closed days or of others, and which are closed."""
-    days = groupby(chunks(window), key=lambda piece: is_day(piece) and piece.start_seconds in closed)
-    return [
-        (replace(several[0], end_seconds=several[-1].end_seconds), is_closed)
-        for is_closed, several in ((is_closed, tuple(pieces)) for is_closed, pieces in days)
-    ]
+
+    def kind(numbered: tuple[int, Window]) -> tuple[bool, int]:
+        number, piece = numbered
+        is_closed = is_day(piece) and piece.start_seconds in closed
+        return is_closed, number // _DAYS_AT_ONCE if is_closed else 0
+
+    found = []
+    for (is_closed, _), run in groupby(enumerate(chunks(window)), key=kind):
+        pieces = [piece for _, piece in run]
+        found.append((replace(pieces[0], end_seconds=pieces[-1].end_seconds), is_closed))
+    return found
 
 
-def _of_part(
-    progress: Callable[[Progress], None] | None, run: Window, window: Window
-) -> Callable[[Progress], None] | None:
+def _of_part(progress: Callable[[Progress], None] | None, run: Window, window: Window) -> Callable[[Progress], None]:
     """Progress of a part as progress of the whole, by hours."""
-    if progress is None:
-        return None
-    before = (run.start_seconds - window.start_seconds) // 3600
+    before = (run.start_seconds - window.start_seconds) // HOUR_SECONDS
 
     def report(part: Progress) -> None:
         done = before + (run.hours * part.done // part.total if part.total else 0)
-        progress(Progress(done=done, total=window.hours))
+        if progress is not None:
+            progress(Progress(done=done, total=window.hours))
 
     return report
 
@@ -213,16 +109,19 @@ def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusEr
 
 
 def _joined(window: Window, dimensions: frozenset[Dimension], parts: list[FleetLedger]) -> FleetLedger:
+    found = tuple(chunk for part in parts for chunk in part.chunks)
+    stored = [chunk for chunk in found if chunk.closed]
+    gaps = missing_hours([chunk.window for chunk in stored], [chunk.recorded_hours for chunk in stored])
     return FleetLedger(
         window=window,
         dimensions=dimensions,
-        chunks=tuple(chunk for part in parts for chunk in part.chunks),
+        chunks=found,
         nodes={node: facts for part in parts for node, facts in part.nodes.items()},
         failures=tuple(failure for part in parts for failure in part.failures),
         label_keys=frozenset[str]().union(*(part.label_keys for part in parts)),
         engine=", ".join(dict.fromkeys(part.engine for part in parts if part.engine)),
         simulated=any(part.simulated for part in parts),
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        notes=tuple(dict.fromkeys((*gaps, *(note for part in parts for note in part.notes)))),
     )
 
 
@@ -360,23 +259,30 @@ async def _close(
     """
     try:
         ledger = await source.ledger(day_window(day), ALL_OF_A_DAY)
+        if now < day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS:
+            _refuse_lost_clusters(await asyncio.to_thread(store.clusters_before, day), ledger)
+        await asyncio.to_thread(store.close_day, ledger, now=now, by=by, accept_gaps=accept_gaps)
     except PrometheusError as error:
         return NotClosed(day_seconds=day, reason=str(error))
-    if now < day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS:
-        recorded = {cluster for chunk in ledger.chunks for cluster in chunk.recorded_hours}
-        gone = sorted(await asyncio.to_thread(store.clusters_before, day) - recorded)
-        if gone and recorded and not ledger.failures:
-            names = ", ".join(f"'{cluster}'" for cluster in gone)
-            reason = (
-                f"store: {day_name(day)} is not closed: no hour of cluster {names} was recorded, which was there before"
-            )
-            return NotClosed(
-                day_seconds=day, reason=f"{reason}; it may still come within {GRACE_HOURS} hours", waits=True
-            )
-    try:
-        await asyncio.to_thread(store.close_day, ledger, now=now, by=by, accept_gaps=accept_gaps)
     except StoreError as error:
-        if error.reason in _OF_THE_DAY:
-            return NotClosed(day_seconds=day, reason=str(error), waits=error.reason == "gaps")
-        raise
+        if error.reason not in _OF_THE_DAY:
+            raise
+        return NotClosed(day_seconds=day, reason=str(error), waits=error.reason == "gaps")
     return None
+
+
+def _refuse_lost_clusters(before: Collection[str], ledger: FleetLedger) -> None:
+    """Refuse a day without an hour of a cluster that was there the day before.
+
+    Raises:
+        StoreError: ``gaps``.
+    """
+    recorded = {cluster for chunk in ledger.chunks for cluster in chunk.recorded_hours}
+    gone = sorted({*before} - recorded)
+    if gone and recorded and not ledger.failures:
+        names = ", ".join(f"'{cluster}'" for cluster in gone)
+        raise StoreError(
+            "gaps",
+            f"store: {day_name(ledger.window.start_seconds)} is not closed: no hour of cluster {names} was recorded,"
+            f" which was there before; it may still come within {GRACE_HOURS} hours",
+        )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 from exporter.cost.budgets import Budget
 from exporter.cost.ledger import DAY_SECONDS
 from exporter.cost.query_rows import LedgerSource, Progress
-from exporter.cost.store import DayStore
+from exporter.cost.store import ClosedDay, DayStore
 from exporter.cost.store_ledger import close_due_days, oldest_day
-from exporter.cost.store_schema import ClosedDay
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
 from exporter.model.formatting import day
 from exporter.service.data import Book, Cached, Freshness, lateness
@@ -43,6 +42,8 @@ class Keeping:
     not_closed: int | None = None
     """Days that the last closing left, but for those that wait for hours; ``None`` before it, and without a store."""
     _store: DayStore | None = None
+    """Where this process closes days."""
+    _writing: ExitStack = field(default_factory=ExitStack)
     _oldest: Cached[float | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,30 +79,29 @@ class Keeping:
         """
         if self.path is None or self._store is not None:
             return
+        store = DayStore(self.path)
         try:
-            self._store = self._opened(self.path, now)
-            self.problem = ""
+            self._enter(store, now)
+            self._store, self.problem = store, ""
         except StoreError as error:
             if error.reason != "in_use":
                 raise
             self.problem = str(error)
-        self.days = DayStore.open(self.path, write=False).closed_days()
+        self.days = store.closed_days()
 
-    @staticmethod
-    def _opened(path: Path, now: float) -> DayStore:
+    def _enter(self, store: DayStore, now: float) -> None:
         try:
-            return DayStore.open(path, write=True, now=now)
+            self._writing.enter_context(store.writing(now))
         except StoreError as error:
             if error.reason != "damaged":
                 raise
             LOG.error("%s", error)  # noqa: TRY400 - the message says all: what was damaged is set aside
-            return DayStore.open(path, write=True, now=now)
+            self._writing.enter_context(store.writing(now))
 
     def close(self) -> None:
         """Let another process write."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self._writing.close()
+        self._store = None
 
     async def round(self, now: float) -> None:
         """Close what is due; the oldest day is looked for where it is not known.

@@ -18,7 +18,7 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
 from exporter.cost.recommend import read_recommendations
 from exporter.cost.store import DayStore
-from exporter.cost.store_ledger import CombinedLedger, StoreLedger
+from exporter.cost.store_ledger import StoreLedger
 from exporter.metrics.process import ProcessMetrics
 from exporter.service import pages
 from exporter.service.data import Book, BookSources, label_values, newest_hour
@@ -174,4 +174,4 @@ class Service:
 def _ledger(settings: ServeSettings, prometheus: LedgerSource) -> LedgerSource:
     if settings.books.store is None:
         return prometheus
-    return CombinedLedger(StoreLedger(DayStore(settings.books.store.absolute())), prometheus)
+    return StoreLedger(DayStore(settings.books.store), prometheus)
