@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from exporter.cost.holdings import HeldDevice
+from exporter.cost.holdings import PAYER, HeldDevice
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
-from exporter.cost.recommend import DIMENSIONS
 from exporter.model import ByState
 
 END_SECONDS = 1_789_999_200
@@ -45,7 +44,7 @@ def with_owner(values: dict[str, object]) -> dict[str, object]:
 
 def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
     """A week's ledger of one chunk."""
-    return FleetLedger(window=WEEK, dimensions=DIMENSIONS, chunks=(Chunk(window=WEEK, lines=dict(lines)),))
+    return FleetLedger(window=WEEK, dimensions=PAYER, chunks=(Chunk(window=WEEK, lines=dict(lines)),))
 
 
 def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) -> tuple[LineKey, Figures]:
@@ -62,7 +61,7 @@ def prices_of(uses: Iterable[HeldDevice], per_hour: float, parts: ByState = ACTI
     """What those would have paid at one price, all of it in parts that sum to 1."""
     hours: dict[LineKey, float] = {}
     for one in uses:
-        key = one.owner.at(DIMENSIONS)
+        key = one.owner.at(PAYER)
         hours[key] = hours.get(key, 0.0) + one.held_hours * one.share_ratio
     return ledger(
         *(

@@ -13,11 +13,10 @@ from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import DAY_SECONDS, Filters, Window, parse_window
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import AdviceReading, read
-from exporter.cost.recommend_render import write
+from exporter.cost.recommend_render import FORMATS, write
 from exporter.cost.report import filter_words
 from exporter.errors import ConfigError, ExporterError
 
-_DEFAULT_WINDOW = "7d"
 _EPILOG = (
     "Exit code: 0, also where nothing was found; 1 if Prometheus cannot be asked or has no evidence; 2 for a wrong"
     " flag; 3 if some prices could not be read. Each rule with its threshold: docs/cost.md."
@@ -32,7 +31,7 @@ def add_recommend(parser: Parser) -> None:
     what = parser.add_argument_group("Selection")
     what.add_argument(
         "--window",
-        default=_DEFAULT_WINDOW,
+        default="7d",
         metavar="PERIOD",
         help="a period of a day or more that ends now, or did: 7d, 14d, lastweek, ... [default: %(default)s]",
     )
@@ -50,13 +49,23 @@ def add_recommend(parser: Parser) -> None:
         help="suggest MIG and sharing also for servers that take memory in advance (vLLM, Triton, ...)",
     )
     form = parser.add_argument_group("Output")
-    form.add_argument("--format", choices=("table", "csv", "json"), default="table", help="form [default: table]")
+    form.add_argument("--format", choices=FORMATS, default="table", help="form [default: table]")
     add_output(form)
     parser.set_defaults(run=_recommend)
 
 
 def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    window, filters, settings = _settle(namespace, list(problems), time.time())
+    mistakes = [*problems]
+    filters = read_filters(namespace.filter or (), mistakes)
+    if "pool" in filters.wanted:
+        mistakes.append("--filter: pool is not known of devices; allowed: node, model, namespace, team and others")
+    zone = namespace.timezone or UTC
+    window = or_problems(lambda: parse_window(namespace.window, time.time(), zone), mistakes, prefix="--")
+    if window is not None and window.seconds < DAY_SECONDS:
+        mistakes.append(f"--window: '{namespace.window}' is shorter than a day; allowed: a day or more, better a week")
+    settings = or_problems(lambda: prometheus_settings(namespace, os.environ), mistakes)
+    if mistakes or window is None or settings is None:
+        raise ConfigError(*mistakes)
     check_output(namespace.output)
     found = asyncio.run(_read(window, filters, settings, servers=namespace.servers))
     if not found.uses and not filters.wanted:
@@ -70,21 +79,6 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     with output(namespace.output) as stream:
         write(found, namespace.format, stream)
     return EXIT_PARTIAL if found.ledger.failures else 0
-
-
-def _settle(
-    namespace: argparse.Namespace, problems: list[str], now: float
-) -> tuple[Window, Filters, PrometheusSettings]:
-    filters = read_filters(namespace.filter or (), problems)
-    if "pool" in filters.wanted:
-        problems.append("--filter: pool is not known of devices; allowed: node, model, namespace, team and others")
-    window = or_problems(lambda: parse_window(namespace.window, now, namespace.timezone or UTC), problems, prefix="--")
-    if window is not None and window.seconds < DAY_SECONDS:
-        problems.append(f"--window: '{namespace.window}' is shorter than a day; allowed: a day or more, better a week")
-    settings = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
-    if problems or window is None or settings is None:
-        raise ConfigError(*problems)
-    return window, filters, settings
 
 
 async def _read(window: Window, filters: Filters, settings: PrometheusSettings, *, servers: bool) -> AdviceReading:

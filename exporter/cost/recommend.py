@@ -33,7 +33,6 @@ from exporter.cost.holdings import (
 )
 from exporter.cost.ledger import (
     DAY_SECONDS,
-    HOUR_SECONDS,
     Dimension,
     Filters,
     FleetLedger,
@@ -76,71 +75,6 @@ def memory(size: float) -> str:
     return f"{decimal(size / GIGABYTE, 1)} GB"
 
 
-def activity(lot: HeldDevices) -> str:
-    """How busy it was."""
-    return (
-        f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on average, at most {percent_down(lot.p95_ratio, 1)}"
-        f" in 95 % of the hours, {percent_down(lot.peak_ratio, 1)} in the busiest hour."
-    )
-
-
-def coverage(lot: HeldDevices, window: Window) -> str:
-    """How far that can be trusted."""
-    return (
-        f"Activity was measured for {percent_down(lot.coverage_ratio, 1)} of {decimal(lot.held_hours, 0)} device-hours"
-        f" held from {minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
-        f" ({window.seconds // HOUR_SECONDS} h)."
-    )
-
-
-def memories(lot: HeldDevices) -> Iterator[str]:
-    """How much memory it took, where that is known."""
-    peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
-    if peak is not None and total is not None:
-        where = " on any of them" if len(lot.uses) > 1 else ""
-        yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
-
-
-_CLASSES = {
-    Bottleneck.COMPUTE: "an arithmetic pipe was the limit",
-    Bottleneck.MEMORY: "the bandwidth of its memory was the limit, as in decoding: that is no waste",
-    Bottleneck.TRANSFER: "NVLink, PCIe or C2C was the limit",
-    Bottleneck.VIDEO: "a video engine was the limit",
-    Bottleneck.STARVED: "nothing was near its limit: it was starved",
-}
-
-
-def limits(limit: Limit, lot: HeldDevices) -> str:
-    """What limits it, and how near it comes to that."""
-    of = "its" if len(lot.uses) == 1 else "their"
-    most = f"in {percent_down(limit.bottleneck_ratio, 0)} of that time {_CLASSES[limit.bottleneck]}"
-    known = f" ({percent_down(limit.profiled_ratio, 1)} of the active time was profiled)"
-    return f"While active it was at {percent_down(limit.effective_ratio, 1)} of {of} limit{known}; {most}."
-
-
-_RESOURCES = {
-    "compute": "arithmetic pipes",
-    "memory": "memory bandwidth",
-    "transfer": "busiest of PCIe, NVLink and C2C",
-    "video": "video engines",
-    "sm": "SMs with work",
-}
-
-
-def nearness(limit: Limit) -> Iterator[str]:
-    """How near it comes to each limit, where that was recorded."""
-    if limit.uses:
-        each_of = (f"{_RESOURCES[one]} {percent_down(ratio, 1)}" for one, ratio in limit.uses.items())
-        yield f"Mean use of each limit while active: {', '.join(each_of)}."
-
-
-def paid(price: MeanPrice | None) -> str:
-    """What it has cost."""
-    if price is None:
-        return "There is no single price for it in this window, so no saving is shown."
-    return f"The average price paid per GPU-hour in this window is {money(price)}."
-
-
 def money(price: MeanPrice) -> str:
     """``4.10 USD``; cents of a cent where it is that little."""
     return money_with_code(price.per_hour, price.currency, 2 if price.per_hour >= _CENTS_FROM else 4)
@@ -163,7 +97,6 @@ class Change(NamedTuple):
     advice: Advice
     title: str
     gpus: float
-    per_month: float | None
     fact: str
     risk: str
     """What could go wrong in any case, and how to try it."""
@@ -171,6 +104,8 @@ class Change(NamedTuple):
     """What of the evidence makes it riskier: one makes the risk medium, two make it high."""
     least: RiskLevel = "low"
     """The level of risk without a reason."""
+    per_hour: float | None = 0.0
+    """What an hour of each of these GPUs costs afterwards; ``None`` where that is not known."""
 
 
 class Market:
@@ -185,6 +120,7 @@ class Market:
 
     def __init__(self, uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool) -> None:
         self.prices = Prices(ledger)
+        self.window = ledger.window
         self.judge_servers = judge_servers
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
@@ -202,89 +138,76 @@ class Market:
         ]
         return min(found)[1:] if found else None
 
+    def saved(self, lot: HeldDevices, found: Change) -> float | None:
+        """Money a month that a change of devices saves; ``None`` where a price is not known."""
+        price = self.prices.paid(lot.payer)
+        if price is None or found.per_hour is None:
+            return None
+        return (price.per_hour - found.per_hour) * found.gpus * MONTH_HOURS
 
-def change(lot: HeldDevices, price: MeanPrice | None, market: Market) -> Change | None:
+
+def _change(lot: HeldDevices, market: Market) -> Change | None:
     """The exchange that saves most, where there is one; of equal ones the first that keeps the model."""
-    peak = lot.peak_memory_bytes
-    if peak is None or lot.memory_total_bytes is None or not (lot.whole or lot.profile):
+    peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
+    if peak is None or total is None or not (lot.whole or lot.profile):
         return None
-    found = [*_same_model(lot, peak, price, market), *_smaller_model(lot, peak, price, market)]
-    return max(found, key=lambda one: -1.0 if one.per_month is None else one.per_month) if found else None
+    found = [*_smaller_model(lot, peak, market)]
+    if market.judge_servers or not lot.is_server:
+        found = [*_same_model(lot, peak, total), *found]
+    return max(found, key=lambda one: market.saved(lot, one) or -1.0, default=None)
 
 
-def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
-    if lot.is_server and not market.judge_servers:
-        return
+def _same_model(lot: HeldDevices, peak: float, total: float) -> Iterator[Change]:
     room = 1 + HEADROOM_RATIO
-    profiles = profiles_of(lot.model, lot.memory_total_bytes, lot.profile)
-    if profiles:
-        target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
-        if target is not None:
-            title = f"Move {each(lot)} to a MIG instance {target.name}"
-            fact = f"With {percent_down(HEADROOM_RATIO, 0)} headroom it fits {target.name}."
-            burst = lot.peak_ratio * _compute(lot, profiles) > target.compute_ratio
+    headroom = f"With {percent_down(HEADROOM_RATIO, 0)} headroom"
+    if profiles := profiles_of(lot.model, total, lot.profile):
+        now = next((one for one in profiles if one.name == lot.profile), Profile("", 1.0, total, 1.0))
+        fitting = (
+            one
+            for one in profiles
+            if one.memory_bytes >= peak * room and one.compute_ratio >= lot.p95_ratio * room * now.compute_ratio
+            if one.share_ratio < now.share_ratio - _ROUNDING
+        )
+        if (target := next(fitting, None)) is not None:
+            fact = f"{headroom} it fits {target.name}."
+            burst = lot.peak_ratio * now.compute_ratio > target.compute_ratio
             bursts = (f"Its busiest hour, {percent_down(lot.peak_ratio, 0)} active, would not fit.",) if burst else ()
-            yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price, bursts)
-    elif lot.whole and lot.memory_total_bytes is not None:
-        need = max(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, 1 / MOST_SHARERS)
+            title = f"Move {each(lot)} to a MIG instance {target.name}"
+            yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, bursts)
+    elif lot.whole:
+        need = max(peak * room / total, lot.p95_ratio * room, 1 / MOST_SHARERS)
         sharers = int(1 / need + _ROUNDING)
         if sharers > 1:
-            fact = f"With {percent_down(HEADROOM_RATIO, 0)} headroom, {sharers} such workloads fit on one GPU."
+            fact = f"{headroom}, {sharers} such workloads fit on one GPU."
             title = f"Share {each(lot)} among {sharers} such workloads"
             walls = ("Sharers wait for each other and share memory without isolation.",)
-            yield _kept(lot, "share", title, 1 / sharers, fact, price, walls)
-
-
-def _smallest(profiles: tuple[Profile, ...], lot: HeldDevices, need_bytes: float, busy_ratio: float) -> Profile | None:
-    compute = _compute(lot, profiles)
-    share = next((one.share_ratio for one in profiles if one.name == lot.profile), 1.0)
-    fitting = [
-        profile
-        for profile in profiles
-        if profile.memory_bytes >= need_bytes and profile.compute_ratio >= busy_ratio * compute
-        if profile.share_ratio < share - _ROUNDING
-    ]
-    return min(fitting, key=lambda profile: profile.share_ratio) if fitting else None
-
-
-def _compute(lot: HeldDevices, profiles: Iterable[Profile]) -> float:
-    """Return the part of a GPU's compute slices that its devices have now."""
-    return next((one.compute_ratio for one in profiles if one.name == lot.profile), 1.0)
+            yield _kept(lot, "share", title, 1 / sharers, fact, walls)
 
 
 def _kept(
-    lot: HeldDevices,
-    advice: Advice,
-    title: str,
-    share_ratio: float,
-    fact: str,
-    price: MeanPrice | None,
-    reasons: tuple[str, ...],
+    lot: HeldDevices, advice: Advice, title: str, share_ratio: float, fact: str, reasons: tuple[str, ...]
 ) -> Change:
     gpus = sum(max(0.0, use.share_ratio - share_ratio) for use in lot.uses)
-    several = len(lot.uses) > 1
-    reasons = (*reasons, *((_SEVERAL,) if several else ()), *((_SERVER,) if lot.is_server else ()))
-    least: RiskLevel = "high" if several or lot.is_server else "low"
+    known = ((_SEVERAL, len(lot.uses) > 1), (_SERVER, lot.is_server))
+    high = tuple(reason for reason, holds in known if holds)
     risk = f"{_BURSTS} Try one replica first."
-    return Change(advice, title, gpus, _per_month(price, gpus), fact, risk, reasons, least)
+    return Change(advice, title, gpus, fact, risk, (*reasons, *high), "high" if high else "low")
 
 
-def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market) -> Iterator[Change]:
+def _smaller_model(lot: HeldDevices, peak: float, market: Market) -> Iterator[Change]:
     small = lot.mean_ratio <= SMALL_USE_RATIO and peak <= SMALL_USE_BYTES
     gpu_hours = sum(use.share_ratio * use.held_hours for use in lot.uses)
     if not (lot.whole and small and is_big(lot.model) and gpu_hours >= LEAST_HELD_HOURS):
         return
-    need = peak * (1 + HEADROOM_RATIO)
-    other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
+    price = market.prices.paid(lot.payer)
+    other = None if price is None else market.cheapest(lot.payer.cluster, peak * (1 + HEADROOM_RATIO), price)
     most = f"{percent_down(SMALL_USE_RATIO, 0)} activity and {memory(SMALL_USE_BYTES)} of memory"
-    fact = f"Work below {most} suits a smaller model."
-    per_month = None
-    name = "a smaller model"
-    if other is not None and price is not None:
+    fact = f"Work below {most} suits a smaller model"
+    name, per_hour = "a smaller model", None
+    if other is not None:
         model, theirs = other
-        name = short(model)
-        per_month = (price.per_hour - theirs.per_hour) * lot.gpus * MONTH_HOURS
-        fact = f"{fact[:-1]}: a GPU-hour of {name} costs {money(theirs)} here."
+        name, per_hour = short(model), theirs.per_hour
+        fact = f"{fact}: a GPU-hour of {name} costs {money(theirs)} here"
     risk = (
         "Work takes longer on it, and some programs need features of the larger model (FP8, NVLink). Time one run on"
         " the smaller model first."
@@ -292,19 +215,15 @@ def _smaller_model(lot: HeldDevices, peak: float, price: MeanPrice | None, marke
     title = f"Use {name} instead of {devices(lot)}"
     reasons = (_SERVER,) if lot.is_server else ()
     least: RiskLevel = "high" if lot.is_server else "medium"
-    yield Change("smaller-model", title, lot.gpus, per_month, fact, risk, reasons, least)
+    yield Change("smaller-model", title, lot.gpus, f"{fact}.", risk, reasons, least, per_hour)
 
 
-def _per_month(price: MeanPrice | None, gpus: float) -> float | None:
-    return None if price is None else price.per_hour * gpus * MONTH_HOURS
-
-
-def _starved(lot: HeldDevices, limit: Limit, price: MeanPrice | None, market: Market) -> Change | None:
+def _starved(lot: HeldDevices, limit: Limit, market: Market) -> Change | None:
     """Return the exchange by the part of the device that it uses while it is active, which it is for too long."""
     if not limit.is_starved:
         return None
     used = max(limit.effective_ratio, limit.uses.get("sm", 0.0))
-    found = change(lot.at_most(used), price, market)
+    found = _change(lot.at_most(used), market)
     return found and found._replace(reasons=(_FILLS if "sm" in limit.uses else _STARVED, *found.reasons))
 
 
@@ -329,10 +248,9 @@ def _information(lot: HeldDevices, limit: Limit) -> Change | None:
     what = _BOTTLENECKS.get(limit.bottleneck)
     if what is None or limit.bottleneck_ratio < MOSTLY_RATIO or lot.mean_ratio < SMALL_USE_RATIO:
         return None
-    of = "its" if len(lot.uses) == 1 else "their"
-    at = f"active {percent_down(lot.mean_ratio, 0)}, at {percent_down(limit.effective_ratio, 0)} of {of} limit"
+    at = f"active {percent_down(lot.mean_ratio, 0)}, at {_at_limit(lot, limit, 0)}"
     risk = "Nothing is saved until the same work takes fewer GPU-hours. Time one run."
-    return Change("bottleneck", f"{what[0]} {each(lot)}: {at}", 0.0, None, what[1], risk)
+    return Change("bottleneck", f"{what[0]} {each(lot)}: {at}", 0.0, what[1], risk, per_hour=None)
 
 
 _LOADED_BYTES = 1e9
@@ -360,7 +278,7 @@ def recommend(
         suggestion
         for owner, of_one in workloads.items()
         if owner.namespace not in PLATFORM_NAMESPACES
-        for suggestion in _of_workload(of_one, ledger.window, market)
+        for suggestion in _of_workload(of_one, market)
     ]
     return tuple(sorted(found, key=_rank))
 
@@ -369,7 +287,7 @@ def _rank(one: Recommendation) -> tuple[bool, float, float, LineKey, str]:
     return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, one.owner.at(_RANKED), one.title)
 
 
-def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> Iterator[Recommendation]:
+def _of_workload(uses: Sequence[HeldDevice], market: Market) -> Iterator[Recommendation]:
     held = [use for use in uses if use.still_held]
     if any(use.policy == "reserved" for use in uses) or not all(trusted(use) for use in held):
         return
@@ -378,31 +296,29 @@ def _of_workload(uses: Sequence[HeldDevice], window: Window, market: Market) -> 
     if len(unused) == len(held) and not all(idle(use) for use in uses):
         return
     for lot in lots(uses):
-        price = market.prices.paid(lot.payer)
-        limit = limit_of(lot.uses, market.prices.seconds(lot.payer))
         of_lot = replace(lot, uses=tuple(use for use in lot.uses if use in unused))
         if len(unused) == len(held):
-            yield _written(lot, _give_back(lot, price), window, price)
+            yield _written(lot, _give_back(lot), market)
         elif of_lot.uses:
-            yield _written(of_lot, _fewer(of_lot, lot, held, price), window, price)
+            yield _written(of_lot, _fewer(of_lot, lot, held), market)
         else:
-            found = change(lot, price, market)
+            limit = limit_of(lot.uses, market.prices.seconds(lot.payer))
+            found = _change(lot, market)
             if found is None and limit is not None:
-                found = _starved(lot, limit, price, market) or _information(lot, limit)
+                found = _starved(lot, limit, market) or _information(lot, limit)
             if found is not None:
-                yield _written(lot, found, window, price, limit)
+                yield _written(lot, found, market, limit)
 
 
-def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
+def _give_back(lot: HeldDevices) -> Change:
     loaded = lot.is_server or (lot.peak_memory_bytes is not None and lot.peak_memory_bytes >= _LOADED_BYTES)
     risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
     reasons = ("A model may be loaded that waits for requests or for its owner: ask first.",) if loaded else ()
     title = f"Give back all {devices(lot)}" if len(lot.uses) > 1 else f"Give back {each(lot)}"
-    fact = "None of its devices did any work."
-    return Change("give-back", title, lot.gpus, _per_month(price, lot.gpus), fact, risk, reasons)
+    return Change("give-back", title, lot.gpus, "None of its devices did any work.", risk, reasons)
 
 
-def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], price: MeanPrice | None) -> Change:
+def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice]) -> Change:
     others = [use for use in held if not any(use is gone for gone in unused.uses)]
     busiest = max(use.peak_ratio or 0.0 for use in others)
     rest = "Its other device" if len(others) == 1 else f"The busiest of its other {len(others)} devices"
@@ -415,7 +331,7 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], pr
     title = f"Give back {len(unused.uses)} of {devices(lot)}" if several else f"Give back {each(lot)}"
     loaded = unused.peak_memory_bytes is None or unused.peak_memory_bytes >= _LOADED_BYTES
     reasons = ("Memory of the unused devices is in use.",) if loaded else ()
-    return Change("fewer-gpus", title, unused.gpus, _per_month(price, unused.gpus), fact, risk, reasons)
+    return Change("fewer-gpus", title, unused.gpus, fact, risk, reasons)
 
 
 _LEVELS_OF_RISK: tuple[RiskLevel, ...] = ("low", "medium", "high")
@@ -432,51 +348,38 @@ def _doubts(lot: HeldDevices) -> Iterator[str]:
         yield f"Activity is unknown for {percent_down(1 - lot.coverage_ratio, 0)} of its hours."
 
 
-_SCALED = frozenset({"Deployment", "ReplicaSet", "StatefulSet"})
-_SUSPENDED = frozenset({"CronJob", "Job"})
+_STOPS = {
+    **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet"), ("scale", "--replicas=0")),
+    **dict.fromkeys(("CronJob", "Job"), ("patch", "--type=merge", "-p", '{"spec":{"suspend":true}}')),
+    "Notebook": ("annotate", "kubeflow-resource-stopped=true"),
+    "Pod": ("delete",),
+}
+"""Verb and arguments of ``kubectl`` that end all use of a kind of workload."""
 
 
 def _command(owner: LineKey, advice: Advice) -> str:
     """Return a command that does it, or opens the manifest to change; empty of a workload without a name."""
     if advice == "bottleneck" or not (owner.namespace and owner.kind and owner.workload):
         return ""
-    what = f"{owner.kind.lower()}/{owner.workload}"
-    words = ["kubectl", "-n", owner.namespace]
-    if advice != "give-back":
-        words += ["edit", what]
-    elif owner.kind in _SCALED:
-        words += ["scale", what, "--replicas=0"]
-    elif owner.kind in _SUSPENDED:
-        words += ["patch", what, "--type=merge", "-p", '{"spec":{"suspend":true}}']
-    elif owner.kind == "Notebook":
-        words += ["annotate", what, "kubeflow-resource-stopped=true"]
-    else:
-        words += ["delete" if owner.kind == "Pod" else "edit", what]
-    return shlex.join(words)
+    verb, *arguments = _STOPS.get(owner.kind, ("edit",)) if advice == "give-back" else ("edit",)
+    return shlex.join(("kubectl", "-n", owner.namespace, verb, f"{owner.kind.lower()}/{owner.workload}", *arguments))
 
 
-def _written(
-    lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None, limit: Limit | None = None
-) -> Recommendation:
+def _written(lot: HeldDevices, found: Change, market: Market, limit: Limit | None = None) -> Recommendation:
     reasons = (*found.reasons, *_doubts(lot))
     level = max(min(len(reasons), 2), _LEVELS_OF_RISK.index(found.least))
     if found.advice == "bottleneck":
         level = 0  # it asks for nothing
+    price = market.prices.paid(lot.payer)
+    saved = market.saved(lot, found)
     return Recommendation(
         advice=found.advice,
         owner=lot.payer,
         title=found.title,
         gpus=found.gpus,
-        currency="" if price is None or found.per_month is None else price.currency,
-        per_month=found.per_month,
-        evidence=(
-            activity(lot),
-            *((limits(limit, lot), *nearness(limit)) if limit else ()),
-            found.fact,
-            *memories(lot),
-            coverage(lot, window),
-            paid(price),
-        ),
+        currency="" if price is None or saved is None else price.currency,
+        per_month=saved,
+        evidence=tuple(_evidence(lot, found.fact, market.window, price, limit)),
         risk=" ".join((*reasons, found.risk)),
         risk_level=_LEVELS_OF_RISK[level],
         command=_command(lot.payer, found.advice),
@@ -485,8 +388,57 @@ def _written(
     )
 
 
-DIMENSIONS = PAYER
-"""Of the ledger that prices are taken from."""
+_CLASSES = {
+    Bottleneck.COMPUTE: "an arithmetic pipe was the limit",
+    Bottleneck.MEMORY: "the bandwidth of its memory was the limit, as in decoding: that is no waste",
+    Bottleneck.TRANSFER: "NVLink, PCIe or C2C was the limit",
+    Bottleneck.VIDEO: "a video engine was the limit",
+    Bottleneck.STARVED: "nothing was near its limit: it was starved",
+}
+_RESOURCES = {
+    "compute": "arithmetic pipes",
+    "memory": "memory bandwidth",
+    "transfer": "busiest of PCIe, NVLink and C2C",
+    "video": "video engines",
+    "sm": "SMs with work",
+}
+
+
+def _evidence(
+    lot: HeldDevices, fact: str, window: Window, price: MeanPrice | None, limit: Limit | None
+) -> Iterator[str]:
+    """Yield what was measured and paid, and how far it can be trusted, one sentence each."""
+    yield (
+        f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on average, at most {percent_down(lot.p95_ratio, 1)}"
+        f" in 95 % of the hours, {percent_down(lot.peak_ratio, 1)} in the busiest hour."
+    )
+    if limit:
+        most = f"in {percent_down(limit.bottleneck_ratio, 0)} of that time {_CLASSES[limit.bottleneck]}"
+        known = f"{percent_down(limit.profiled_ratio, 1)} of the active time was profiled"
+        yield f"While active it was at {_at_limit(lot, limit, 1)} ({known}); {most}."
+        if limit.uses:
+            each_of = (f"{_RESOURCES[one]} {percent_down(ratio, 1)}" for one, ratio in limit.uses.items())
+            yield f"Mean use of each limit while active: {', '.join(each_of)}."
+    yield fact
+    peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
+    if peak is not None and total is not None:
+        where = " on any of them" if len(lot.uses) > 1 else ""
+        yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
+    yield (
+        f"Activity was measured for {percent_down(lot.coverage_ratio, 1)} of {decimal(lot.held_hours, 0)} device-hours"
+        f" held from {minute(window.start_seconds)} to {minute(window.end_seconds)} UTC ({window.hours} h)."
+    )
+    if price is None:
+        yield "There is no single price for it in this window, so no saving is shown."
+    else:
+        yield f"The average price paid per GPU-hour in this window is {money(price)}."
+
+
+def _at_limit(lot: HeldDevices, limit: Limit, digits: int) -> str:
+    """``9.0 % of its limit``."""
+    return f"{percent_down(limit.effective_ratio, digits)} of {'its' if len(lot.uses) == 1 else 'their'} limit"
+
+
 WINDOW_DAYS = 7
 
 
@@ -516,7 +468,7 @@ async def read(
     """
     # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
     uses = await read_evidence(client, window, filters)
-    ledger = await source.ledger(window, DIMENSIONS)
+    ledger = await source.ledger(window, PAYER)
     return AdviceReading(recommendations=recommend(uses, ledger, judge_servers=judge_servers), uses=uses, ledger=ledger)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from exporter.cost.document import OwnerDocument, window_document
 from exporter.cost.foot import Remark, clean, write_foot
 from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
-from exporter.cost.ledger import FleetLedger, LineKey
+from exporter.cost.ledger import FleetLedger
 from exporter.cost.recommend import AdviceReading
 from exporter.cost.render import console_for
 from exporter.cost.report_csv import csv_stream, encodable, guarded
@@ -49,19 +49,18 @@ def _write_table(reading: AdviceReading, stream: TextIO) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("Risk")
     for one in reading.recommendations:
+        owner = one.owner
+        place = f"{owner.cluster}: " if owner.cluster else ""
         why = Text(clean(one.title), style="bold")
-        for sentence in (*one.evidence, f"Risk: {one.risk}", *((one.command,) if one.command else ())):
+        for sentence in filter(None, (*one.evidence, f"Risk: {one.risk}", one.command)):
             why.append(f"\n{clean(sentence)}", style="not bold")
-        month = "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency))
-        level = Text(one.risk_level, style=_LEVELS[one.risk_level])
-        owner = Text(clean(_owner(one.owner)))
         table.add_row(
-            owner,
-            Text(clean(one.owner.team)),
+            Text(clean(f"{place}{owner.kind} {owner.namespace}/{owner.workload}")),
+            Text(clean(owner.team)),
             why,
             decimal(one.gpus, 2) if one.gpus else "-",
-            month,
-            level,
+            "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency)),
+            Text(one.risk_level, style=_LEVELS[one.risk_level]),
             end_section=True,
         )
     console = console_for(stream, table)
@@ -73,11 +72,6 @@ def _write_table(reading: AdviceReading, stream: TextIO) -> None:
     if reading.recommendations:
         console.print(table)
     write_foot(console, _foot(reading))
-
-
-def _owner(one: LineKey) -> str:
-    place = f"{one.cluster}: " if one.cluster else ""
-    return f"{place}{one.kind} {one.namespace}/{one.workload}"
 
 
 def _foot(reading: AdviceReading) -> Iterator[Remark]:
@@ -100,13 +94,12 @@ def _write_csv(reading: AdviceReading, stream: TextIO) -> None:
     writer = csv.DictWriter(csv_stream(stream), ("from", "to", *_COLUMNS), lineterminator="\n")
     writer.writeheader()
     window = reading.ledger.window
+    period = {"from": iso(window.start_seconds), "to": iso(window.end_seconds)}
     for one in reading.recommendations:
         joined = {"evidence": " ".join(one.evidence), "devices": " ".join(one.devices)}
-        row = {
-            name: guarded(value) if isinstance(value, str) else "" if value is None else value
-            for name, value in {**recommendation_document(one), **joined}.items()
-        }
-        writer.writerow({"from": iso(window.start_seconds), "to": iso(window.end_seconds), **row})
+        values = {**recommendation_document(one), **joined, **period}
+        # The writer leaves None empty.
+        writer.writerow({name: guarded(value) if isinstance(value, str) else value for name, value in values.items()})
 
 
 def _write_json(reading: AdviceReading, stream: TextIO) -> None:
