@@ -152,9 +152,7 @@ def test_each_day_is_a_charge_of_its_own_in_the_month_that_it_lies_in() -> None:
 def test_hours_without_a_price_are_no_charge_and_are_told() -> None:
     lines = {key("a"): held(24.0), key("b", node="node-x"): held(24.0, None), key("c"): held(10.0, unpriced_hours=4.0)}
     stream, metadata = io.StringIO(), io.StringIO()
-    summary = write_focus(ledger(lines), stream, metadata_stream=metadata)
-    (told,) = summary.unpriced
-    assert (told.node, told.gpu_hours) == ("node-x", 24.0)
+    write_focus(ledger(lines), stream, metadata_stream=metadata)
     assert "node-x" not in stream.getvalue()
     _, rows = exported(ledger(lines))
     partly = next(row for row in rows if row["x_Workload"] == "c")
@@ -175,10 +173,11 @@ def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> 
         nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": ByState(unprofiled=0.12)}),
         nobody("Unattributed", node="unmetered"): Figures(energy_joules=3.6e6),
     }
-    stream = io.StringIO()
-    summary = write_focus(ledger(lines), stream)
-    assert summary.cost == {"USD": Decimal("50.52")}
-    assert summary.unpriced == ()
+    stream, metadata = io.StringIO(), io.StringIO()
+    write_focus(ledger(lines), stream, metadata_stream=metadata)
+    document = json.loads(metadata.getvalue())
+    assert document["x_Conservation"]["EffectiveCost"] == {"USD": "50.52"}
+    assert document["x_Unpriced"] == []
     assert_promises(stream.getvalue(), "1.4")
 
 

@@ -5,10 +5,9 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import Any, Literal, NamedTuple, TextIO, cast
 
 from exporter import __version__
 from exporter.cost.focus_rows import (
@@ -19,64 +18,41 @@ from exporter.cost.focus_rows import (
     UNIT,
     FocusRow,
     FocusSettings,
-    FocusSummary,
+    FocusSums,
     focus_rows,
+    unpriced_hours,
     written,
 )
 from exporter.cost.ledger import FleetLedger, total_of
 from exporter.cost.report_csv import csv_stream, encodable, guarded
 from exporter.errors import ConfigError
+from exporter.model import ByState
 from exporter.model.formatting import iso
 
-Level = Literal["mandatory", "conditional", "recommended"]
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
 """What a value is: ``price`` is a decimal that is not negative, ``tags`` a JSON object of plain values."""
 VERSIONS = ("1.2", "1.3", "1.4")
 DEFAULT_VERSION = "1.4"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FocusColumn:
-    """One column."""
+class FocusColumn(NamedTuple):
+    """One column, as ``focus_columns.txt`` has it."""
 
     name: str
     kind: Kind
-    level: Level
-    nullable: bool = True
-    allowed: tuple[str, ...] = ()
-    """The values that it can have; empty where any is allowed, or the specification lists many."""
+    level: str
+    """``mandatory``, ``conditional``, ``recommended``."""
+    nullable: bool
     since: str
     """The version that brought it."""
-    until: str = ""
-    """The last version that has it; empty where the newest does."""
-
-    def is_in(self, version: str) -> bool:
-        """Whether a version has the column."""
-        return self.since <= version and (not self.until or version <= self.until)
+    until: str
+    """The last version that has it; ``-`` where the newest does."""
+    allowed: tuple[str, ...]
+    """The values that it can have; empty where any is allowed, or the specification lists many."""
 
 
-_LEVELS: dict[str, Level] = {"M": "mandatory", "C": "conditional", "R": "recommended"}
-_ALLOWED: dict[str, tuple[str, ...]] = {
-    "CapacityReservationStatus": ("Used", "Unused"),
-    "ChargeCategory": ("Usage", "Purchase", "Tax", "Credit", "Adjustment"),
-    "ChargeClass": ("Correction",),
-    "ChargeFrequency": ("One-Time", "Recurring", "Usage-Based"),
-    "CommitmentDiscountCategory": ("Spend", "Usage"),
-    "CommitmentDiscountStatus": ("Used", "Unused"),
-    "PricingCategory": ("Standard", "Dynamic", "Committed", "Other"),
-}
-
-
-def _read(name: str, kind: str, level: str, null: str, since: str, until: str = "") -> FocusColumn:
-    return FocusColumn(
-        name=name,
-        kind=cast("Kind", kind),
-        level=_LEVELS[level],
-        nullable=null == "N",
-        allowed=_ALLOWED.get(name, ()),
-        since=since,
-        until=until,
-    )
+def _read(name: str, kind: str, level: str, null: str, since: str, until: str = "-", *allowed: str) -> FocusColumn:
+    return FocusColumn(name, cast("Kind", kind), level, null == "may", since, until, allowed)
 
 
 COLUMNS: tuple[FocusColumn, ...] = tuple(
@@ -101,7 +77,11 @@ OWN_COLUMNS: dict[str, Kind] = {f"x_{name}": kind for kind, names in _OWN for na
 @cache
 def columns_of(version: str) -> dict[str, FocusColumn]:
     """The columns of one of ``VERSIONS``, by name, in the order of the alphabet."""
-    return {column.name: column for column in COLUMNS if column.is_in(version)}
+    return {
+        column.name: column
+        for column in COLUMNS
+        if column.since <= version and (column.until == "-" or version <= column.until)
+    }
 
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
@@ -143,7 +123,7 @@ def write_focus(
     version: str = DEFAULT_VERSION,
     settings: FocusSettings | None = None,
     metadata_stream: TextIO | None = None,
-) -> FocusSummary:
+) -> None:
     """Write the ledger as CSV, and its metadata as JSON where there is a stream for them.
 
     Args:
@@ -153,9 +133,6 @@ def write_focus(
         settings: What the ledger does not know.
         metadata_stream: For the metadata.
 
-    Returns:
-        What was written, and which GPU-hours were not because they had no price: for standard error.
-
     Raises:
         ConfigError: No such version.
         ExporterError: The ledger was read by too few dimensions.
@@ -163,18 +140,17 @@ def write_focus(
     if version not in VERSIONS:
         raise ConfigError(f"focus-version: '{version}' is not known; allowed: {', '.join(VERSIONS)}")
     own = settings or FocusSettings()
-    summary = FocusSummary()
+    sums = FocusSums()
     header = header_of(version)
     writer = csv.writer(csv_stream(stream), lineterminator="\n")
     writer.writerow(header)
     simulated = "true" if ledger.simulated else ""
-    for row in focus_rows(ledger, own, summary):
+    for row in focus_rows(ledger, own, sums):
         row["x_Simulated"] = simulated
         writer.writerow(_fields(row, header))
     if metadata_stream is not None:
-        document = _metadata(ledger, version, own, summary)
+        document = _metadata(ledger, version, own, sums)
         metadata_stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
-    return summary
 
 
 def header_of(version: str) -> tuple[str, ...]:
@@ -201,8 +177,10 @@ def _plain(text: str) -> str:
     return text if _NUMBER.fullmatch(text) else guarded(text)
 
 
-def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summary: FocusSummary) -> dict[str, Any]:
+def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, sums: FocusSums) -> dict[str, Any]:
     header = header_of(version)
+    total = total_of(figures for chunk in ledger.chunks for figures in chunk.lines.values())
+    unpriced = unpriced_hours(ledger)
     schema: dict[str, Any] = {
         "SchemaId": str(uuid.uuid5(_SCHEMA_SPACE, f"{version} {' '.join(header)}")),
         "FocusVersion": version,
@@ -225,11 +203,23 @@ def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summar
         "x_BilledCost": "0 on every row: this is metered cost, not an invoice; EffectiveCost is the column to sum.",
         "x_ListCost": "Equal to ContractedCost: the ledger holds what was paid, not what lists ask.",
         "x_TagPrefix": TAG_PREFIX,
-        "x_Coverage": _coverage(ledger),
-        "x_Conservation": _conservation(summary),
+        "x_Coverage": _coverage(ledger, total.seconds, total.unpriced_seconds),
+        "x_Conservation": {
+            "Rows": sums.rows,
+            "Origins": sums.origins,
+            "SplitOrigins": sums.split_origins,
+            "EffectiveCost": {currency: written(cost) for currency, cost in sorted(sums.cost.items())},
+            "LedgerCost": {code: round(money.total, PLACES) for code, money in sorted(total.money.items())},
+            "ConsumedGpuHours": written(sums.gpu_hours),
+            "UnpricedGpuHours": round(sum(unpriced.values()), PLACES),
+            "LedgerGpuHours": round(total.seconds.total / 3600, PLACES),
+            "MeteredGpuHours": round(
+                sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) / 3600, PLACES
+            ),
+        },
         "x_Unpriced": [
-            {"Cluster": one.cluster, "Node": one.node, "Model": one.model, "GpuHours": round(one.gpu_hours, PLACES)}
-            for one in summary.unpriced
+            {"Cluster": cluster, "Node": node, "Model": model, "GpuHours": round(count, PLACES)}
+            for (cluster, node, model), count in unpriced.items()
         ],
         "x_Failures": [
             {
@@ -258,30 +248,12 @@ def _definition(name: str, version: str) -> dict[str, Any]:
     return definition
 
 
-def _coverage(ledger: FleetLedger) -> dict[str, Any]:
+def _coverage(ledger: FleetLedger, seconds: ByState, unpriced_seconds: float) -> dict[str, Any]:
     clusters = {name for chunk in ledger.chunks for name in chunk.recorded_hours}
-    recorded = sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks)
-    total = total_of(figures for chunk in ledger.chunks for figures in chunk.lines.values())
-    held, measured = total.seconds.total, total.seconds.measured
-    priced = held - total.unpriced_seconds
+    held = seconds.total
     return {
         "HoursOfWindow": ledger.window.hours * max(len(clusters), 1),
-        "HoursRecorded": recorded,
-        "ActivityRatio": round(measured / held, 6) if held else None,
-        "PriceRatio": round(priced / held, 6) if held else None,
-    }
-
-
-def _conservation(summary: FocusSummary) -> dict[str, Any]:
-    unpriced = sum(one.gpu_hours for one in summary.unpriced)
-    return {
-        "Rows": summary.rows,
-        "Origins": summary.origins,
-        "SplitOrigins": summary.split_origins,
-        "EffectiveCost": {currency: written(cost) for currency, cost in sorted(summary.cost.items())},
-        "LedgerCost": {currency: round(cost, PLACES) for currency, cost in summary.ledger_cost.items()},
-        "ConsumedGpuHours": written(summary.gpu_hours),
-        "UnpricedGpuHours": round(unpriced, PLACES),
-        "LedgerGpuHours": round(summary.ledger_gpu_hours, PLACES),
-        "MeteredGpuHours": round(summary.capacity_gpu_hours, PLACES),
+        "HoursRecorded": sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks),
+        "ActivityRatio": round(seconds.measured / held, 6) if held else None,
+        "PriceRatio": round((held - unpriced_seconds) / held, 6) if held else None,
     }

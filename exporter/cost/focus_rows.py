@@ -1,11 +1,11 @@
 """Converts a fleet's ledger to FOCUS charges, split among the holders of a GPU."""
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from itertools import groupby
+from typing import NamedTuple
 
 from exporter.cost.ledger import (
     Dimension,
@@ -44,18 +44,8 @@ class FocusSettings:
     """Unix time for the metadata; ``None`` leaves it out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpriced:
-    """GPU-hours that had no price, and so are no charge."""
-
-    cluster: str
-    node: str
-    model: str
-    gpu_hours: float
-
-
 @dataclass(slots=True, kw_only=True)
-class FocusSummary:
+class FocusSums:
     """What was written, to be held against the ledger; filled while rows are made."""
 
     rows: int = 0
@@ -65,21 +55,6 @@ class FocusSummary:
     """By currency: sum of EffectiveCost."""
     gpu_hours: Decimal = Decimal(0)
     """Sum of ConsumedQuantity."""
-    unpriced_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    """By cluster, node and model: seconds of lines without any price, which are in no row."""
-    ledger_cost: Mapping[str, float] = field(default_factory=dict)
-    ledger_gpu_hours: float = 0.0
-    """Of all lines."""
-    capacity_gpu_hours: float = 0.0
-
-    @property
-    def unpriced(self) -> tuple[Unpriced, ...]:
-        """Most hours first."""
-        ordered = sorted(self.unpriced_seconds.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(
-            Unpriced(cluster=cluster, node=node, model=model, gpu_hours=seconds / 3600)
-            for (cluster, node, model), seconds in ordered
-        )
 
 
 PLACES = 10
@@ -96,6 +71,11 @@ def exact(value: float) -> Decimal:
 def rounded(value: Decimal, places: int = PLACES) -> Decimal:
     """The value with so many decimals."""
     return value.quantize(Decimal(1).scaleb(-places), context=_WIDE)
+
+
+def hours(seconds: float) -> Decimal:
+    """Seconds in hours, to more digits than are ever written."""
+    return _WIDE.divide(exact(seconds), Decimal(3600))
 
 
 def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) -> list[Decimal]:
@@ -117,16 +97,9 @@ def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) ->
 
 def ratios_of(values: Sequence[Decimal]) -> list[Decimal]:
     """Each value's part of their sum; the parts sum to exactly 1. Equal parts where the sum is 0."""
-    total = sum(values, Decimal(0))
-    shares = [
-        _WIDE.divide(value, total) if total else _WIDE.divide(Decimal(1), Decimal(len(values))) for value in values
-    ]
+    total = sum(values)
+    shares = [_WIDE.divide(value, total) if total else _WIDE.divide(1, len(values)) for value in values]
     return parts_of(Decimal(1), shares, RATIO_PLACES)
-
-
-def quotient(value: Decimal, by: Decimal) -> Decimal:
-    """To more digits than are ever written; ``by`` is not 0."""
-    return _WIDE.divide(value, by)
 
 
 def written(value: Decimal) -> str:
@@ -140,15 +113,14 @@ def written(value: Decimal) -> str:
     return f"{whole}.{decimals.rstrip('0') or '0'}"
 
 
-@dataclass(slots=True, kw_only=True)
-class ChargePart:
+class ChargePart(NamedTuple):
     """What one owner has of a charge."""
 
     owner: LineKey
     """Namespace, kind, workload, team and labels; the remainder has the kind alone."""
-    modes: set[str] = field(default_factory=set)
-    lines: list[Figures] = field(default_factory=list)
-    """Seconds of a line with money in several currencies are in the first one's part alone."""
+    modes: frozenset[str]
+    figures: Figures
+    """Seconds of lines with money in several currencies are in the first one's part alone."""
 
     @property
     def is_remainder(self) -> bool:
@@ -160,9 +132,13 @@ class ChargePart:
         """``namespace/kind/workload``, without what is not known."""
         return _path(self.owner.namespace, self.owner.kind, self.owner.workload) or "(unknown owner)"
 
+    @property
+    def rank(self) -> tuple[int, LineKey]:
+        """Its place among the parts: the remainder is last."""
+        return APART.index(self.owner.kind) + 1 if self.is_remainder else 0, self.owner
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+
+class Origin(NamedTuple):
     """One charge before it is split; its parts in the order of owners, the remainder last."""
 
     window: Window
@@ -174,50 +150,45 @@ class Origin:
     parts: tuple[ChargePart, ...]
 
 
-def origins(ledger: FleetLedger, summary: FocusSummary) -> Iterator[Origin]:
-    """Charges of the ledger in the order of time, cluster, node and model; notes in ``summary`` what has no price."""
+def origins(ledger: FleetLedger) -> Iterator[Origin]:
+    """Charges of the ledger in the order of time, cluster, node and model; what has no price is in none."""
     for chunk in ledger.chunks:
-        summary.capacity_gpu_hours += sum(chunk.capacity_seconds.values()) / 3600
-        for (cluster, node, model), lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
-            parts = _parts(tuple(lines), (cluster, node, model), summary)
-            for currency in sorted(parts):
-                yield Origin(
-                    window=chunk.window,
-                    cluster=cluster,
-                    node=node,
-                    model=model,
-                    currency=currency,
-                    facts=ledger.nodes.get((cluster, node), NodeFacts()),
-                    parts=tuple(sorted(parts[currency].values(), key=_rank)),
-                )
+        for place, lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
+            facts = ledger.nodes.get(place[:2], NodeFacts())
+            for currency, owners in sorted(_owners(lines).items()):
+                parts = [
+                    ChargePart(owner, frozenset(key.mode for key, _ in own), total_of(figures for _, figures in own))
+                    for owner, own in owners.items()
+                ]
+                yield Origin(chunk.window, *place, currency, facts, tuple(sorted(parts, key=lambda part: part.rank)))
 
 
 def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
     return line[0].cluster, line[0].node, line[0].model
 
 
-def _rank(part: ChargePart) -> tuple[int, LineKey]:
-    return APART.index(part.owner.kind) + 1 if part.is_remainder else 0, part.owner
-
-
-def _parts(
-    lines: tuple[tuple[LineKey, Figures], ...], place: tuple[str, str, str], summary: FocusSummary
-) -> dict[str, dict[LineKey, ChargePart]]:
-    """By currency and owner."""
-    found: dict[str, dict[LineKey, ChargePart]] = {}
+def _owners(
+    lines: Iterable[tuple[LineKey, Figures]],
+) -> dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]]:
+    """Lines by currency and owner; those of a second currency have its money alone."""
+    found: dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]] = {}
     for key, figures in lines:
-        summary.ledger_gpu_hours += figures.seconds.total / 3600
-        if not figures.money:
-            if not figures.seconds.total:
-                continue  # joules alone: there is no hour that lacks a price
-            summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.seconds.total
-            continue
         owner = key._replace(cluster="", node="", pool="", model="", mode="")
         for number, currency in enumerate(sorted(figures.money)):
-            part = found.setdefault(currency, {}).setdefault(owner, ChargePart(owner=owner))
-            part.modes.add(key.mode)
-            part.lines.append(Figures(money=figures.money) if number else figures)
+            own = Figures(money=figures.money) if number else figures
+            found.setdefault(currency, {}).setdefault(owner, []).append((key, own))
     return found
+
+
+def unpriced_hours(ledger: FleetLedger) -> dict[tuple[str, str, str], float]:
+    """GPU-hours of lines without any price, which are no charge, by cluster, node and model; most hours first."""
+    found: dict[tuple[str, str, str], float] = {}
+    for chunk in ledger.chunks:
+        for line in chunk.lines.items():
+            seconds = line[1].seconds.total
+            if seconds and not line[1].money:  # joules alone lack no price
+                found[_place(line)] = found.get(_place(line), 0.0) + seconds / 3600
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
@@ -227,12 +198,11 @@ ORIGIN_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", 
 METHOD_ID = "gpu-seconds-held"
 TAG_PREFIX = "gpu-cost-exporter/"
 UNIT = "GPU-Hours"
-_HOUR = Decimal(3600)
 _NEAR = Decimal("1e-8")
 
 
-def focus_rows(ledger: FleetLedger, settings: FocusSettings, summary: FocusSummary | None = None) -> Iterator[FocusRow]:
-    """Every charge of the ledger; ``summary`` is filled on the way.
+def focus_rows(ledger: FleetLedger, settings: FocusSettings, sums: FocusSums) -> Iterator[FocusRow]:
+    """Every charge of the ledger; ``sums`` is filled on the way.
 
     Raises:
         ExporterError: The ledger was read by fewer dimensions than ``FOCUS_DIMENSIONS``.
@@ -240,53 +210,38 @@ def focus_rows(ledger: FleetLedger, settings: FocusSettings, summary: FocusSumma
     missing = FOCUS_DIMENSIONS - ledger.dimensions
     if missing:
         raise ExporterError(f"FOCUS needs a ledger by {', '.join(sorted(missing))}, too; read it by FOCUS_DIMENSIONS")
-    sums = FocusSummary() if summary is None else summary
-    sums.ledger_cost = _ledger_cost(ledger)
-    for origin in origins(ledger, sums):
+    for origin in origins(ledger):
         sums.origins += 1
-        is_split = len(origin.parts) > 1
-        sums.split_origins += is_split
-        for row, cost, hours in _charges(origin, settings, is_split=is_split):
+        sums.split_origins += len(origin.parts) > 1
+        for row, cost, held in _charges(origin, settings):
             sums.rows += 1
             sums.cost[origin.currency] = sums.cost.get(origin.currency, Decimal(0)) + cost
-            sums.gpu_hours += hours
+            sums.gpu_hours += held
             yield row
 
 
-def _ledger_cost(ledger: FleetLedger) -> Mapping[str, float]:
-    totals: dict[str, list[float]] = {}
-    for chunk in ledger.chunks:
-        for figures in chunk.lines.values():
-            for currency, money in figures.money.items():
-                totals.setdefault(currency, []).append(money.total)
-    return {currency: math.fsum(parts) for currency, parts in sorted(totals.items())}
-
-
-def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
+def _charges(origin: Origin, settings: FocusSettings) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
     """Rows of one origin, each with its EffectiveCost and its hours."""
-    sums = [total_of(part.lines) for part in origin.parts]
-    exact_costs = [exact(figures.money_in(origin.currency).total) for figures in sums]
-    costs = parts_of(rounded(sum(exact_costs, Decimal(0))), exact_costs)
-    held = _hours([figures.seconds.total for figures in sums])
-    priced = _hours([max(figures.seconds.total - figures.unpriced_seconds, 0.0) for figures in sums])
-    whole_hours = sum(priced, Decimal(0))
-    unit_price = rounded(quotient(sum(costs, Decimal(0)), whole_hours)) if whole_hours else None
+    figures = [part.figures for part in origin.parts]
+    costs = _shares([exact(one.money_in(origin.currency).total) for one in figures])
+    held = _shares([hours(one.seconds.total) for one in figures])
+    priced = _shares([hours(max(one.seconds.total - one.unpriced_seconds, 0.0)) for one in figures])
+    unit_price = rounded(_WIDE.divide(sum(costs), sum(priced))) if any(priced) else None
     ratios = ratios_of(costs if any(costs) else priced)
     common = _common(origin, settings, unit_price)
-    for part, figures, cost, hours, paid, ratio in zip(origin.parts, sums, costs, held, priced, ratios, strict=True):
-        row = dict(common)
-        row |= _amounts(cost, hours, paid, unit_price)
-        row |= _own(part, figures, figures.money_in(origin.currency), cost)
-        if is_split:
+    for part, cost, quantity, paid, ratio in zip(origin.parts, costs, held, priced, ratios, strict=True):
+        row = common | _amounts(cost, quantity, paid, unit_price)
+        row |= _own(part, part.figures.money_in(origin.currency), cost)
+        if len(origin.parts) > 1:
             row |= _allocated(part, ratio, paid)
         elif not part.is_remainder:
             row["Tags"] = _json(_node_tags(origin) | _owner_tags(part.owner))
-        yield {name: value for name, value in row.items() if value}, cost, hours
+        yield {name: value for name, value in row.items() if value}, cost, quantity
 
 
-def _hours(seconds: list[float]) -> list[Decimal]:
-    hours = [quotient(exact(value), _HOUR) for value in seconds]
-    return parts_of(rounded(sum(hours, Decimal(0))), hours)
+def _shares(values: list[Decimal]) -> list[Decimal]:
+    """The values rounded, such that they sum to their rounded sum."""
+    return parts_of(rounded(sum(values, Decimal(0))), values)
 
 
 def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
@@ -294,7 +249,10 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
     month = period_at("month", origin.window.start_seconds)
     facts = origin.facts
     model = origin.model or "GPU"
-    return _provided(origin, settings) | {
+    return {
+        "BillingAccountId": settings.billing_account_id,
+        "BillingAccountName": settings.billing_account_name,
+        "BillingAccountType": "Account",
         "BillingCurrency": origin.currency,
         "BillingPeriodStart": iso(month.start_seconds),
         "BillingPeriodEnd": iso(month.end_seconds),
@@ -306,44 +264,35 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
         "ChargePeriodEnd": iso(origin.window.end_seconds),
         "ConsumedUnit": UNIT,
         "ContractedUnitPrice": "" if unit_price is None else written(unit_price),
+        "HostProviderName": settings.provider,
+        "InvoiceIssuerName": settings.provider,
         "PricingCategory": "Dynamic" if facts.capacity_type == "spot" else "Standard",
         "PricingCurrency": origin.currency,
         "PricingUnit": UNIT,
+        "ProviderName": settings.provider,
+        "PublisherName": settings.provider,
         "RegionId": facts.region,
         "RegionName": facts.region,
         "ResourceId": _path(origin.cluster, origin.node, model),
         "ResourceName": f"{model} of {origin.node}",
         "ResourceType": "GPU",
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU Compute",
+        "ServiceProviderName": settings.provider,
+        "ServiceSubcategory": "Containers",
         "SkuId": model,
         "SkuMeter": "GPU Time",
         "SkuPriceDetails": _json({"GpuCount": 1, "InstanceType": facts.instance_type}),
         "SkuPriceId": _path(model, facts.instance_type, facts.capacity_type, facts.region),
+        "SubAccountId": origin.cluster,
+        "SubAccountName": origin.cluster,
+        "SubAccountType": "Cluster" if origin.cluster else "",
         "Tags": _json(_node_tags(origin)),
         "x_CapacityType": facts.capacity_type,
         "x_Cluster": origin.cluster,
         "x_GpuModel": origin.model,
         "x_InstanceType": facts.instance_type,
         "x_Node": origin.node,
-    }
-
-
-def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
-    """Return the columns of the provider and of the account."""
-    return {
-        "BillingAccountId": settings.billing_account_id,
-        "BillingAccountName": settings.billing_account_name,
-        "BillingAccountType": "Account",
-        "HostProviderName": settings.provider,
-        "InvoiceIssuerName": settings.provider,
-        "ProviderName": settings.provider,
-        "PublisherName": settings.provider,
-        "ServiceCategory": "Compute",
-        "ServiceName": "GPU Compute",
-        "ServiceProviderName": settings.provider,
-        "ServiceSubcategory": "Containers",
-        "SubAccountId": origin.cluster,
-        "SubAccountName": origin.cluster,
-        "SubAccountType": "Cluster" if origin.cluster else "",
     }
 
 
@@ -365,10 +314,10 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
     }
 
 
-def _own(part: ChargePart, figures: Figures, money: ByState, cost: Decimal) -> FocusRow:
+def _own(part: ChargePart, money: ByState, cost: Decimal) -> FocusRow:
     """The columns that FOCUS has no place for."""
     effective, ineffective, unprofiled, idle, unknown = parts_of(cost, [exact(amount) for _, amount in money])
-    seconds, owner = figures.seconds, part.owner
+    seconds, owner = part.figures.seconds, part.owner
     profiled = seconds.profiled or money.profiled  # of several currencies one has the seconds
     return {
         "x_ActiveCost": written(effective + ineffective + unprofiled),
@@ -385,7 +334,7 @@ def _own(part: ChargePart, figures: Figures, money: ByState, cost: Decimal) -> F
         "x_SplitConfidence": "estimated" if "shared" in part.modes else "exact",
         "x_Team": owner.team,
         "x_UnknownCost": written(unknown),
-        "x_UnpricedGpuHours": written(rounded(quotient(exact(figures.unpriced_seconds), _HOUR))),
+        "x_UnpricedGpuHours": written(rounded(hours(part.figures.unpriced_seconds))),
         "x_Workload": owner.workload,
         "x_WorkloadKind": owner.kind,
     }
@@ -407,27 +356,25 @@ def _allocated(part: ChargePart, ratio: Decimal, paid: Decimal) -> FocusRow:
     return row
 
 
-def _node_tags(origin: Origin) -> dict[str, str | int]:
+def _node_tags(origin: Origin) -> dict[str, str]:
     facts = origin.facts
-    named = {
-        "cluster": origin.cluster,
-        "node": origin.node,
-        "instance-type": facts.instance_type,
-        "capacity-type": facts.capacity_type,
-    }
-    return {f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}
+    return _tags(
+        cluster=origin.cluster,
+        node=origin.node,
+        instance_type=facts.instance_type,
+        capacity_type=facts.capacity_type,
+    )
 
 
-def _owner_tags(owner: LineKey) -> dict[str, str | int]:
-    named = {
-        "namespace": owner.namespace,
-        "workload-kind": owner.kind,
-        "workload": owner.workload,
-        "team": owner.team,
-    }
+def _owner_tags(owner: LineKey) -> dict[str, str]:
     # Keys that users chose have no prefix, and none of theirs stands for one of ours.
     labels = {key: value for key, value in pairs(owner.labels).items() if not key.startswith(TAG_PREFIX)}
-    return {**labels, **{f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}}
+    own = _tags(namespace=owner.namespace, workload_kind=owner.kind, workload=owner.workload, team=owner.team)
+    return labels | own
+
+
+def _tags(**values: str) -> dict[str, str]:
+    return {f"{TAG_PREFIX}{name.replace('_', '-')}": value for name, value in values.items() if value}
 
 
 def _json(values: Mapping[str, str | int]) -> str:
