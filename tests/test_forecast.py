@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.budgets import forecast, method
+from exporter.cost.budgets import forecast
 from exporter.cost.ledger import DAY_SECONDS, Window
 
 MONDAY = int(datetime(2026, 10, 5, tzinfo=UTC).timestamp())
@@ -21,12 +21,10 @@ OCTOBER = Window(start_seconds=at(10, 1), end_seconds=at(11, 1))
 
 def test_without_a_complete_day_nothing_is_said() -> None:
     assert forecast(12.0, [], at(10, 1, 7), OCTOBER) is None
-    assert method([]) is None
 
 
 def test_the_rest_of_the_month_costs_what_the_last_week_did() -> None:
     daily = [1000.0, 10, 20, 30, 40, 50, 60, 70]
-    assert method(daily) == "mean"
     assert forecast(500.0, daily, at(10, 9), OCTOBER) == pytest.approx(500 + 23 * 40)
 
 
@@ -46,7 +44,6 @@ def test_a_period_that_has_not_begun_is_told_whole() -> None:
 def test_weekends_are_cheap_once_two_weeks_are_known() -> None:
     daily = [100.0, 100, 100, 100, 100, 10, 10] * 2
     week = Window(start_seconds=MONDAY, end_seconds=MONDAY + 7 * DAY_SECONDS)
-    assert method(daily) == "weekdays"
     # Friday at noon: half a Friday, a Saturday and a Sunday are left.
     after = daily + daily[:4]
     assert forecast(450.0, after, MONDAY + 4.5 * DAY_SECONDS, week) == pytest.approx(450 + 50 + 20)

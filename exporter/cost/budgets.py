@@ -1,14 +1,14 @@
 """Budgets: reads the budgets file and compares spending with it, with a forecast."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import yaml
 
 from exporter.config.types import CURRENCIES
-from exporter.config.yaml_file import Fields, compose
+from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
@@ -31,6 +31,8 @@ from exporter.cost.query_rows import LedgerSource
 from exporter.cost.report import APART, dimensions_of
 from exporter.errors import ConfigError
 
+_DEFAULT_THRESHOLDS = (0.5, 0.8, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
@@ -42,7 +44,7 @@ class Budget:
     period: Period
     owner: Mapping[Dimension, str] = field(default_factory=dict)
     """What it is for: any of cluster, namespace, team, labels; empty is for all that is held."""
-    thresholds: tuple[float, ...] = (0.5, 0.8, 1.0)
+    thresholds: tuple[float, ...] = _DEFAULT_THRESHOLDS
     """Parts of the amount that pages and digests mark."""
     include_unallocated: bool = False
     """Counts Unallocated and Unattributed, too; only where it is for all, or a cluster."""
@@ -73,8 +75,7 @@ class BudgetState:
 PERIODS: tuple[Period, ...] = get_args(Period)
 OWNERS: tuple[Dimension, ...] = ("cluster", "namespace", "team")
 """What a budget can be for, besides ``label:KEY``."""
-_DEFAULT_THRESHOLDS = (0.5, 0.8, 1.0)
-_MOST_BYTES, _MOST_BUDGETS, _MOST_THRESHOLDS, _MOST_PARTS = 1 << 20, 2000, 20, 10
+_MOST_BUDGETS, _MOST_THRESHOLDS, _MOST_PARTS = 2000, 20, 10
 _LEAST_AMOUNT, _MOST_AMOUNT = 0.01, 1e15
 _THRESHOLDS = f"a list of 1 to {_MOST_THRESHOLDS} parts of the amount, such as 0.8 or 80%"
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -86,17 +87,7 @@ def load(path: Path) -> tuple[Budget, ...]:
     Raises:
         ConfigError: With all mistakes at once: file, line, budget, key, what is wrong and what is allowed.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"budgets: {path} is larger than {_MOST_BYTES >> 20} MiB; give a file of budgets")
-        text = content.decode()
-    except OSError as error:
-        raise ConfigError(f"budgets: cannot read {path}: {error.strerror}; allowed: a readable YAML file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"budgets: {path} is not UTF-8 text; allowed: a YAML file") from None
-    return parse(text, str(path))
+    return parse(read_text(path, "budgets", "a file of budgets", "allowed: a readable YAML file"), str(path))
 
 
 def parse(text: str, path: str) -> tuple[Budget, ...]:
@@ -209,46 +200,35 @@ def _part(node: yaml.Node) -> float | None:
 
 
 _WEEK, _TWO_WEEKS, _LOOK_BACK = 7, 14, 28
+"""Days that a forecast goes by."""
 _DAY_HOURS = 24
 
-Method = Literal["weekdays", "mean"]
 
-
-def method(daily: Sequence[float]) -> Method | None:
-    """Return how the rest of a period is estimated; ``None`` without a complete day.
-
-    ``mean``: each day as the mean of the last 7 complete days. ``weekdays``, from 14 days on: each as the mean of
-    its weekday in the last 28, so that a month with five weekends is not taken for one with four.
-    """
-    if not daily:
-        return None
-    return "weekdays" if len(daily) >= _TWO_WEEKS else "mean"
-
-
-def complete_days(
-    ledger: FleetLedger, *, money: Callable[[Chunk], float], hours: Callable[[Chunk], int]
-) -> list[float]:
+def complete_days(ledger: FleetLedger, money: Sequence[float], hours: Sequence[int]) -> list[float]:
     """Money of the last days without a hole until the ledger's last midnight, oldest first: what ``forecast`` goes by.
 
     Args:
         ledger: By day.
-        money: Of a day.
-        hours: How many hours of it were recorded.
+        money: Of each of its days.
+        hours: How many hours of each were recorded.
     """
     due = ledger.window.end_seconds // DAY_SECONDS * DAY_SECONDS
     days: list[float] = []
-    for chunk in reversed(ledger.chunks):
+    for chunk, spent, recorded in zip(reversed(ledger.chunks), reversed(money), reversed(hours), strict=True):
         if chunk.window.end_seconds > due:
             continue
-        if chunk.window.end_seconds < due or chunk.window.hours < _DAY_HOURS or hours(chunk) < _DAY_HOURS:
+        if chunk.window.end_seconds < due or min(chunk.window.hours, recorded) < _DAY_HOURS:
             break
-        days.append(money(chunk))
+        days.append(spent)
         due = chunk.window.start_seconds
     return days[::-1]
 
 
 def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: Window) -> float | None:
     """What the whole period costs; ``None`` while not one complete day is known.
+
+    Each day of the rest costs the mean of the last 7 complete days. From 14 days on it costs the mean of its weekday
+    in the last 28, so that a month with five weekends is not taken for one with four.
 
     Args:
         spent: Money of the period until ``now_seconds``, in one currency.
@@ -259,30 +239,26 @@ def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: W
     """
     if now_seconds >= period.end_seconds:
         return spent
-    how = method(daily)
-    if how is None:
+    if not daily:
         return None
     midnight = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
     start = max(now_seconds, float(period.start_seconds))
     rest = 0.0
     for day in range(int(start // DAY_SECONDS) * DAY_SECONDS, period.end_seconds, DAY_SECONDS):
         part = min(day + DAY_SECONDS, period.end_seconds) - max(float(day), start)
-        rest += part / DAY_SECONDS * _of_day(daily, (day - midnight) // DAY_SECONDS, how)
+        rest += part / DAY_SECONDS * _of_day(daily, (day - midnight) // DAY_SECONDS)
     return spent + rest
 
 
-def _of_day(daily: Sequence[float], days_ahead: int, how: Method) -> float:
+def _of_day(daily: Sequence[float], days_ahead: int) -> float:
     """What a day costs; today is 0 days ahead, so that yesterday, the last of ``daily``, is 1 day before it."""
-    if how == "mean":
-        lately = daily[-_WEEK:]
-    else:
-        recent = daily[-_LOOK_BACK:]
-        lately = [cost for back, cost in enumerate(reversed(recent), start=1) if (back + days_ahead) % _WEEK == 0]
+    lately = daily[-_WEEK:]
+    if len(daily) >= _TWO_WEEKS:
+        recent = reversed(daily[-_LOOK_BACK:])
+        lately = [cost for back, cost in enumerate(recent, start=1) if (back + days_ahead) % _WEEK == 0]
     return sum(lately) / len(lately)
 
 
-_DAYS_BEFORE = 28
-"""What a projection looks back on, even where the period is younger."""
 _NOT_MONEY = {CAPACITY, NODE_INFO, SIMULATED, *(ENERGY.series(level) for level in LEVELS)}
 _LATE_HOURS = 1
 """Of the last hour a busy server may still be recording its values."""
@@ -305,7 +281,7 @@ async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float)
     end = last_recorded(now)
     midnight = int(now // DAY_SECONDS) * DAY_SECONDS
     starts = [period_at(budget.period, now).start_seconds for budget in budgets]
-    start = min(*starts, midnight - _DAYS_BEFORE * DAY_SECONDS)
+    start = min(*starts, midnight - _LOOK_BACK * DAY_SECONDS)
     dimensions = dimensions_of(dimension for budget in budgets for dimension in budget.owner)
     ledger = await source.ledger(Window(start_seconds=start, end_seconds=end, label="budgets"), dimensions)
     return tuple(standing(budget, ledger, now) for budget in budgets)
@@ -315,24 +291,18 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
     """How one budget stands, by a ledger that has its owner's dimensions, its period and the 28 days before."""
     period = period_at(budget.period, now)
     end = ledger.window.end_seconds
-    own = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= period.start_seconds]
-    figures = [figures for chunk in own for figures in _figures(budget, chunk)]
+    by_day = [[figures for key, figures in chunk.lines.items() if _is_for(budget, key)] for chunk in ledger.chunks]
+    hours = [_hours(budget, chunk) for chunk in ledger.chunks]
+    days = complete_days(ledger, [_money(lines, budget.currency) for lines in by_day], hours)
+    first = sum(chunk.window.start_seconds < period.start_seconds for chunk in ledger.chunks)
+    figures = [one for lines in by_day[first:] for one in lines]
+    recorded = sum(hours[first:])
     spent = _money(figures, budget.currency)
-    notes = _notes(budget, period, ledger, own, figures)
-    others = {code for line in figures for code in line.money} - {budget.currency}
     unread = _unread(period, ledger)
+    due = (end - period.start_seconds) // HOUR_SECONDS
+    currencies = {code for line in figures for code in line.money}
     # A period that has just begun has no hour to wait for.
-    begins = end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS
-    known = (
-        not unread
-        and (begins or any(_hours(budget, chunk) for chunk in own))
-        and not (others and not any(budget.currency in line.money for line in figures))
-    )
-    days = complete_days(
-        ledger,
-        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
-        hours=lambda chunk: _hours(budget, chunk),
-    )
+    known = not unread and (due <= _LATE_HOURS or recorded > 0) and (not currencies or budget.currency in currencies)
     return BudgetState(
         budget=budget,
         period=period,
@@ -342,7 +312,7 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
         as_of_seconds=end,
         passed=tuple(part for part in budget.thresholds if known and spent >= part * budget.amount),
         known=known,
-        notes=notes,
+        notes=tuple(_notes(budget, figures, unread, due=due, recorded=recorded)),
         unread=next((failure.reason for failure in unread if failure.may_pass), ""),
     )
 
@@ -351,10 +321,6 @@ def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
     """What of the period is not known; capacity, energy and what nodes are make no difference to money."""
     failures = (failure for failure in ledger.failures if failure.what not in _NOT_MONEY)
     return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
-
-
-def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
-    return [figures for key, figures in chunk.lines.items() if _is_for(budget, key)]
 
 
 def _is_for(budget: Budget, key: LineKey) -> bool:
@@ -376,22 +342,18 @@ def _hours(budget: Budget, chunk: Chunk) -> int:
 
 
 def _notes(
-    budget: Budget, period: Window, ledger: FleetLedger, own: Sequence[Chunk], figures: Sequence[Figures]
-) -> tuple[str, ...]:
-    notes = []
-    if unread := _unread(period, ledger):
-        notes.append(f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}.")
-    hours = (ledger.window.end_seconds - period.start_seconds) // HOUR_SECONDS
-    recorded = sum(_hours(budget, chunk) for chunk in own)
-    if not unread and hours - recorded > _LATE_HOURS:
+    budget: Budget, figures: Sequence[Figures], unread: Sequence[Failure], *, due: int, recorded: int
+) -> Iterator[str]:
+    """Yield what a reader must know of a period with so many hours due and recorded."""
+    if unread:
+        yield f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}."
+    elif due - recorded > _LATE_HOURS:
         where = f" for cluster '{budget.owner['cluster']}'" if "cluster" in budget.owner else ""
-        notes.append(f"{hours - recorded} of the period's {hours} hours were not recorded{where}, and are not in it.")
-    if own and recorded and not figures:
-        notes.append("No line of the period is of this budget's owner: check the spelling against a report.")
-    others = sorted({code for line in figures for code in line.money} - {budget.currency})
-    notes += [
-        f"{_money(figures, code):.2f} {code} of the period are not in it: give the budget in {code}, or the price book"
-        f" in {budget.currency}."
-        for code in others
-    ]
-    return tuple(notes)
+        yield f"{due - recorded} of the period's {due} hours were not recorded{where}, and are not in it."
+    if recorded and not figures:
+        yield "No line of the period is of this budget's owner: check the spelling against a report."
+    for code in sorted({code for line in figures for code in line.money} - {budget.currency}):
+        yield (
+            f"{_money(figures, code):.2f} {code} of the period are not in it: give the budget in {code}, or the price"
+            f" book in {budget.currency}."
+        )

@@ -13,7 +13,6 @@ from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
-    Chunk,
     Dimension,
     Filters,
     FleetLedger,
@@ -81,21 +80,20 @@ def this_month(ledger: FleetLedger, now_seconds: float) -> "ThisMonth":
     last = [chunk for chunk in ledger.chunks if chunk.window.start_seconds < this.start_seconds]
     now = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
     hours = sum(chunk.window.hours for chunk in last)
-    known = bool(hours) and sum(_recorded_hours(chunk) for chunk in last) >= KNOWN_RATIO * hours
+    recorded = [max(chunk.recorded_hours.values(), default=0) for chunk in ledger.chunks]  # a new cluster has fewer
+    known = bool(hours) and sum(recorded[: len(last)]) >= KNOWN_RATIO * hours
+    by_day = [total_of(chunk.lines.values()) for chunk in ledger.chunks]
     months = []
-    for currency in sorted({currency for chunk in ledger.chunks for currency in _money(chunk)}):
-        spent = sum(_money(chunk).get(currency, 0.0) for chunk in now)
-        days = complete_days(
-            ledger,
-            money=lambda chunk, currency=currency: _money(chunk).get(currency, 0.0),  # type: ignore[misc]
-            hours=_recorded_hours,
-        )
+    for currency in sorted({currency for figures in by_day for currency in figures.money}):
+        money = [figures.money_in(currency).total for figures in by_day]
+        spent = sum(money[len(last) :])
+        days = complete_days(ledger, money, recorded)
         months.append(
             Month(
                 currency=currency,
                 spent=spent,
                 forecast=forecast(spent, days, ledger.window.end_seconds, this),
-                last_month=sum(_money(chunk).get(currency, 0.0) for chunk in last) if known else None,
+                last_month=sum(money[: len(last)]) if known else None,
             )
         )
     clusters = {cluster for chunk in now for cluster in chunk.recorded_hours}
@@ -105,15 +103,6 @@ def this_month(ledger: FleetLedger, now_seconds: float) -> "ThisMonth":
         money=tuple(months),
         coverage=sum(sum(chunk.recorded_hours.values()) for chunk in now) / hours if hours > 0 else None,
     )
-
-
-def _recorded_hours(chunk: Chunk) -> int:
-    """Of the cluster that has most: one that is new has fewer."""
-    return max(chunk.recorded_hours.values(), default=0)
-
-
-def _money(chunk: Chunk) -> dict[str, float]:
-    return {currency: money.total for currency, money in total_of(chunk.lines.values()).money.items()}
 
 
 Value = TypeVar("Value")
