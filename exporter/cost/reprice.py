@@ -1,10 +1,9 @@
 """Recomputes the money of a ledger from seconds and joules with another price book."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from math import isfinite
 
 from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook
@@ -28,17 +27,12 @@ def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
         ledger: At ``REPRICE_DIMENSIONS`` or finer.
         book: With its fallback, as ``config.price_book.load`` gives it.
     """
-    changes = tuple(sorted(set(_changes(book))))
-    chunks = tuple(_repriced(chunk, book, ledger.nodes, changes) for chunk in ledger.chunks)
-    unknown = sorted(
-        {
-            key.node
-            for chunk in chunks
-            for key in chunk.lines
-            if key.node and (key.cluster, key.node) not in ledger.nodes
-        }
-    )
-    notes = [*ledger.notes, _both_totals(ledger, chunks, book)]
+    chunks = tuple(_repriced(chunk, book, ledger.nodes) for chunk in ledger.chunks)
+    nodes = {(key.cluster, key.node) for chunk in chunks for key in chunk.lines if key.node}
+    unknown = sorted({name for _, name in nodes - ledger.nodes.keys()})
+    at = book.description or "a book without prices"
+    before, after = _money_words(ledger.chunks), _money_words(chunks)
+    notes = [*ledger.notes, f"re-priced at {at}: {after}; at the prices of the time of use it was {before}"]
     if unknown:
         few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")  # noqa: PLR2004 - enough to look at
         notes.append(
@@ -48,27 +42,16 @@ def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
     return replace(ledger, chunks=chunks, notes=tuple(notes))
 
 
-def _changes(book: PriceBook) -> Iterator[float]:
-    """Unix times at which some row begins or ends to hold."""
-    for row in book.rows:
-        yield from (at for at in (row.from_seconds, row.to_seconds) if isfinite(at))
-    if book.fallback is not None:
-        yield from _changes(book.fallback)
-
-
-def _repriced(
-    chunk: Chunk, book: PriceBook, nodes: Mapping[tuple[str, str], NodeFacts], changes: tuple[float, ...]
-) -> Chunk:
-    window = chunk.window
-    within = [at for at in changes if window.start_seconds < at < window.end_seconds]
-    borders = [float(window.start_seconds), *within, float(window.end_seconds)]
+def _repriced(chunk: Chunk, book: PriceBook, nodes: Mapping[tuple[str, str], NodeFacts]) -> Chunk:
+    start, end = float(chunk.window.start_seconds), float(chunk.window.end_seconds)
 
     @cache
     def prices(cluster: str, node: str, model: str) -> _Priced:
         facts = nodes.get((cluster, node)) or NodeFacts()
+        changes = book.changes(model=model, node=node, facts=facts, after=start, until=end)
         return tuple(
-            ((end - start) / window.seconds, book.price(model=model, node=node, facts=facts, at_seconds=start))
-            for start, end in pairwise(borders)
+            ((after - at) / (end - start), book.price(model=model, node=node, facts=facts, at_seconds=at))
+            for at, after in pairwise(sorted({start, *changes, end}))
         )
 
     lines = {key: _priced(figures, prices(key.cluster, key.node, key.model)) for key, figures in chunk.lines.items()}
@@ -76,12 +59,7 @@ def _repriced(
 
 
 def _priced(figures: Figures, prices: _Priced) -> Figures:
-    portion = Portion(
-        gpu_uuid="",
-        account=_NOBODY,
-        seconds=figures.seconds,
-        energy_joules=figures.energy_joules,
-    )
+    portion = Portion(gpu_uuid="", account=_NOBODY, seconds=figures.seconds, energy_joules=figures.energy_joules)
     money: dict[str, ByState] = {}
     unpriced = 0.0
     for part, price in prices:
@@ -90,12 +68,6 @@ def _priced(figures: Figures, prices: _Priced) -> Figures:
         else:
             money[price.currency] = money.get(price.currency, NO_SECONDS) + cost_of(portion.part(part), price)
     return replace(figures, unpriced_seconds=unpriced, money=money)
-
-
-def _both_totals(ledger: FleetLedger, chunks: tuple[Chunk, ...], book: PriceBook) -> str:
-    at = book.description or "a book without prices"
-    before = _money_words(ledger.chunks)
-    return f"re-priced at {at}: {_money_words(chunks)}; at the prices of the time of use it was {before}"
 
 
 def _money_words(chunks: tuple[Chunk, ...]) -> str:
