@@ -294,10 +294,13 @@ def test_a_price_book_is_written_for_the_gpus_of_an_agent(
 def test_a_price_book_is_written_for_the_kinds_of_gpus_of_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = {name: {"cluster": "a", "node": name} for name in ("listed", "spot", "bare")}
     found = {
-        "gpu_node_info": [(nodes["listed"] | {"region": "us-east-1"}, "1"), (nodes["spot"], "1")],
+        "gpu_node_info": [
+            (nodes["listed"] | {"instance_type": "g6e.48xlarge", "region": "us-east-1"}, "1"),
+            (nodes["spot"] | {"instance_type": "g6.xlarge", "capacity_type": "spot"}, "1"),
+        ],
         "gpu_pool_gpus": [
-            (nodes["listed"] | {"model": "NVIDIA L40S", "instance_type": "g6e.48xlarge"}, "8"),
-            (nodes["spot"] | {"model": "NVIDIA L4", "instance_type": "g6.xlarge", "capacity_type": "spot"}, "1"),
+            (nodes["listed"] | {"model": "NVIDIA L40S"}, "8"),
+            (nodes["spot"] | {"model": "NVIDIA L4"}, "1"),
             (nodes["bare"] | {"model": "NVIDIA A30"}, "2"),
         ],
     }

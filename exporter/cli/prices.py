@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from exporter.cli.common import (
     put,
     refuse,
     say,
-    stdout,
 )
 from exporter.config import price_book
 from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
@@ -28,7 +27,9 @@ from exporter.cost import agent_client
 from exporter.cost.prometheus import PrometheusClient
 from exporter.errors import ExporterError
 from exporter.model import NodeFacts
+from exporter.model.formatting import plural
 
+_FACTS = ("instance_type", "capacity_type", "region")
 _NOT_LISTED = frozenset({"spot", "reserved"})
 """Capacity types for which the list prices, which are on-demand, say nothing."""
 
@@ -54,8 +55,7 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     refuse(problems)
     book, mistakes = price_book.examine(price_book.read_book(namespace.file), str(namespace.file))
     if book.rows:
-        with stdout() as stream:
-            stream.writelines(f"{line}\n" for line in price_book.lines(book))
+        _show(price_book.lines(book))
     for warning in book.warnings:
         say(f"warning: {warning}")
     refuse(mistakes)
@@ -65,9 +65,13 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
 
 def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    with stdout() as stream:
-        stream.writelines(f"{line}\n" for line in price_book.lines(price_book.bundled()))
+    _show(price_book.lines(price_book.bundled()))
     return 0
+
+
+def _show(lines: Iterable[str], path: Path | None = None) -> None:
+    with output(path) as stream:
+        stream.writelines(f"{line}\n" for line in lines)
 
 
 def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -90,8 +94,7 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
         pools = asyncio.run(_pools(settings))
     if not pools:
         raise ExporterError(f"{where}: knows no GPU; is an agent with a driver running there, or scraped?")
-    with output(namespace.output) as stream:
-        stream.writelines(f"{line}\n" for line in _draft(pools, where, datetime.now(UTC)))
+    _show(_draft(pools, where, datetime.now(UTC)), namespace.output)
     return 0
 
 
@@ -99,7 +102,7 @@ def _pools_of(document: Mapping[str, Any], where: str) -> Counter[tuple[str, Nod
     """Return the physical GPUs in an agent's document, by model and facts of the node."""
     try:
         known = document["node_facts"]
-        facts = NodeFacts(**{key: known[key] or "" for key in ("instance_type", "capacity_type", "region")})
+        facts = NodeFacts(**{key: known[key] or "" for key in _FACTS})
         return Counter((model, facts) for _, model in {(one["gpu_uuid"], one["model"]) for one in document["devices"]})
     except (KeyError, TypeError) as error:
         raise ExporterError(
@@ -112,17 +115,16 @@ async def _pools(settings: PrometheusSettings) -> Counter[tuple[str, NodeFacts]]
     place = (settings.cluster_label, "node")
     kept = ", ".join(place)
     async with PrometheusClient(settings) as client:
-        nodes = await client.instant(f"max by ({kept}, region) (gpu_node_info)", None)
-        found = await client.instant(f"max by ({kept}, model, instance_type, capacity_type) (gpu_pool_gpus)", None)
-    regions = {tuple(map(one.labels.get, place)): one.labels.get("region", "") for one in nodes}
+        nodes = await client.instant(f"max by ({kept}, {', '.join(_FACTS)}) (gpu_node_info)", None)
+        found = await client.instant(f"max by ({kept}, model) (gpu_pool_gpus)", None)
+    facts = {
+        tuple(map(one.labels.get, place)): NodeFacts(**{key: one.labels.get(key, "") for key in _FACTS})
+        for one in nodes
+    }
     pools: Counter[tuple[str, NodeFacts]] = Counter()
     for one in found:
-        facts = NodeFacts(
-            instance_type=one.labels.get("instance_type", ""),
-            capacity_type=one.labels.get("capacity_type", ""),
-            region=regions.get(tuple(map(one.labels.get, place)), ""),
-        )
-        pools[one.labels.get("model", ""), facts] += round(one.value)
+        of_node = facts.get(tuple(map(one.labels.get, place)), NodeFacts())
+        pools[one.labels.get("model", ""), of_node] += round(one.value)
     return pools
 
 
@@ -134,27 +136,19 @@ def _draft(pools: Counter[tuple[str, NodeFacts]], where: str, now: datetime) -> 
     yield f"currency: {book.currency}"
     yield "rows:"
     for (model, facts), count in sorted(pools.items(), key=lambda item: (item[0][0], repr(item[0][1]))):
-        keys = {
-            "model": model,
-            "instance_type": facts.instance_type,
-            "capacity_type": facts.capacity_type,
-            "region": facts.region,
-        }
+        keys = {"model": model, **{key: getattr(facts, key) for key in _FACTS}}
         price = None
         if facts.capacity_type not in _NOT_LISTED:
             price = book.price(model=model, node="", facts=facts, at_seconds=now.timestamp())
         row = next((row for row in book.rows if row.price is price), None)
         fields = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items() if value]
+        gpus = plural(count, "GPU")
         if row is None:
-            yield f"  # {_gpus(count)} without a list price. Fill in the price and its source, and remove the #."
+            yield f"  # {gpus} without a list price. Fill in the price and its source, and remove the #."
             fields += ["per_gpu_hour:", "source:", f"as_of: {now:%Y-%m-%d}"]
         else:
-            yield f"  # {_gpus(count)}"
+            yield f"  # {gpus}"
             fields += [f"per_gpu_hour: {row.price.per_hour:.10g}", f"source: {json.dumps(row.source)}"]
             fields += [f"as_of: {row.price.as_of}"]
         for number, text in enumerate(fields):
             yield f"  {'# ' if row is None else ''}{'  ' if number else '- '}{text}"
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
