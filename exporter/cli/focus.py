@@ -5,13 +5,16 @@ import argparse
 from exporter.cli.common import Parser, command, refuse, stdout
 from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, columns_of
 
-FOCUS_FLAGS = (
-    "focus_version",
-    "focus_billing_account",
-    "focus_billing_account_name",
-    "focus_provider",
-    "focus_restated",
+_NAMES = (
+    ("billing-account", "ID", "BillingAccountId of every row [default: on-prem]"),
+    ("billing-account-name", "NAME", "BillingAccountName [default: none]"),
+    (
+        "provider",
+        "NAME",
+        "provider of the GPUs, which would send an invoice: the provider columns of every row [default: Internal]",
+    ),
 )
+FOCUS_FLAGS = ("focus_version", *(f"focus_{name.replace('-', '_')}" for name, _, _ in _NAMES), "focus_restated")
 """Options of `report` that no other format has."""
 _MOST_CHARACTERS = 256
 
@@ -28,15 +31,7 @@ def add_focus_options(parser: Parser) -> None:
     """Add the options of `report --format focus`: what no ledger knows."""
     focus = parser.add_argument_group("With --format focus (docs/focus.md)")
     focus.add_argument("--focus-version", choices=VERSIONS, help="version of FOCUS [default: 1.4]")
-    for flag, metavar, about in (
-        ("billing-account", "ID", "BillingAccountId of every row [default: on-prem]"),
-        ("billing-account-name", "NAME", "BillingAccountName [default: none]"),
-        (
-            "provider",
-            "NAME",
-            "provider of the GPUs, which would send an invoice: the provider columns of every row [default: Internal]",
-        ),
-    ):
+    for flag, metavar, about in _NAMES:
         focus.add_argument(f"--focus-{flag}", type=_name, metavar=metavar, help=about)
     focus.add_argument(
         "--focus-restated",

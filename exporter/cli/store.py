@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, ProgressBar, command, put, refuse, say, stdout
+from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, ProgressBar, command, put, refuse, say
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.foot import HOUR, clean
@@ -167,20 +167,20 @@ def _reopen(namespace: argparse.Namespace) -> int:
 def _show_days(namespace: argparse.Namespace) -> int:
     """Every closed day, a line each, and days that are missing between them."""
     days = DayStore(namespace.store).closed_days()
-    with stdout() as stream:
-        due: int | None = None
-        for day in days:
-            start = day.window.start_seconds
-            if due is not None and start > due:
-                last = start - DAY_SECONDS
-                stream.write(f"{day_name(due)}{f' to {day_name(last)}' if last > due else ''}  not closed\n")
-            due = day.window.end_seconds
-            notes = [f"version {day.version}"]
-            notes += [f"{day.recorded_hours} of 24 hours"] if day.recorded_hours < HOURS_OF_A_DAY else []
-            notes += ["simulated"] if day.simulated else []
-            notes += [f"reopened: {clean(day.reopened)}"] if day.reopened else []
-            stream.write(f"{day.window.label}  {', '.join(notes)}\n")
-        stream.write(f"{len(days)} closed {'day' if len(days) == 1 else 'days'}\n")
+    lines: list[str] = []
+    due: int | None = None
+    for day in days:
+        start = day.window.start_seconds
+        if due is not None and start > due:
+            last = start - DAY_SECONDS
+            lines.append(f"{day_name(due)}{f' to {day_name(last)}' if last > due else ''}  not closed")
+        due = day.window.end_seconds
+        notes = [f"version {day.version}"]
+        notes += [f"{day.recorded_hours} of 24 hours"] if day.recorded_hours < HOURS_OF_A_DAY else []
+        notes += ["simulated"] if day.simulated else []
+        notes += [f"reopened: {clean(day.reopened)}"] if day.reopened else []
+        lines.append(f"{day.window.label}  {', '.join(notes)}")
+    put("\n".join((*lines, f"{len(days)} closed {'day' if len(days) == 1 else 'days'}")))
     return 0
 
 
@@ -189,9 +189,7 @@ def _history(namespace: argparse.Namespace) -> int:
     versions = DayStore(namespace.store).restatements(namespace.day)
     if not versions:
         raise ExporterError(f"store: {day_name(namespace.day)} is not closed; see: gpu-cost-exporter store list")
-    with stdout() as stream:
-        for version in versions:
-            stream.writelines(f"{line}\n" for line in _lines(version))
+    put("\n".join(line for version in versions for line in _lines(version)))
     return 0
 
 

@@ -93,16 +93,8 @@ _NEVER = frozenset(
     PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice
     """.split()  # noqa: SIM905 - names read better in lines
 )
-_OF_METADATA = {
-    "string": "STRING",
-    "currency": "STRING",
-    "unit": "STRING",
-    "json": "JSON",
-    "tags": "JSON",
-    "datetime": "DATETIME",
-    "decimal": "DECIMAL",
-    "price": "DECIMAL",
-}
+_OF_METADATA = {"currency": "STRING", "unit": "STRING", "tags": "JSON", "price": "DECIMAL"}
+"""Types in the metadata of kinds that it has no type for."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _METHOD = (
     "Each owner's share of a GPU times the time it held it, hour by hour at the price in effect: a whole GPU counts 1,"
@@ -240,7 +232,7 @@ def _definition(name: str, version: str) -> dict[str, Any]:
     column = columns_of(version).get(name)
     inner = columns_of(DEFAULT_VERSION).get(name.removeprefix("x_"))
     kind = column.kind if column else inner.kind if inner else OWN_COLUMNS[name]
-    definition: dict[str, Any] = {"ColumnName": name, "DataType": _OF_METADATA[kind]}
+    definition: dict[str, Any] = {"ColumnName": name, "DataType": _OF_METADATA.get(kind, kind.upper())}
     if kind in {"decimal", "price"}:
         definition["NumberScale"] = PLACES
     if kind == "tags":

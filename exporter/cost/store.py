@@ -9,7 +9,7 @@ from math import isfinite
 from operator import itemgetter
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Self
+from typing import NamedTuple, Self
 
 from exporter.cost import store_file
 from exporter.cost.ledger import (
@@ -42,8 +42,7 @@ SKEW_SECONDS = 3600.0
 _MOST_PROBLEMS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedDay:
+class ClosedDay(NamedTuple):
     """A day that reports read from the store."""
 
     window: Window
@@ -56,8 +55,7 @@ class ClosedDay:
     """Why it is to be read again; this version holds until that is done. Empty where it is not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DayVersion:
+class DayVersion(NamedTuple):
     """What a closing of a day found; a day that was closed again has several, and the last one holds."""
 
     number: int
@@ -67,12 +65,9 @@ class DayVersion:
     """Why it was closed again; empty for the first."""
     engine: str
     """Where it was read."""
-    simulated: bool
     lines: int
     figures: Figures
     """Of all lines, Unallocated and Unattributed, too."""
-    capacity_seconds: Mapping[str, float]
-    """By cluster."""
     recorded_hours: Mapping[str, int]
     """By cluster."""
 
@@ -197,19 +192,12 @@ class DayStore:
         """Every closed day, oldest first."""
         with reading(self.path) as connection:
             rows = connection.execute(
-                "SELECT days.day, number, simulated, reopened_reason,"
-                " (SELECT min(hours) FROM capacity WHERE capacity.version = days.version)"
-                " FROM days JOIN versions ON versions.id = days.version ORDER BY days.day"
+                "SELECT days.day, number, (SELECT min(hours) FROM capacity WHERE capacity.version = days.version),"
+                " simulated, reopened_reason FROM days JOIN versions ON versions.id = days.version ORDER BY days.day"
             )
             return tuple(
-                ClosedDay(
-                    window=day_window(day * DAY_SECONDS),
-                    version=number,
-                    simulated=bool(simulated),
-                    reopened=reopened or "",
-                    recorded_hours=hours or 0,
-                )
-                for day, number, simulated, reopened, hours in rows
+                ClosedDay(day_window(day * DAY_SECONDS), number, hours or 0, bool(simulated), reopened or "")
+                for day, number, hours, simulated, reopened in rows
             )
 
     def clusters_before(self, day_seconds: int) -> frozenset[str]:
@@ -261,25 +249,15 @@ class DayStore:
         """All versions of a day, first to last; empty where it never was closed."""
         with reading(self.path) as connection:
             rows = connection.execute(
-                "SELECT * FROM versions WHERE day = ? ORDER BY number", (day_seconds // DAY_SECONDS,)
+                "SELECT id, number, closed_at, closed_by, reason, engine, lines FROM versions WHERE day = ?"
+                " ORDER BY number",
+                (day_seconds // DAY_SECONDS,),
             ).fetchall()
+            lines = _sums(connection, [version for version, *_ in rows], frozenset(), Filters())
             found = []
-            for version, _, number, at, by, reason, engine, simulated, lines, _ in rows:
-                capacity_seconds, recorded_hours = _capacity_of(connection, version)
-                found.append(
-                    DayVersion(
-                        number=number,
-                        closed_at_seconds=at,
-                        closed_by=by,
-                        reason=reason,
-                        engine=engine,
-                        simulated=bool(simulated),
-                        lines=lines,
-                        figures=total_of(_sums(connection, [version], frozenset(), Filters())[version].values()),
-                        capacity_seconds=capacity_seconds,
-                        recorded_hours=recorded_hours,
-                    )
-                )
+            for version, number, at, by, reason, engine, count in rows:
+                total, (_, hours) = total_of(lines[version].values()), _capacity_of(connection, version)
+                found.append(DayVersion(number, at, by, reason, engine, count, total, hours))
             return tuple(found)
 
     def check(self) -> tuple[str, ...]:
