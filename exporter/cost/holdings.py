@@ -8,18 +8,13 @@ from typing import Literal, NamedTuple
 
 from exporter.cost.ledger import (
     DAY_SECONDS,
-    HOUR_SECONDS,
     Dimension,
-    Figures,
     Filters,
-    FleetLedger,
     LineKey,
     Window,
-    total_of,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.report import APART
-from exporter.model import NO_SECONDS, RESOURCES, Bottleneck, ByState
+from exporter.model import RESOURCES, Bottleneck, ByState
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
 """``bottleneck`` is information on what limits a workload: nothing is saved by it."""
@@ -218,24 +213,14 @@ def _of_share(gpus: float, share: float, measured: float) -> float | None:
     return min(1.0, gpus / share) if measured > 0 else None
 
 
-MONTH_HOURS = 730.0
-
-
 # Thresholds; docs/cost.md gives the reason of each.
 LEAST_COVERAGE_RATIO = 0.9
 """Part of the held hours whose activity was measured."""
 LEAST_HELD_HOURS = 24.0
 IDLE_PEAK_RATIO = 0.01
 """A device whose busiest hour was below it is idle."""
-HEADROOM_RATIO = 0.2
-"""On top of peak memory and of the activity of the 95 % calmest hours."""
-SMALL_USE_RATIO = 0.2
-"""Mean activity up to which a big GPU is too big ..."""
-SMALL_USE_BYTES = 10e9
-"""... together with so much memory at its peak."""
-MOST_SHARERS = 4
-MOSTLY_RATIO, ALMOST_ALL_RATIO = 0.5, 0.9
-"""Part of the profiled active time that a class must have to be named, and to be acted on."""
+ALMOST_ALL_RATIO = 0.9
+"""Part of the profiled active time that a class must have to be acted on."""
 
 
 GIB = 1 << 30
@@ -315,13 +300,6 @@ def is_big(model: str) -> bool:
     return _BIG.search(model) is not None
 
 
-class MeanPrice(NamedTuple):
-    """Mean money of a GPU-hour."""
-
-    currency: str
-    per_hour: float
-
-
 class Limit(NamedTuple):
     """What limits a workload while it is active, and how near it comes to it."""
 
@@ -366,45 +344,6 @@ def limit_of(uses: Sequence[HeldDevice], seconds: ByState) -> Limit | None:
 
 
 PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
-
-
-def _mean_price(paid: Figures) -> MeanPrice | None:
-    """The mean; ``None`` without money, and in several currencies, of which none is the price."""
-    priced_hours = (paid.seconds.total - paid.unpriced_seconds) / HOUR_SECONDS
-    money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
-    return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
-
-
-class Prices:
-    """Mean prices of a ledger that has cluster, namespace, kind, workload, team and model."""
-
-    def __init__(self, ledger: FleetLedger) -> None:
-        payers: dict[LineKey, list[Figures]] = {}
-        models: dict[tuple[str, str], list[Figures]] = {}
-        for chunk in ledger.chunks:
-            for key, figures in chunk.lines.items():
-                models.setdefault((key.cluster, key.model), []).append(figures)
-                if key.kind not in APART:
-                    payers.setdefault(key.at(PAYER), []).append(figures)
-        self._totals = {key: total_of(paid) for key, paid in payers.items()}
-        self._payers = {key: _mean_price(paid) for key, paid in self._totals.items()}
-        self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
-
-    def paid(self, payer: LineKey) -> MeanPrice | None:
-        """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
-        return self._payers[payer] if payer in self._payers else self.of_model(payer.cluster, payer.model)
-
-    def seconds(self, payer: LineKey) -> ByState:
-        """What a workload held, by state; nothing where the ledger knows it by no name."""
-        return self._totals[payer].seconds if payer in self._totals else NO_SECONDS
-
-    def of_model(self, cluster: str, model: str) -> MeanPrice | None:
-        """What GPUs of a model cost in a cluster, whoever held them."""
-        return self._models.get((cluster, model))
-
-    def models(self, cluster: str) -> Iterable[str]:
-        """Models of a cluster that the ledger knows."""
-        return (model for place, model in self._models if place == cluster)
 
 
 _SERVER_KINDS = frozenset({"InferenceService", "LLMInferenceService", "SeldonDeployment", "NIMService", "RayService"})

@@ -6,20 +6,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from exporter.cost.holdings import (
-    HEADROOM_RATIO,
     LEAST_HELD_HOURS,
-    MONTH_HOURS,
-    MOST_SHARERS,
-    MOSTLY_RATIO,
     PAYER,
-    SMALL_USE_BYTES,
-    SMALL_USE_RATIO,
     Advice,
     HeldDevice,
     HeldDevices,
     Limit,
-    MeanPrice,
-    Prices,
     Profile,
     Recommendation,
     RiskLevel,
@@ -33,20 +25,42 @@ from exporter.cost.holdings import (
 )
 from exporter.cost.ledger import (
     DAY_SECONDS,
+    HOUR_SECONDS,
     Dimension,
+    Figures,
     Filters,
     FleetLedger,
     LineKey,
     Window,
     last_recorded,
+    total_of,
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
-from exporter.model import PLATFORM_NAMESPACES, Bottleneck
+from exporter.cost.report import APART
+from exporter.model import NO_SECONDS, PLATFORM_NAMESPACES, Bottleneck, ByState
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
+MONTH_HOURS = 730.0
+# Thresholds; docs/cost.md gives the reason of each.
+HEADROOM_RATIO = 0.2
+"""On top of peak memory and of the activity of the 95 % calmest hours."""
+SMALL_USE_RATIO = 0.2
+"""Mean activity up to which a big GPU is too big ..."""
+SMALL_USE_BYTES = 10e9
+"""... together with so much memory at its peak."""
+MOST_SHARERS = 4
+MOSTLY_RATIO = 0.5
+"""Part of the profiled active time that a class must have to be named."""
 GIGABYTE = 1e9
 _CENTS_FROM = 0.1
+
+
+class MeanPrice(NamedTuple):
+    """Mean money of a GPU-hour."""
+
+    currency: str
+    per_hour: float
 
 
 def short(model: str) -> str:
@@ -56,9 +70,9 @@ def short(model: str) -> str:
     return first if any(letter.isdigit() for letter in first) else bare
 
 
-def devices(lot: HeldDevices, count: int | None = None) -> str:
+def devices(lot: HeldDevices) -> str:
     """``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
-    number = len(lot.uses) if count is None else count
+    number = len(lot.uses)
     many = "s" if number != 1 else ""
     if lot.profile:
         return f"{number} instance{many} {lot.profile} of {short(lot.model)}"
@@ -109,41 +123,64 @@ class Change(NamedTuple):
 
 
 class Market:
-    """Models in the fleet, the memory of a whole GPU of each, and what one costs.
+    """What GPUs cost in the fleet: mean prices of payers and models, and the memory of a whole GPU of each model.
 
     Args:
         uses: Of the whole fleet.
-        ledger: For what was paid.
+        ledger: By cluster, namespace, kind, workload, team and model: for what was paid.
         judge_servers: Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX,
             and others.
     """
 
     def __init__(self, uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool) -> None:
-        self.prices = Prices(ledger)
         self.window = ledger.window
         self.judge_servers = judge_servers
+        payers: dict[LineKey, list[Figures]] = {}
+        models: dict[tuple[str, str], list[Figures]] = {}
+        for key, figures in (line for chunk in ledger.chunks for line in chunk.lines.items()):
+            models.setdefault((key.cluster, key.model), []).append(figures)
+            if key.kind not in APART:
+                payers.setdefault(key.at(PAYER), []).append(figures)
+        self._payers = {key: total_of(paid) for key, paid in payers.items()}
+        self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
             if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
                 self._memory[use.owner.cluster, use.owner.model] = use.memory_total_bytes
 
+    def paid(self, payer: LineKey) -> MeanPrice | None:
+        """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
+        if payer in self._payers:
+            return _mean_price(self._payers[payer])
+        return self._models.get((payer.cluster, payer.model))
+
+    def seconds(self, payer: LineKey) -> ByState:
+        """What a workload held, by state; nothing where the ledger knows it by no name."""
+        return self._payers[payer].seconds if payer in self._payers else NO_SECONDS
+
     def cheapest(self, cluster: str, least_bytes: float, below: MeanPrice) -> tuple[str, MeanPrice] | None:
         """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
         found = [
             (price.per_hour, model, price)
-            for model in self.prices.models(cluster)
-            if not is_big(model) and self._memory.get((cluster, model), 0.0) >= least_bytes
-            if (price := self.prices.of_model(cluster, model)) is not None
-            if price.currency == below.currency and price.per_hour < below.per_hour
+            for (place, model), price in self._models.items()
+            if place == cluster and not is_big(model) and self._memory.get((cluster, model), 0.0) >= least_bytes
+            if price is not None and price.currency == below.currency and price.per_hour < below.per_hour
         ]
         return min(found)[1:] if found else None
 
     def saved(self, lot: HeldDevices, found: Change) -> float | None:
         """Money a month that a change of devices saves; ``None`` where a price is not known."""
-        price = self.prices.paid(lot.payer)
+        price = self.paid(lot.payer)
         if price is None or found.per_hour is None:
             return None
         return (price.per_hour - found.per_hour) * found.gpus * MONTH_HOURS
+
+
+def _mean_price(paid: Figures) -> MeanPrice | None:
+    """The mean; ``None`` without money, and in several currencies, of which none is the price."""
+    priced_hours = (paid.seconds.total - paid.unpriced_seconds) / HOUR_SECONDS
+    money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
+    return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
 
 
 def _change(lot: HeldDevices, market: Market) -> Change | None:
@@ -199,7 +236,7 @@ def _smaller_model(lot: HeldDevices, peak: float, market: Market) -> Iterator[Ch
     gpu_hours = sum(use.share_ratio * use.held_hours for use in lot.uses)
     if not (lot.whole and small and is_big(lot.model) and gpu_hours >= LEAST_HELD_HOURS):
         return
-    price = market.prices.paid(lot.payer)
+    price = market.paid(lot.payer)
     other = None if price is None else market.cheapest(lot.payer.cluster, peak * (1 + HEADROOM_RATIO), price)
     most = f"{percent_down(SMALL_USE_RATIO, 0)} activity and {memory(SMALL_USE_BYTES)} of memory"
     fact = f"Work below {most} suits a smaller model"
@@ -267,7 +304,7 @@ def recommend(
 
     Args:
         uses: Of one window.
-        ledger: Of the same, by cluster, namespace, kind, workload, team and model: for what was paid.
+        ledger: Of the same; as of ``Market``.
         judge_servers: As of ``Market``.
     """
     workloads: dict[LineKey, list[HeldDevice]] = {}
@@ -302,7 +339,7 @@ def _of_workload(uses: Sequence[HeldDevice], market: Market) -> Iterator[Recomme
         elif of_lot.uses:
             yield _written(of_lot, _fewer(of_lot, lot, held), market)
         else:
-            limit = limit_of(lot.uses, market.prices.seconds(lot.payer))
+            limit = limit_of(lot.uses, market.seconds(lot.payer))
             found = _change(lot, market)
             if found is None and limit is not None:
                 found = _starved(lot, limit, market) or _information(lot, limit)
@@ -370,7 +407,7 @@ def _written(lot: HeldDevices, found: Change, market: Market, limit: Limit | Non
     level = max(min(len(reasons), 2), _LEVELS_OF_RISK.index(found.least))
     if found.advice == "bottleneck":
         level = 0  # it asks for nothing
-    price = market.prices.paid(lot.payer)
+    price = market.paid(lot.payer)
     saved = market.saved(lot, found)
     return Recommendation(
         advice=found.advice,
