@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 from exporter.cost import prometheus_access
 from exporter.cost.fleet_reading import missing_hours
@@ -58,18 +59,19 @@ class StoreLedger:
         for run, is_closed in runs:
             report = _of_part(progress, run, window)
             if is_closed or self._rest is None:
-                parts.append(await asyncio.to_thread(self._store.read, run, dimensions, filters or Filters()))
+                part = await asyncio.to_thread(self._store.read, run, dimensions, filters or Filters())
                 report(Progress(done=1, total=1))
-                continue
-            if problem is None:
+            elif problem is None:
                 try:
-                    parts.append(await self._rest.ledger(run, dimensions, filters, report))
-                    continue
+                    part = await self._rest.ledger(run, dimensions, filters, report)
                 except PrometheusError as error:
                     if not any(is_closed for _, is_closed in runs):
                         raise
                     problem = error
-            parts.append(_unread(run, dimensions, problem))
+                    part = _unread(run, dimensions, problem)
+            else:
+                part = _unread(run, dimensions, problem)
+            parts.append(part)
         return _joined(window, dimensions, parts)
 
 
@@ -137,8 +139,7 @@ _OF_THE_DAY = frozenset({"not_whole", "gaps", "less", "nonsense"})
 """Reasons that say something of one day, and not of the store."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotClosed:
+class NotClosed(NamedTuple):
     """A day that is over and was not closed."""
 
     day_seconds: int
@@ -148,8 +149,7 @@ class NotClosed:
     """Its hours may still come, or a user accepts that they will not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class Closing(NamedTuple):
     """What became of the days that were due."""
 
     closed: tuple[int, ...]
@@ -187,23 +187,26 @@ async def close_due_days(
     closed: list[int] = []
     left: list[NotClosed] = []
     for number, day in enumerate(due, start=1):
-        gaps_too = accept_gaps and now >= day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS
-        reason = await _close(store, source, day, now, by=by, accept_gaps=gaps_too)
-        if reason is None:
+        waited = now >= day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS
+        try:
+            ledger = await source.ledger(day_window(day), ALL_OF_A_DAY)
+            if not waited:
+                _refuse_lost_clusters(await asyncio.to_thread(store.clusters_before, day), ledger)
+            await asyncio.to_thread(store.close_day, ledger, now=now, by=by, accept_gaps=accept_gaps and waited)
             closed.append(day)
-        else:
-            left.append(reason)
+        except PrometheusError as error:
+            left.append(NotClosed(day, str(error)))
+        except StoreError as error:
+            if error.reason not in _OF_THE_DAY:
+                raise
+            left.append(NotClosed(day, str(error), waits=error.reason == "gaps"))
         if progress is not None:
             progress(Progress(done=number, total=len(due)))
-    return Closing(closed=tuple(closed), left=tuple(left))
+    return Closing(tuple(closed), tuple(left))
 
 
 async def due_days(
-    store: DayStore,
-    source: LedgerSource,
-    now: float,
-    *,
-    from_day: int | None = None,
+    store: DayStore, source: LedgerSource, now: float, *, from_day: int | None = None
 ) -> tuple[int, ...]:
     """Starts of the days that ``close_due_days`` would close, oldest first.
 
@@ -247,28 +250,6 @@ async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 
             break
         oldest, end_seconds = min(days, default=oldest), start
     return None if oldest is None else oldest // DAY_SECONDS * DAY_SECONDS
-
-
-async def _close(
-    store: DayStore, source: LedgerSource, day: int, now: float, *, by: str, accept_gaps: bool
-) -> NotClosed | None:
-    """Read and close a day; why not, where it was not.
-
-    Raises:
-        StoreError: The store cannot be written.
-    """
-    try:
-        ledger = await source.ledger(day_window(day), ALL_OF_A_DAY)
-        if now < day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS:
-            _refuse_lost_clusters(await asyncio.to_thread(store.clusters_before, day), ledger)
-        await asyncio.to_thread(store.close_day, ledger, now=now, by=by, accept_gaps=accept_gaps)
-    except PrometheusError as error:
-        return NotClosed(day_seconds=day, reason=str(error))
-    except StoreError as error:
-        if error.reason not in _OF_THE_DAY:
-            raise
-        return NotClosed(day_seconds=day, reason=str(error), waits=error.reason == "gaps")
-    return None
 
 
 def _refuse_lost_clusters(before: Collection[str], ledger: FleetLedger) -> None:
