@@ -23,10 +23,9 @@ from exporter.cost.focus_rows import (
     unpriced_hours,
     written,
 )
-from exporter.cost.ledger import FleetLedger, total_of
+from exporter.cost.ledger import Figures, FleetLedger, Window, total_of
 from exporter.cost.report_csv import csv_stream, encodable, guarded
 from exporter.errors import ConfigError
-from exporter.model import ByState
 from exporter.model.formatting import iso
 
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
@@ -41,7 +40,7 @@ class FocusColumn(NamedTuple):
     name: str
     kind: Kind
     level: str
-    """``mandatory``, ``conditional``, ``recommended``."""
+    """``mandatory``, ``conditional``, ``recommended``; ``own`` of those that FOCUS has not."""
     nullable: bool
     since: str
     """The version that brought it."""
@@ -55,23 +54,17 @@ def _read(name: str, kind: str, level: str, null: str, since: str, until: str = 
     return FocusColumn(name, cast("Kind", kind), level, null == "may", since, until, allowed)
 
 
-COLUMNS: tuple[FocusColumn, ...] = tuple(
+_COLUMNS: tuple[FocusColumn, ...] = tuple(
     _read(*line.split())
     for line in Path(__file__).with_name("focus_columns.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 )
+COLUMNS = tuple(column for column in _COLUMNS if column.level != "own")
 """Every column that some version from 1.2 on has, in the order of the alphabet."""
-
+OWN_COLUMNS = {column.name: column.kind for column in _COLUMNS if column.level == "own"}
+"""Columns of our own, and what they hold."""
 # In 1.2, which has no split charges, our files say the same in columns of their own.
 SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswith("Allocated"))
-_OWN: tuple[tuple[Kind, str], ...] = (
-    ("decimal", "ActiveCost ActiveEffectiveCost ActiveIneffectiveCost ActiveUnprofiledCost ActiveRatio Coverage"),
-    ("decimal", "EffectiveRatio IdleCost ProfiledRatio UnknownCost UnpricedGpuHours"),
-    ("string", "CapacityType Cluster GpuModel InstanceType Namespace Node SharingMode Simulated SplitConfidence"),
-    ("string", "Team Workload WorkloadKind"),
-)
-OWN_COLUMNS: dict[str, Kind] = {f"x_{name}": kind for kind, names in _OWN for name in names.split()}
-"""Columns of our own, which stand behind all of FOCUS', and what they hold."""
 
 
 @cache
@@ -148,10 +141,8 @@ def write_focus(
 def header_of(version: str) -> tuple[str, ...]:
     """The columns of our files: FOCUS' in the order of the alphabet, then those of our own."""
     of_focus = [name for name in columns_of(version) if name not in _NEVER]
-    own = list(OWN_COLUMNS)
-    if "AllocatedMethodId" not in of_focus:
-        own += [f"x_{name}" for name in SPLIT_COLUMNS]
-    return (*of_focus, *sorted(own))
+    split = () if "AllocatedMethodId" in of_focus else (f"x_{name}" for name in SPLIT_COLUMNS)
+    return (*of_focus, *sorted((*OWN_COLUMNS, *split)))
 
 
 def _fields(row: FocusRow, header: tuple[str, ...]) -> Iterator[str]:
@@ -172,6 +163,7 @@ def _plain(text: str) -> str:
 def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, sums: FocusSums) -> dict[str, Any]:
     header = header_of(version)
     total = total_of(figures for chunk in ledger.chunks for figures in chunk.lines.values())
+    metered = sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks)
     unpriced = unpriced_hours(ledger)
     schema: dict[str, Any] = {
         "SchemaId": str(uuid.uuid5(_SCHEMA_SPACE, f"{version} {' '.join(header)}")),
@@ -184,18 +176,14 @@ def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, sums: 
     return {
         "DataGenerator": {"DataGenerator": "gpu-cost-exporter"},
         "Schema": schema,
-        "x_Window": {
-            "Start": iso(ledger.window.start_seconds),
-            "End": iso(ledger.window.end_seconds),
-            "Granularity": "Daily",
-        },
+        "x_Window": {**_period(ledger.window), "Granularity": "Daily"},
         "x_Filter": settings.filters or None,
         "x_OriginCharges": _ORIGIN,
         "x_AllocationMethods": [{"AllocatedMethodId": METHOD_ID, "Description": _METHOD, "UsageUnit": UNIT}],
         "x_BilledCost": "0 on every row: this is metered cost, not an invoice; EffectiveCost is the column to sum.",
         "x_ListCost": "Equal to ContractedCost: the ledger holds what was paid, not what lists ask.",
         "x_TagPrefix": TAG_PREFIX,
-        "x_Coverage": _coverage(ledger, total.seconds, total.unpriced_seconds),
+        "x_Coverage": _coverage(ledger, total),
         "x_Conservation": {
             "Rows": sums.rows,
             "Origins": sums.origins,
@@ -205,27 +193,23 @@ def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, sums: 
             "ConsumedGpuHours": written(sums.gpu_hours),
             "UnpricedGpuHours": round(sum(unpriced.values()), PLACES),
             "LedgerGpuHours": round(total.seconds.total / 3600, PLACES),
-            "MeteredGpuHours": round(
-                sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) / 3600, PLACES
-            ),
+            "MeteredGpuHours": round(metered / 3600, PLACES),
         },
         "x_Unpriced": [
             {"Cluster": cluster, "Node": node, "Model": model, "GpuHours": round(count, PLACES)}
             for (cluster, node, model), count in unpriced.items()
         ],
         "x_Failures": [
-            {
-                "Start": iso(failure.window.start_seconds),
-                "End": iso(failure.window.end_seconds),
-                "What": failure.what,
-                "Reason": failure.reason,
-            }
-            for failure in ledger.failures
+            {**_period(failure.window), "What": failure.what, "Reason": failure.reason} for failure in ledger.failures
         ],
         "x_Notes": list(ledger.notes),
         "x_Engine": ledger.engine,
         "x_Simulated": ledger.simulated,
     }
+
+
+def _period(window: Window) -> dict[str, str]:
+    return {"Start": iso(window.start_seconds), "End": iso(window.end_seconds)}
 
 
 def _definition(name: str, version: str) -> dict[str, Any]:
@@ -240,12 +224,12 @@ def _definition(name: str, version: str) -> dict[str, Any]:
     return definition
 
 
-def _coverage(ledger: FleetLedger, seconds: ByState, unpriced_seconds: float) -> dict[str, Any]:
+def _coverage(ledger: FleetLedger, total: Figures) -> dict[str, Any]:
     clusters = {name for chunk in ledger.chunks for name in chunk.recorded_hours}
-    held = seconds.total
+    held = total.seconds.total
     return {
         "HoursOfWindow": ledger.window.hours * max(len(clusters), 1),
         "HoursRecorded": sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks),
-        "ActivityRatio": round(seconds.measured / held, 6) if held else None,
-        "PriceRatio": round((held - unpriced_seconds) / held, 6) if held else None,
+        "ActivityRatio": round(total.seconds.measured / held, 6) if held else None,
+        "PriceRatio": round((held - total.unpriced_seconds) / held, 6) if held else None,
     }
