@@ -416,7 +416,7 @@ def _written(lot: HeldDevices, found: Change, market: Market, limit: Limit | Non
         gpus=found.gpus,
         currency="" if price is None or saved is None else price.currency,
         per_month=saved,
-        evidence=tuple(_evidence(lot, found.fact, market.window, price, limit)),
+        evidence=tuple(_evidence(lot, found.fact, market, limit)),
         risk=" ".join((*reasons, found.risk)),
         risk_level=_LEVELS_OF_RISK[level],
         command=_command(lot.payer, found.advice),
@@ -441,9 +441,7 @@ _RESOURCES = {
 }
 
 
-def _evidence(
-    lot: HeldDevices, fact: str, window: Window, price: MeanPrice | None, limit: Limit | None
-) -> Iterator[str]:
+def _evidence(lot: HeldDevices, fact: str, market: Market, limit: Limit | None) -> Iterator[str]:
     """Yield what was measured and paid, and how far it can be trusted, one sentence each."""
     yield (
         f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on average, at most {percent_down(lot.p95_ratio, 1)}"
@@ -461,6 +459,7 @@ def _evidence(
     if peak is not None and total is not None:
         where = " on any of them" if len(lot.uses) > 1 else ""
         yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
+    window, price = market.window, market.paid(lot.payer)
     yield (
         f"Activity was measured for {percent_down(lot.coverage_ratio, 1)} of {decimal(lot.held_hours, 0)} device-hours"
         f" held from {minute(window.start_seconds)} to {minute(window.end_seconds)} UTC ({window.hours} h)."

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Literal, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -12,7 +12,6 @@ from rich.text import Text
 from exporter.cost.document import OwnerDocument, window_document
 from exporter.cost.foot import Remark, clean, write_foot
 from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
-from exporter.cost.ledger import FleetLedger
 from exporter.cost.recommend import AdviceReading
 from exporter.cost.render import console_for
 from exporter.cost.report_csv import csv_stream, encodable, guarded
@@ -103,8 +102,17 @@ def _write_csv(reading: AdviceReading, stream: TextIO) -> None:
 
 
 def _write_json(reading: AdviceReading, stream: TextIO) -> None:
-    stream.write(encodable(json.dumps(document(reading.recommendations, reading.ledger), ensure_ascii=False, indent=2)))
-    stream.write("\n")
+    ledger = reading.ledger
+    document = {
+        "api_version": 1,
+        "window": window_document(ledger.window),
+        "recommendations": [recommendation_document(one) for one in reading.recommendations],
+        "per_month": totals(reading.recommendations),
+        "failures": [{"what": failure.what, "reason": failure.reason} for failure in ledger.failures],
+        "notes": list(ledger.notes),
+        "simulated": ledger.simulated,
+    }
+    stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
 
 
 class RecommendationDocument(OwnerDocument):
@@ -120,19 +128,6 @@ class RecommendationDocument(OwnerDocument):
     risk_level: Annotated[RiskLevel, "How bad that is."]
     command: Annotated[str | None, "To copy: does it, or opens the manifest; null where the workload has no name."]
     devices: Annotated[list[str], "UUIDs that it is about."]
-
-
-def document(found: Sequence[Recommendation], ledger: FleetLedger) -> dict[str, Any]:
-    """Recommendations as plain values: ``per_month`` is money of 730 hours, ``None`` without a price."""
-    return {
-        "api_version": 1,
-        "window": window_document(ledger.window),
-        "recommendations": [recommendation_document(one) for one in found],
-        "per_month": totals(found),
-        "failures": [{"what": failure.what, "reason": failure.reason} for failure in ledger.failures],
-        "notes": list(ledger.notes),
-        "simulated": ledger.simulated,
-    }
 
 
 def recommendation_document(one: Recommendation) -> RecommendationDocument:
