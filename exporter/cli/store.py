@@ -165,7 +165,7 @@ def _reopen(namespace: argparse.Namespace) -> int:
 
 
 def _show_days(namespace: argparse.Namespace) -> int:
-    """Every closed day, a line each, and days that are missing between them."""
+    """Write every closed day, a line each, and the days that are missing between them."""
     days = DayStore(namespace.store).closed_days()
     lines: list[str] = []
     due: int | None = None
@@ -185,7 +185,7 @@ def _show_days(namespace: argparse.Namespace) -> int:
 
 
 def _history(namespace: argparse.Namespace) -> int:
-    """Every version of a day."""
+    """Write every version of a day."""
     versions = DayStore(namespace.store).restatements(namespace.day)
     if not versions:
         raise ExporterError(f"store: {day_name(namespace.day)} is not closed; see: gpu-cost-exporter store list")
@@ -249,7 +249,7 @@ def _prune(namespace: argparse.Namespace) -> int:
 
 
 def _days(what: str, names: Sequence[str]) -> str:
-    """``3 days closed, 2026-10-01 to 2026-10-04``; the first and the last may have others between them."""
+    """Return ``3 days closed, 2026-10-01 to 2026-10-04``; days between the first and the last may be missing."""
     if len(names) == 1:
         return f"1 day {what}, {names[0]}"
     return f"{len(names)} days {what}, {names[0]} to {names[-1]}"

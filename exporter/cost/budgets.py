@@ -43,7 +43,7 @@ class Budget:
     amount: float
     period: Period
     owner: Mapping[Dimension, str] = field(default_factory=dict)
-    """What it is for: any of cluster, namespace, team, labels; empty is for all that is held."""
+    """Its owner by any of cluster, namespace, team, labels; empty for everything that is held."""
     thresholds: tuple[float, ...] = _DEFAULT_THRESHOLDS
     """Parts of the amount that pages and digests mark."""
     include_unallocated: bool = False
@@ -52,7 +52,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetState:
-    """How a budget stands."""
+    """The state of a budget."""
 
     budget: Budget
     period: Window
@@ -74,7 +74,7 @@ class BudgetState:
 
 PERIODS: tuple[Period, ...] = get_args(Period)
 OWNERS: tuple[Dimension, ...] = ("cluster", "namespace", "team")
-"""What a budget can be for, besides ``label:KEY``."""
+"""Dimensions of a budget's owner, in addition to ``label:KEY``."""
 _MOST_BUDGETS, _MOST_THRESHOLDS, _MOST_PARTS = 2000, 20, 10
 _LEAST_AMOUNT, _MOST_AMOUNT = 0.01, 1e15
 _THRESHOLDS = f"a list of 1 to {_MOST_THRESHOLDS} parts of the amount, such as 0.8 or 80%"
@@ -82,7 +82,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 def load(path: Path) -> tuple[Budget, ...]:
-    """The budgets of a file, in its order.
+    """Return the budgets of a file, in its order.
 
     Raises:
         ConfigError: With all mistakes at once: file, line, budget, key, what is wrong and what is allowed.
@@ -91,7 +91,7 @@ def load(path: Path) -> tuple[Budget, ...]:
 
 
 def parse(text: str, path: str) -> tuple[Budget, ...]:
-    """Budgets from the text of a file; ``path`` is for messages.
+    """Return the budgets in the text of a file; ``path`` is for messages.
 
     Raises:
         ConfigError: With all mistakes at once.
@@ -131,7 +131,7 @@ def _budgets(top: Fields) -> tuple[Budget, ...]:
 
 
 def _budget(fields: Fields) -> Budget | None:
-    """One budget; ``None`` where something of it is missing, which is noted."""
+    """Return a budget; ``None`` if it has a mistake, which is among the problems."""
     before = len(fields.problems)
     name = fields.take_text("name", needed=True)
     allowed = "an amount of money, 0.01 or more"
@@ -190,7 +190,7 @@ def _thresholds(fields: Fields) -> tuple[float, ...]:
 
 
 def _part(node: yaml.Node) -> float | None:
-    """A part of the amount, from 0.01 to ``_MOST_PARTS``."""
+    """Return a part of the amount, from 0.01 to ``_MOST_PARTS``; ``None`` if it is something else."""
     text = node.value.strip() if isinstance(node, yaml.ScalarNode) else ""
     try:
         value = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
@@ -205,7 +205,7 @@ _DAY_HOURS = 24
 
 
 def complete_days(ledger: FleetLedger, money: Sequence[float], hours: Sequence[int]) -> list[float]:
-    """Money of the last days without a hole until the ledger's last midnight, oldest first: what ``forecast`` goes by.
+    """Return the money of the last complete days up to the ledger's last midnight, oldest first, for ``forecast``.
 
     Args:
         ledger: By day.
@@ -225,7 +225,7 @@ def complete_days(ledger: FleetLedger, money: Sequence[float], hours: Sequence[i
 
 
 def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: Window) -> float | None:
-    """What the whole period costs; ``None`` while not one complete day is known.
+    """Return the projected money of the whole period; ``None`` without a complete day.
 
     Each day of the rest costs the mean of the last 7 complete days. From 14 days on it costs the mean of its weekday
     in the last 28, so that a month with five weekends is not taken for one with four.
@@ -251,7 +251,7 @@ def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: W
 
 
 def _of_day(daily: Sequence[float], days_ahead: int) -> float:
-    """What a day costs; today is 0 days ahead, so that yesterday, the last of ``daily``, is 1 day before it."""
+    """Return the projected money of a day; today is 0 days ahead, and the last of ``daily`` is yesterday."""
     lately = daily[-_WEEK:]
     if len(daily) >= _TWO_WEEKS:
         recent = reversed(daily[-_LOOK_BACK:])
@@ -265,15 +265,15 @@ _LATE_HOURS = 1
 
 
 async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float) -> tuple[BudgetState, ...]:
-    """How every budget stands, in their order, from one reading; empty without budgets.
+    """Return the state of every budget, in their order, from one reading; none without budgets.
 
     Args:
         budgets: As their file has them.
-        source: What has the ledger of their periods.
+        source: Has the ledger of their periods.
         now: Unix time; money counts until the last recorded hour.
 
     Raises:
-        PrometheusError: Nothing can be read at all.
+        PrometheusError: Nothing can be read.
         StoreError: The store cannot be read.
     """
     if not budgets:
@@ -288,7 +288,7 @@ async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float)
 
 
 def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
-    """How one budget stands, by a ledger that has its owner's dimensions, its period and the 28 days before."""
+    """Return the state of a budget, from a ledger with its owner's dimensions, its period and the 28 days before."""
     period = period_at(budget.period, now)
     end = ledger.window.end_seconds
     by_day = [[figures for key, figures in chunk.lines.items() if _is_for(budget, key)] for chunk in ledger.chunks]
@@ -318,7 +318,7 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
 
 
 def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
-    """What of the period is not known; capacity, energy and what nodes are make no difference to money."""
+    """Return the failures that concern money of the period, not capacity, energy or facts of nodes."""
     failures = (failure for failure in ledger.failures if failure.what not in _NOT_MONEY)
     return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
 
@@ -334,7 +334,7 @@ def _money(lines: Sequence[Figures], currency: str) -> float:
 
 
 def _hours(budget: Budget, chunk: Chunk) -> int:
-    """Recorded hours of the budget's cluster, or of the one that has most: one that is new has fewer."""
+    """Return the recorded hours of the budget's cluster, or of the cluster with most: a new one has fewer."""
     cluster = budget.owner.get("cluster")
     if cluster is not None:
         return chunk.recorded_hours.get(cluster, 0)

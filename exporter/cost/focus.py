@@ -60,7 +60,7 @@ _COLUMNS: tuple[FocusColumn, ...] = tuple(
     if not line.startswith("#")
 )
 COLUMNS = tuple(column for column in _COLUMNS if column.level != "own")
-"""Every column that some version from 1.2 on has, in the order of the alphabet."""
+"""Every column that some version from 1.2 on has, in alphabetical order."""
 OWN_COLUMNS = {column.name: column.kind for column in _COLUMNS if column.level == "own"}
 """Columns of our own, and what they hold."""
 # In 1.2, which has no split charges, our files say the same in columns of their own.
@@ -69,7 +69,7 @@ SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswit
 
 @cache
 def columns_of(version: str) -> dict[str, FocusColumn]:
-    """The columns of one of ``VERSIONS``, by name, in the order of the alphabet."""
+    """Return the columns of one of ``VERSIONS`` by name, in alphabetical order."""
     return {
         column.name: column
         for column in COLUMNS
@@ -139,7 +139,7 @@ def write_focus(
 
 
 def header_of(version: str) -> tuple[str, ...]:
-    """The columns of our files: FOCUS' in the order of the alphabet, then those of our own."""
+    """Return the columns of our files: FOCUS' in alphabetical order, then our own."""
     of_focus = [name for name in columns_of(version) if name not in _NEVER]
     split = () if "AllocatedMethodId" in of_focus else (f"x_{name}" for name in SPLIT_COLUMNS)
     return (*of_focus, *sorted((*OWN_COLUMNS, *split)))
@@ -154,7 +154,7 @@ def _fields(row: FocusRow, header: tuple[str, ...]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula, no reader for null, and that UTF-8 and CSV have."""
+    """Return text that is no formula for a spreadsheet, no null for a reader, and valid in UTF-8 and CSV."""
     if text and text in NULLS:
         return f"'{text}"
     return text if _NUMBER.fullmatch(text) else guarded(text)

@@ -30,12 +30,12 @@ NULLS = frozenset(("", "NULL", "null"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FocusSettings:
-    """What the ledger cannot know, and the bill's reader wants to see."""
+    """Values for a bill that are not in the ledger."""
 
     billing_account_id: str = "on-prem"
     billing_account_name: str = ""
     provider: str = "Internal"
-    """Who provides the GPUs, hosts them and would send an invoice."""
+    """Name of the provider of the GPUs, which hosts them and would send an invoice."""
     restated: bool = False
     """The period was exported before: its charges are corrections."""
     filters: str = ""
@@ -46,7 +46,7 @@ class FocusSettings:
 
 @dataclass(slots=True, kw_only=True)
 class FocusSums:
-    """What was written, to be held against the ledger; filled while rows are made."""
+    """Sums over the written rows, for comparison with the ledger."""
 
     rows: int = 0
     origins: int = 0
@@ -64,24 +64,24 @@ _WIDE = Context(prec=60, rounding=ROUND_HALF_EVEN)
 
 
 def exact(value: float) -> Decimal:
-    """A float as the shortest decimal that means it."""
+    """Return the shortest decimal that means the float."""
     return Decimal(repr(value))
 
 
 def rounded(value: Decimal, places: int = PLACES) -> Decimal:
-    """The value with so many decimals."""
+    """Return the value with so many decimals."""
     return value.quantize(Decimal(1).scaleb(-places), context=_WIDE)
 
 
 def hours(seconds: float) -> Decimal:
-    """Seconds in hours, to more digits than are ever written."""
+    """Return seconds in hours, with more digits than are written."""
     return _WIDE.divide(exact(seconds), Decimal(3600))
 
 
 def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) -> list[Decimal]:
-    """The values rounded up or down, such that they sum to ``whole``; none turns negative by it.
+    """Return the values rounded up or down, such that they sum to ``whole``; none becomes negative.
 
-    Those nearest to the next digit are rounded up. ``whole`` is the sum of the values, or it all but rounding.
+    Those nearest to the next digit are rounded up. ``whole`` is the sum of the values, apart from rounding.
     """
     step = Decimal(1).scaleb(-places)
     parts = [value.quantize(step, rounding=ROUND_FLOOR, context=_WIDE) for value in values]
@@ -96,7 +96,7 @@ def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) ->
 
 
 def ratios_of(values: Sequence[Decimal]) -> list[Decimal]:
-    """Each value's part of their sum; the parts sum to exactly 1. Equal parts where the sum is 0."""
+    """Return each value's part of their sum; the parts sum to exactly 1. They are equal if the sum is 0."""
     total = sum(values)
     shares = [_WIDE.divide(value, total) if total else _WIDE.divide(1, len(values)) for value in values]
     return parts_of(Decimal(1), shares, RATIO_PLACES)
@@ -114,7 +114,7 @@ def written(value: Decimal) -> str:
 
 
 class ChargePart(NamedTuple):
-    """What one owner has of a charge."""
+    """The part of a charge that one owner has."""
 
     owner: LineKey
     """Namespace, kind, workload, team and labels; the remainder has the kind alone."""
@@ -151,7 +151,7 @@ class Origin(NamedTuple):
 
 
 def origins(ledger: FleetLedger) -> Iterator[Origin]:
-    """Charges of the ledger in the order of time, cluster, node and model; what has no price is in none."""
+    """Yield the charges of the ledger by time, cluster, node and model; lines without a price are in none."""
     for chunk in ledger.chunks:
         for place, lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
             facts = ledger.nodes.get(place[:2], NodeFacts())
@@ -170,7 +170,7 @@ def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
 def _owners(
     lines: Iterable[tuple[LineKey, Figures]],
 ) -> dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]]:
-    """Lines by currency and owner; those of a second currency have its money alone."""
+    """Return the lines by currency and owner; those of a second currency have money only."""
     found: dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]] = {}
     for key, figures in lines:
         owner = key._replace(cluster="", node="", pool="", model="", mode="")
@@ -181,7 +181,7 @@ def _owners(
 
 
 def unpriced_hours(ledger: FleetLedger) -> dict[tuple[str, str, str], float]:
-    """GPU-hours of lines without any price, which are no charge, by cluster, node and model; most hours first."""
+    """Return GPU-hours without a price, which are no charge, by cluster, node and model; most hours first."""
     found: dict[tuple[str, str, str], float] = {}
     for chunk in ledger.chunks:
         for line in chunk.lines.items():
@@ -192,9 +192,9 @@ def unpriced_hours(ledger: FleetLedger) -> dict[tuple[str, str, str], float]:
 
 
 FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
-"""What a ledger must be read by to be exported."""
+"""Dimensions of an exported ledger."""
 ORIGIN_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
-"""By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
+"""Dimensions that FOCUS may be filtered by: with others a split charge would lack parts and not add up."""
 METHOD_ID = "gpu-seconds-held"
 TAG_PREFIX = "gpu-cost-exporter/"
 UNIT = "GPU-Hours"
@@ -202,7 +202,7 @@ _NEAR = Decimal("1e-8")
 
 
 def focus_rows(ledger: FleetLedger, settings: FocusSettings, sums: FocusSums) -> Iterator[FocusRow]:
-    """Every charge of the ledger; ``sums`` is filled on the way.
+    """Yield a row for every charge, or part of a charge, of the ledger, and add it to ``sums``.
 
     Raises:
         ExporterError: The ledger was read by fewer dimensions than ``FOCUS_DIMENSIONS``.
@@ -221,7 +221,7 @@ def focus_rows(ledger: FleetLedger, settings: FocusSettings, sums: FocusSums) ->
 
 
 def _charges(origin: Origin, settings: FocusSettings) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
-    """Rows of one origin, each with its EffectiveCost and its hours."""
+    """Yield the rows of an origin, each with its EffectiveCost and its hours."""
     figures = [part.figures for part in origin.parts]
     costs = _shares([exact(one.money_in(origin.currency).total) for one in figures])
     held = _shares([hours(one.seconds.total) for one in figures])
@@ -240,48 +240,53 @@ def _charges(origin: Origin, settings: FocusSettings) -> Iterator[tuple[FocusRow
 
 
 def _shares(values: list[Decimal]) -> list[Decimal]:
-    """The values rounded, such that they sum to their rounded sum."""
+    """Return the values rounded, such that they sum to their rounded sum."""
     return parts_of(rounded(sum(values, Decimal(0))), values)
 
 
+_FIXED = {
+    "BillingAccountType": "Account",
+    "ChargeCategory": "Usage",
+    "ChargeFrequency": "Usage-Based",
+    "ConsumedUnit": UNIT,
+    "PricingUnit": UNIT,
+    "ResourceType": "GPU",
+    "ServiceCategory": "Compute",
+    "ServiceName": "GPU Compute",
+    "ServiceSubcategory": "Containers",
+    "SkuMeter": "GPU Time",
+}
+"""Columns with the same value in every row."""
+
+
 def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
-    """What every row of an origin has alike."""
+    """Return the columns that are the same in every row of an origin."""
     month = period_at("month", origin.window.start_seconds)
     facts = origin.facts
     model = origin.model or "GPU"
-    return {
+    return _FIXED | {
         "BillingAccountId": settings.billing_account_id,
         "BillingAccountName": settings.billing_account_name,
-        "BillingAccountType": "Account",
         "BillingCurrency": origin.currency,
         "BillingPeriodStart": iso(month.start_seconds),
         "BillingPeriodEnd": iso(month.end_seconds),
-        "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if settings.restated else "",
         "ChargeDescription": f"GPU time of {model} on {origin.node}",
-        "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": iso(origin.window.start_seconds),
         "ChargePeriodEnd": iso(origin.window.end_seconds),
-        "ConsumedUnit": UNIT,
         "ContractedUnitPrice": "" if unit_price is None else written(unit_price),
         "HostProviderName": settings.provider,
         "InvoiceIssuerName": settings.provider,
         "PricingCategory": "Dynamic" if facts.capacity_type == "spot" else "Standard",
         "PricingCurrency": origin.currency,
-        "PricingUnit": UNIT,
         "ProviderName": settings.provider,
         "PublisherName": settings.provider,
         "RegionId": facts.region,
         "RegionName": facts.region,
         "ResourceId": _path(origin.cluster, origin.node, model),
         "ResourceName": f"{model} of {origin.node}",
-        "ResourceType": "GPU",
-        "ServiceCategory": "Compute",
-        "ServiceName": "GPU Compute",
         "ServiceProviderName": settings.provider,
-        "ServiceSubcategory": "Containers",
         "SkuId": model,
-        "SkuMeter": "GPU Time",
         "SkuPriceDetails": _json({"GpuCount": 1, "InstanceType": facts.instance_type}),
         "SkuPriceId": _path(model, facts.instance_type, facts.capacity_type, facts.region),
         "SubAccountId": origin.cluster,
@@ -315,7 +320,7 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
 
 
 def _own(part: ChargePart, money: ByState, cost: Decimal) -> FocusRow:
-    """The columns that FOCUS has no place for."""
+    """Return our own columns."""
     effective, ineffective, unprofiled, idle, unknown = parts_of(cost, [exact(amount) for _, amount in money])
     seconds, owner = part.figures.seconds, part.owner
     profiled = seconds.profiled or money.profiled  # of several currencies one has the seconds

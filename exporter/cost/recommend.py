@@ -64,14 +64,14 @@ class MeanPrice(NamedTuple):
 
 
 def short(model: str) -> str:
-    """``H100`` of ``NVIDIA H100 80GB HBM3``; a name whose first word has no number stays whole."""
+    """Return ``H100`` of ``NVIDIA H100 80GB HBM3``; a name without a number in its first word stays whole."""
     bare = model.removeprefix("NVIDIA ").removeprefix("Tesla ")
     first = bare.replace("-", " ").split(" ", 1)[0]
     return first if any(letter.isdigit() for letter in first) else bare
 
 
 def devices(lot: HeldDevices) -> str:
-    """``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
+    """Return ``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
     number = len(lot.uses)
     many = "s" if number != 1 else ""
     if lot.profile:
@@ -80,17 +80,17 @@ def devices(lot: HeldDevices) -> str:
 
 
 def each(lot: HeldDevices) -> str:
-    """``the H100``, ``each of 8 H100``."""
+    """Return ``the H100``, ``each of 8 H100``."""
     return f"the {devices(lot).removeprefix('1 ')}" if len(lot.uses) == 1 else f"each of {devices(lot)}"
 
 
 def memory(size: float) -> str:
-    """``4.2 GB``."""
+    """Return ``4.2 GB``."""
     return f"{decimal(size / GIGABYTE, 1)} GB"
 
 
 def money(price: MeanPrice) -> str:
-    """``4.10 USD``; cents of a cent where it is that little."""
+    """Return ``4.10 USD``; with two more decimals if it is small."""
     return money_with_code(price.per_hour, price.currency, 2 if price.per_hour >= _CENTS_FROM else 4)
 
 
@@ -113,13 +113,13 @@ class Change(NamedTuple):
     gpus: float
     fact: str
     risk: str
-    """What could go wrong in any case, and how to try it."""
+    """Risk in any case, and how to try it."""
     reasons: tuple[str, ...] = ()
-    """What of the evidence makes it riskier: one makes the risk medium, two make it high."""
+    """Findings that make it riskier: one makes the risk medium, two make it high."""
     least: RiskLevel = "low"
     """The level of risk without a reason."""
     per_hour: float | None = 0.0
-    """What an hour of each of these GPUs costs afterwards; ``None`` where that is not known."""
+    """Price per hour of each of these GPUs after the change; ``None`` if it is not known."""
 
 
 class Market:
@@ -149,17 +149,17 @@ class Market:
                 self._memory[use.owner.cluster, use.owner.model] = use.memory_total_bytes
 
     def paid(self, payer: LineKey) -> MeanPrice | None:
-        """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
+        """Return the mean price that a workload paid; that of its model and cluster if the ledger has no line of it."""
         if payer in self._payers:
             return _mean_price(self._payers[payer])
         return self._models.get((payer.cluster, payer.model))
 
     def seconds(self, payer: LineKey) -> ByState:
-        """What a workload held, by state; nothing where the ledger knows it by no name."""
+        """Return the GPU-seconds of a workload by state; 0 if the ledger has no line of it."""
         return self._payers[payer].seconds if payer in self._payers else NO_SECONDS
 
     def cheapest(self, cluster: str, least_bytes: float, below: MeanPrice) -> tuple[str, MeanPrice] | None:
-        """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
+        """Return the cheapest smaller model of a cluster with so much memory and a lower price, and that price."""
         found = [
             (price.per_hour, model, price)
             for (place, model), price in self._models.items()
@@ -169,7 +169,7 @@ class Market:
         return min(found)[1:] if found else None
 
     def saved(self, lot: HeldDevices, found: Change) -> float | None:
-        """Money a month that a change of devices saves; ``None`` where a price is not known."""
+        """Return the money that a change saves per month; ``None`` if a price is not known."""
         price = self.paid(lot.payer)
         if price is None or found.per_hour is None:
             return None
@@ -177,14 +177,14 @@ class Market:
 
 
 def _mean_price(paid: Figures) -> MeanPrice | None:
-    """The mean; ``None`` without money, and in several currencies, of which none is the price."""
+    """Return the mean; ``None`` without money, and with several currencies, of which none is the price."""
     priced_hours = (paid.seconds.total - paid.unpriced_seconds) / HOUR_SECONDS
     money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
     return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
 
 
 def _change(lot: HeldDevices, market: Market) -> Change | None:
-    """The exchange that saves most, where there is one; of equal ones the first that keeps the model."""
+    """Return the exchange that saves most; of equal ones the first that keeps the model."""
     peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
     if peak is None or total is None or not (lot.whole or lot.profile):
         return None
@@ -298,9 +298,9 @@ _RANKED: frozenset[Dimension] = _WORKLOAD - {"team"}
 def recommend(
     uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool = False
 ) -> tuple[Recommendation, ...]:
-    """What could be given back, shared or made smaller, dearest first; those without a price last, the largest first.
+    """Return recommendations, most money first; those without a price last, the largest first.
 
-    No device is in two suggestions, so that their money adds up, and to no more than the devices cost.
+    Each device is in one at most, so that their money sums to no more than the devices cost.
 
     Args:
         uses: Of one window.
@@ -471,7 +471,7 @@ def _evidence(lot: HeldDevices, fact: str, market: Market, limit: Limit | None) 
 
 
 def _at_limit(lot: HeldDevices, limit: Limit, digits: int) -> str:
-    """``9.0 % of its limit``."""
+    """Return ``9.0 % of its limit``."""
     return f"{percent_down(limit.effective_ratio, digits)} of {'its' if len(lot.uses) == 1 else 'their'} limit"
 
 
@@ -480,7 +480,7 @@ WINDOW_DAYS = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceReading:
-    """What was suggested, and from what."""
+    """Recommendations and their sources."""
 
     recommendations: tuple[Recommendation, ...]
     uses: tuple[HeldDevice, ...]
@@ -496,7 +496,7 @@ async def read(
     filters: Filters | None = None,
     judge_servers: bool = False,
 ) -> AdviceReading:
-    """Recommendations over a window with what they rest on, dearest first.
+    """Return recommendations over a window, most money first, with their evidence and ledger.
 
     Raises:
         PrometheusError: Prometheus cannot be asked, or not for all of the evidence.
@@ -511,7 +511,7 @@ async def read(
 async def read_recommendations(
     client: PrometheusClient, source: LedgerSource, now_seconds: float
 ) -> tuple[Recommendation, ...]:
-    """Recommendations over the last days up to the last recorded hour, dearest first.
+    """Return recommendations over the last week up to the last recorded hour, most money first.
 
     Raises:
         PrometheusError: As for ``read``.

@@ -32,7 +32,7 @@ def write(reading: AdviceReading, form: Form, stream: TextIO) -> None:
 
 
 def totals(found: Sequence[Recommendation]) -> dict[str, float]:
-    """Money a month by currency; what has no price is in none."""
+    """Return the money per month by currency, of all that have a price."""
     sums: dict[str, float] = {}
     for one in found:
         if one.per_month is not None:

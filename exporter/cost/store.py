@@ -38,7 +38,7 @@ ALL_OF_A_DAY: frozenset[Dimension] = frozenset(LineKey._fields)
 """Dimensions that a day is kept at: every one."""
 ENGINE = "store of closed days"
 SKEW_SECONDS = 3600.0
-"""How far a clock may have gone back since the newest closing before nothing is closed by it."""
+"""How far the clock may be behind the newest closing; with a larger difference nothing is closed."""
 _MOST_PROBLEMS = 20
 
 
@@ -47,16 +47,16 @@ class ClosedDay(NamedTuple):
 
     window: Window
     version: int
-    """1 for a day that was closed once."""
+    """Number of its version, 1 for a day that was closed once."""
     recorded_hours: int
     """Of the cluster that has the fewest; below 24 the day was closed with gaps."""
     simulated: bool
     reopened: str
-    """Why it is to be read again; this version holds until that is done. Empty where it is not."""
+    """Why it is read again; this version holds until then. Empty if it is not reopened."""
 
 
 class DayVersion(NamedTuple):
-    """What a closing of a day found; a day that was closed again has several, and the last one holds."""
+    """The result of closing a day; a day that was closed again has several, and the last one holds."""
 
     number: int
     closed_at_seconds: float
@@ -73,12 +73,12 @@ class DayVersion(NamedTuple):
 
 
 def day_window(start_seconds: int) -> Window:
-    """The UTC day that begins then; its label is the date."""
+    """Return the UTC day that begins then; its label is the date."""
     return Window(start_seconds=start_seconds, end_seconds=start_seconds + DAY_SECONDS, label=day_name(start_seconds))
 
 
 def is_day(window: Window) -> bool:
-    """Whether it is a whole UTC day, and one only."""
+    """Return whether a window is exactly one UTC day."""
     return window.start_seconds % DAY_SECONDS == 0 and window.seconds == DAY_SECONDS
 
 
@@ -118,15 +118,15 @@ class DayStore:
         accept_gaps: bool = False,
         accept_less: bool = False,
     ) -> int:
-        """Keep a UTC day for good, within ``writing``; the number of its version, 1 for the first.
+        """Keep a UTC day for good, within ``writing``, and return the number of its version, 1 for the first.
 
         Args:
             ledger: Of that day, read at ``ALL_OF_A_DAY``, with one chunk or none.
             now: Unix time; the day must be over.
-            by: Who closes it.
-            reason: Why a day that was closed before is closed again, where it was not reopened with one.
-            accept_gaps: Whether a day is taken of which hours were not recorded.
-            accept_less: Whether a day that was reopened is taken with fewer hours than it had: Prometheus forgets.
+            by: User or service that closes it.
+            reason: Why a day is closed again, if it was not reopened with a reason.
+            accept_gaps: Whether hours of the day may be missing.
+            accept_less: Whether a reopened day may have fewer hours than before: Prometheus forgets.
 
         Raises:
             StoreError: ``not_a_day``, ``not_over``, ``clock``, ``not_whole`` (the reading has failures), ``gaps``,
@@ -151,7 +151,7 @@ class DayStore:
         return int(last) + 1
 
     def reopen(self, day_seconds: int, *, reason: str, by: str, now: float) -> None:
-        """Have a closed day read again and closed again; until then, what is there holds.
+        """Mark a closed day to be read and closed again; until then its version holds.
 
         Raises:
             StoreError: ``no_reason``, ``not_closed``, or it cannot be written.
@@ -178,7 +178,7 @@ class DayStore:
                 connection.execute(f"DELETE FROM {table} WHERE day < ?", day)  # noqa: S608 - names of tables
 
     def shrink(self) -> None:
-        """Drop names that no line has any more, and give free room back to the disk, within ``writing``."""
+        """Delete names that no line has any more, and give free room back to the disk, within ``writing``."""
         with changing(self.path) as connection:
             for table, used in (
                 ("owners", "SELECT owner FROM lines"),
@@ -189,7 +189,7 @@ class DayStore:
         store_file.vacuum(self.path)
 
     def closed_days(self) -> tuple[ClosedDay, ...]:
-        """Every closed day, oldest first."""
+        """Return every closed day, oldest first."""
         with reading(self.path) as connection:
             rows = connection.execute(
                 "SELECT days.day, number, (SELECT min(hours) FROM capacity WHERE capacity.version = days.version),"
@@ -201,7 +201,7 @@ class DayStore:
             )
 
     def clusters_before(self, day_seconds: int) -> frozenset[str]:
-        """Clusters of the newest closed day before this one."""
+        """Return the clusters of the newest closed day before this one."""
         with reading(self.path) as connection:
             rows = connection.execute(
                 "SELECT cluster FROM capacity JOIN days ON days.version = capacity.version"
@@ -211,7 +211,7 @@ class DayStore:
             return frozenset(cluster for (cluster,) in rows)
 
     def read(self, window: Window, dimensions: frozenset[Dimension], filters: Filters) -> FleetLedger:
-        """The ledger of the closed days in a window; what else is in it is in ``failures``."""
+        """Return the ledger of the closed days in a window; its other days are in ``failures``."""
         pieces = chunks(window)
         with reading(self.path) as connection:
             rows = connection.execute(
@@ -246,7 +246,7 @@ class DayStore:
             )
 
     def restatements(self, day_seconds: int) -> tuple[DayVersion, ...]:
-        """All versions of a day, first to last; empty where it never was closed."""
+        """Return all versions of a day, first to last; none if it was never closed."""
         with reading(self.path) as connection:
             rows = connection.execute(
                 "SELECT id, number, closed_at, closed_by, reason, engine, lines FROM versions WHERE day = ?"
@@ -261,7 +261,7 @@ class DayStore:
             return tuple(found)
 
     def check(self) -> tuple[str, ...]:
-        """What is wrong with the file, one line each; reads all of it."""
+        """Return the problems of the file, one line each; reads all of it."""
         with reading(self.path) as connection:
             words = (row[0] for row in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})"))
             if found := [f"damaged: {' '.join(str(one).split())}" for one in words if one != "ok"]:
@@ -289,10 +289,10 @@ def _refused(reason: str, day: str, why: str) -> StoreError:
 
 
 def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
-    """The day that is to be closed.
+    """Return the day to close.
 
     Raises:
-        StoreError: It is none that may be.
+        StoreError: It must not be closed.
     """
     window = ledger.window
     name = day_name(window.start_seconds)
@@ -321,7 +321,7 @@ def _of_cluster(name: str) -> str:
 
 
 def _refuse_nonsense(chunk: Chunk, day: str) -> None:
-    """Refuse a number that no ledger has: a store that has it would have it for years.
+    """Refuse numbers that no ledger has: the store would keep them for years.
 
     Raises:
         StoreError: With the line.
@@ -338,7 +338,7 @@ def _refuse_nonsense(chunk: Chunk, day: str) -> None:
 
 
 def _refuse_less(connection: Connection, chunk: Chunk) -> None:
-    """Refuse what would replace a day by less of it.
+    """Refuse a day with fewer hours than the closed one has.
 
     Raises:
         StoreError: ``less``.
@@ -370,7 +370,7 @@ _STATES = ByState.__slots__
 _FIGURES = (*_STATES, "unpriced", "energy", *(f"{state}_cost" for state in _STATES))
 """Columns of a line's figures: by state, two that are not, and money by state."""
 _FACTS = ("instance_type", "capacity_type", "region", "gpu_product")
-"""Columns of what prices go by, as ``NodeFacts`` has them."""
+"""Columns of a node's facts, as ``NodeFacts`` has them."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "owners": ("namespace", "kind", "workload", "team", "labels"),
     "sorts": ("pool", "model", "mode"),
@@ -388,7 +388,7 @@ _COLUMNS: Mapping[Dimension, tuple[str, str]] = {
 
 
 def _interned(connection: Connection, table: str) -> Callable[..., int]:
-    """What gives the id of a row's names within the transaction, and makes the row where there is none."""
+    """Return a function that gives the id of a row's names, and makes a missing row; for one transaction."""
     columns = _NAMES[table]
     where = " AND ".join(f"{column} = ?" for column in columns)
     select = f"SELECT id FROM {table} WHERE {where}"  # noqa: S608 - names are bound
@@ -469,7 +469,7 @@ def _capacity_of(connection: Connection, version: int) -> tuple[dict[str, float]
 
 
 def _nodes(connection: Connection, versions: Iterable[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:
-    """Facts of every node, oldest first: the last word on a node is that of its newest day."""
+    """Yield the facts of every node, oldest first: those of its newest day replace the others."""
     for version in versions:
         rows = connection.execute(
             f"SELECT cluster, name, {', '.join(_FACTS)} FROM node_facts"  # noqa: S608 - names of columns
@@ -481,16 +481,16 @@ def _nodes(connection: Connection, versions: Iterable[int]) -> Iterator[tuple[tu
 
 
 def _labels(connection: Connection) -> list[str]:
-    """Every combination of cost labels that a line of the store has."""
+    """Return every combination of cost labels that a line of the store has."""
     return [labels for (labels,) in connection.execute("SELECT DISTINCT labels FROM owners")]
 
 
 def _sums(
     connection: Connection, versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
 ) -> dict[int, dict[LineKey, Figures]]:
-    """The lines of each version that the filters keep, summed over the dimensions that are not asked for.
+    """Return the lines of each version that the filters keep, summed over the dimensions that are not asked for.
 
-    A workload has namespace and kind with it, as where Prometheus is read.
+    A workload comes with namespace and kind, as from Prometheus.
     """
     if "workload" in dimensions:
         dimensions |= {"namespace", "kind"}
@@ -515,7 +515,7 @@ def _sums(
 def _question(
     versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
 ) -> tuple[str, tuple[str, ...]]:
-    """Group by ids first, so that names are looked up once per group and not once per row."""
+    """Return the query and its values. It groups by ids first: names are looked up once per group, not per row."""
     tables = ["owners", *(t for t in ("sorts", "nodes") if any(_COLUMNS[d][0] == t for d in dimensions))]
     # In the order in which lines lie: what is asked for most is summed as it is read.
     ids = ", ".join(("version", "owner", "currency", *(_ID[table] for table in tables[1:])))

@@ -19,7 +19,7 @@ STEPS: tuple[str, ...] = tuple(
 )
 """Step n makes a file of version n of one of version n - 1. A step that was released never changes."""
 _BUSY_SECONDS = 10.0
-"""How long a question waits for another process' short lock: at a checkpoint, at a migration."""
+"""How long a query waits for a short lock of another process, at a checkpoint or a migration."""
 _REASONS = {
     "SQLITE_FULL": ("disk_full", "the disk is full: free space there; what was stored before is unharmed"),
     "SQLITE_READONLY": ("read_only", "not writable: give this user the right to write the file and its directory"),
@@ -56,7 +56,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection that sees the store as it is now, whatever is written meanwhile; for one thread.
+    """Yield a connection that sees the store as it is now, also while others write; for one thread.
 
     Raises:
         StoreError: There is none, it is no store, of another version, or cannot be read.
@@ -167,7 +167,7 @@ def _upgrade(connection: sqlite3.Connection) -> None:
 
 
 def _set_aside(path: Path, what: str) -> StoreError:
-    """Move a damaged store out of the way, with its log: never away for good."""
+    """Rename a damaged store and its log, and return the error to raise; nothing is deleted."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1

@@ -46,7 +46,7 @@ class StoreLedger:
         filters: Filters | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> FleetLedger:
-        """The ledger of the window.
+        """Return the ledger of the window.
 
         Raises:
             PrometheusError: Nothing of it is in the store, and Prometheus cannot be asked.
@@ -91,7 +91,7 @@ def _runs(window: Window, closed: Collection[int]) -> list[tuple[Window, bool]]:
 
 
 def _of_part(progress: Callable[[Progress], None] | None, run: Window, window: Window) -> Callable[[Progress], None]:
-    """Progress of a part as progress of the whole, by hours."""
+    """Return a function that reports progress of a part as progress of the whole, by hours."""
     before = (run.start_seconds - window.start_seconds) // HOUR_SECONDS
 
     def report(part: Progress) -> None:
@@ -130,13 +130,13 @@ def _joined(window: Window, dimensions: frozenset[Dimension], parts: list[FleetL
 LAG_HOURS = 2
 """After midnight, before a day is closed: the last hour is recorded by then, and remote storage has it."""
 GRACE_HOURS = 48
-"""How long hours that are missing may still come: a Prometheus that catches up, a rule that is backfilled."""
+"""How long missing hours may still come, from a Prometheus that catches up or a rule that is backfilled."""
 MOST_DAYS = 5 * 366
-"""How far back the oldest day is looked for."""
+"""Largest age of the oldest day."""
 _LOOK_DAYS = 30
-"""Asked at once while looking for the oldest day."""
+"""Days per query in the search for the oldest day."""
 _OF_THE_DAY = frozenset({"not_whole", "gaps", "less", "nonsense"})
-"""Reasons that say something of one day, and not of the store."""
+"""Reasons that concern one day and not the store."""
 
 
 class NotClosed(NamedTuple):
@@ -146,11 +146,11 @@ class NotClosed(NamedTuple):
     reason: str
     """One sentence, with the fix."""
     waits: bool = False
-    """Its hours may still come, or a user accepts that they will not."""
+    """Whether its hours may still come, or a user can accept that they will not."""
 
 
 class Closing(NamedTuple):
-    """What became of the days that were due."""
+    """The result for the days that were due."""
 
     closed: tuple[int, ...]
     """Starts of the days that were closed, as Unix times."""
@@ -170,18 +170,18 @@ async def close_due_days(
     """Close every day that is over and not closed, or reopened, oldest first.
 
     Args:
-        store: Opened to write.
-        source: What has the days: Prometheus, not the store.
+        store: Within ``writing``.
+        source: Has the days: Prometheus, not the store.
         now: Unix time.
         from_day: Start of the first day; without one, the day after the oldest that is closed, or in an empty store the
             oldest that the source has.
         accept_gaps: Close days of which hours are missing, once ``GRACE_HOURS`` are over.
-        by: Who closes.
+        by: User or service that closes them.
         progress: Called after each day.
 
     Raises:
         StoreError: The store cannot be read or written, or the clock is wrong. Days closed before stay closed.
-        PrometheusError: Where the oldest day is to be found, and nothing can be read at all.
+        PrometheusError: The oldest day must be found, and nothing can be read.
     """
     due = await due_days(store, source, now, from_day=from_day)
     closed: list[int] = []
@@ -208,11 +208,11 @@ async def close_due_days(
 async def due_days(
     store: DayStore, source: LedgerSource, now: float, *, from_day: int | None = None
 ) -> tuple[int, ...]:
-    """Starts of the days that ``close_due_days`` would close, oldest first.
+    """Return the starts of the days that ``close_due_days`` would close, oldest first.
 
     Raises:
         StoreError: The store cannot be read, or it has a day that is not over yet: the clock is wrong.
-        PrometheusError: The oldest day is to be found, and nothing can be read at all.
+        PrometheusError: As for ``close_due_days``.
     """
     known = await asyncio.to_thread(store.closed_days)
     if known and known[-1].window.end_seconds > now:
@@ -232,10 +232,12 @@ async def due_days(
 
 
 async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 0) -> int | None:
-    """Start of the oldest day of which the source has an hour, looking back to ``from_day``, or until 30 days are bare.
+    """Return the start of the oldest day with an hour in the source; ``None`` without one.
+
+    It looks back to ``from_day``; without that, until 30 days in a row are bare.
 
     Raises:
-        PrometheusError: Something could not be read: days that were not seen must not be taken for bare ones.
+        PrometheusError: A query failed: unread days must not count as bare.
     """
     oldest: int | None = None
     first = max(from_day, end_seconds - MOST_DAYS * DAY_SECONDS)
