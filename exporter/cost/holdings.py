@@ -3,7 +3,8 @@
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from exporter.cost.ledger import (
@@ -28,7 +29,6 @@ class HeldDevice:
     owner: LineKey
     """Its line of the ledger: with node, model and mode, without pool and labels."""
     uuid: str
-    gpu_instance: str = ""
     mig_profile: str = ""
     share_ratio: float
     """Its part of the physical GPU."""
@@ -111,16 +111,12 @@ async def read_evidence(
     Raises:
         PrometheusError: A question stayed unanswered: evidence without it would not be right.
     """
-    cluster = client.settings.cluster_label
-    use, device, owner = ((cluster, *labels) for labels in ((*_DEVICE, *_OWNER), _DEVICE, _OWNER))
-    questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
-    kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
-    kept |= dict.fromkeys(_BY_RESOURCE, (*owner, "resource"))
+    questions = _questions(window, client.settings.cluster_label)
     try:
         async with asyncio.TaskGroup() as group:  # where one fails the others end, and ask nothing of a closed client
             tasks = {
-                name: group.create_task(_ask(client, question, window.end_seconds, kept.get(name, use)))
-                for name, question in questions.items()
+                name: group.create_task(_ask(client, question, window.end_seconds, labels))
+                for name, (labels, question) in questions.items()
             }
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
@@ -128,47 +124,49 @@ async def read_evidence(
     return tuple(one for one in found if filters is None or filters.keep(one.owner))
 
 
-def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str, str]:
-    """By name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
+def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ...], str]]:
+    """Return labels and query by name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
+    use, device, owner = (cluster, *_DEVICE, *_OWNER), (cluster, *_DEVICE), (cluster, *_OWNER)
     # A second less: an engine whose ranges are closed would take the hour before in.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
     measured, active, memory, estimated = (
         f'workload_device:gpu_use:facts{{fact="{fact}"}}'
         for fact in ("measured", "active", "memory_used_bytes", "estimated")
     )
-    # Of workloads that hold something now: the others, mostly short tasks, are many more.
-    here = f"and on ({owner}) last_over_time({EVIDENCE}[{_NEWEST}])"
-    return {
-        "held": f"max by ({use}) (count_over_time({EVIDENCE}[{over}]) {here})",
+    of_uses = {
+        "held": f"count_over_time({EVIDENCE}[{over}])",
         # The median: neither an hour that was held in part nor one in which pods took turns is how much it holds.
-        "share": f"max by ({use}) (quantile_over_time(0.5, {EVIDENCE}[{over}]) {here})",
-        "of_day": f"max by ({use}) (count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}]))",
-        "measured": f"max by ({use}) (sum_over_time({measured}[{over}]) {here})",
-        "active": f"max by ({use}) (sum_over_time({active}[{over}]) {here})",
-        "p95": f"max by ({use}) (quantile_over_time(0.95, {active}[{over}]) {here})",
-        "peak": f"max by ({use}) (max_over_time({active}[{over}]) {here})",
-        "memory": f"max by ({use}) (max_over_time({memory}[{over}]) {here})",
-        "estimated": f"max by ({use}) (max_over_time({estimated}[{over}]) {here}) > 0",
-        "total": f"max by ({device}) (last_over_time(workload_device:gpu_memory_total_bytes:max[{over}]))",
-        "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
-        "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',
+        "share": f"quantile_over_time(0.5, {EVIDENCE}[{over}])",
+        "of_day": f"count_over_time({EVIDENCE}[{day}])",
+        "measured": f"sum_over_time({measured}[{over}])",
+        "active": f"sum_over_time({active}[{over}])",
+        "p95": f"quantile_over_time(0.95, {active}[{over}])",
+        "peak": f"max_over_time({active}[{over}])",
+        "memory": f"max_over_time({memory}[{over}])",
+        "estimated": f"max_over_time({estimated}[{over}]) > 0",
+    }
+    # Of workloads that hold something now: the others, mostly short tasks, are many more.
+    here = f"and on ({', '.join(owner)}) last_over_time({EVIDENCE}[{_NEWEST}])"
+    off = "workload:gpu_alerts_off_until_seconds:max"
+    asked = {
+        **{name: (use, f"{query} {here}") for name, query in of_uses.items()},
+        "total": (device, f"last_over_time(workload_device:gpu_memory_total_bytes:max[{over}])"),
+        "reserved": (owner, 'last_over_time(workload:gpu_policy:info{policy="reserved"}[1h]) > 0'),
+        "inference": (owner, 'last_over_time(workload:gpu_policy:info{policy="inference"}[1h]) > 0'),
+        "muted": (owner, f"last_over_time({off}[1h]) > {window.end_seconds}"),
         # Each value is of the hour before; an owner without holdings now has none.
         **{
-            name: f"max by ({owner}, resource) (sum_over_time({series}[{over}:1h]))"
-            for name, series in _BY_RESOURCE.items()
+            name: ((*owner, "resource"), f"sum_over_time({series}[{over}:1h])") for name, series in _BY_RESOURCE.items()
         },
-        "muted": (
-            f"max by ({owner}) (last_over_time(workload:gpu_alerts_off_until_seconds:max[1h])) > {window.end_seconds}"
-        ),
     }
+    return {name: (labels, f"max by ({', '.join(labels)}) ({query})") for name, (labels, query) in asked.items()}
 
 
 async def _ask(
-    client: PrometheusClient, question: str, at_seconds: float, labels: Iterable[str]
+    client: PrometheusClient, question: str, at_seconds: float, labels: Sequence[str]
 ) -> Mapping[_Key, float]:
-    wanted = tuple(labels)
     samples = await client.instant(question, at_seconds)
-    return {tuple(labels.get(name, "") for name in wanted): value for labels, value in samples}
+    return {tuple(sample.labels.get(name, "") for name in labels): sample.value for sample in samples}
 
 
 def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
@@ -187,14 +185,14 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
         yield HeldDevice(
             owner=LineKey(cluster, node, "", namespace, kind, workload, team, "", model, mode),
             uuid=uuid,
-            gpu_instance=gpu_instance,
             mig_profile=mig_profile,
             share_ratio=min(1.0, share),
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
             mean_ratio=min(1.0, answers["active"].get(key, 0.0) / measured) if measured > 0 else None,
-            p95_ratio=_of_share(answers["p95"].get(key, 0.0), share, measured),
-            peak_ratio=_of_share(answers["peak"].get(key, 0.0), share, measured),
+            # An hour that was measured in part is no busier than what was seen of it. Nothing recorded is no activity.
+            p95_ratio=min(1.0, answers["p95"].get(key, 0.0) / share) if measured > 0 else None,
+            peak_ratio=min(1.0, answers["peak"].get(key, 0.0) / share) if measured > 0 else None,
             peak_memory_bytes=answers["memory"].get(key),
             memory_total_bytes=answers["total"].get(key[:7]),
             estimated=key in answers["estimated"],
@@ -203,14 +201,6 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
             bottlenecks=by_resource["bottlenecks"].get(owner, {}),
             resource_uses=by_resource["resource_uses"].get(owner, {}),
         )
-
-
-def _of_share(gpus: float, share: float, measured: float) -> float | None:
-    """Activity of the part that is held; an hour that was measured in part is no busier than what was seen of it.
-
-    Where activity was measured and none was recorded, there was none.
-    """
-    return min(1.0, gpus / share) if measured > 0 else None
 
 
 # Thresholds; docs/cost.md gives the reason of each.
@@ -356,26 +346,28 @@ _SERVER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """Devices of one sort that a workload still holds: of one model, and whole, of one MIG profile, or shared parts."""
+    """Devices of one sort that a workload still holds: of one model, mode and MIG profile."""
 
     payer: LineKey
     """Cluster, namespace, kind, workload, team and model."""
     uses: tuple[HeldDevice, ...]
+    most_ratio: float = 1.0
+    """Activity counts up to this, if it is known that more is no work."""
 
     @property
     def model(self) -> str:
-        """As the driver names it."""
+        """Name of the model in NVML."""
         return self.payer.model
 
     @property
     def profile(self) -> str:
-        """MIG profile, plainly; empty of whole devices and of shared parts."""
+        """Plain MIG profile; empty of whole devices and of shared parts."""
         return plain_name(self.uses[0].mig_profile)
 
     @property
     def whole(self) -> bool:
         """Whether each is a GPU of its own."""
-        return _sort(self.uses[0])[2]
+        return self.uses[0].owner.mode == "exclusive"
 
     @property
     def gpus(self) -> float:
@@ -388,96 +380,74 @@ class HeldDevices:
         return sum(use.held_hours for use in self.uses)
 
     @property
+    def measured_hours(self) -> float:
+        """Device-hours with measured activity."""
+        return sum(use.measured_hours for use in self.uses)
+
+    @property
     def coverage_ratio(self) -> float:
-        """Part of them whose activity was measured."""
-        return min(1.0, sum(use.measured_hours for use in self.uses) / self.held_hours)
+        """Measured part of the device-hours."""
+        return min(1.0, self.measured_hours / self.held_hours)
 
     @property
     def mean_ratio(self) -> float:
-        """Activity on the mean of the measured hours."""
-        measured = sum(use.measured_hours for use in self.uses)
-        return sum((use.mean_ratio or 0.0) * use.measured_hours for use in self.uses) / measured
+        """Mean activity of the measured hours."""
+        active = (min(use.mean_ratio or 0.0, self.most_ratio) * use.measured_hours for use in self.uses)
+        return sum(active) / self.measured_hours
 
     @property
     def p95_ratio(self) -> float:
-        """Of the busiest device."""
-        return max(use.p95_ratio or 0.0 for use in self.uses)
+        """Activity of the busiest device that 95 % of the hours do not exceed."""
+        return min(self.most_ratio, max(use.p95_ratio or 0.0 for use in self.uses))
 
     @property
     def peak_ratio(self) -> float:
-        """Of the busiest device in its busiest hour."""
-        return max(use.peak_ratio or 0.0 for use in self.uses)
+        """Activity of the busiest device in its busiest hour."""
+        return min(self.most_ratio, max(use.peak_ratio or 0.0 for use in self.uses))
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """Of the fullest device; ``None`` where one is not known."""
-        known = [use.peak_memory_bytes for use in self.uses]
-        return None if None in known else max(peak for peak in known if peak is not None)
+        """Peak of the fullest device; ``None`` if one is not known."""
+        known = [use.peak_memory_bytes for use in self.uses if use.peak_memory_bytes is not None]
+        return max(known) if len(known) == len(self.uses) else None
 
     @property
     def memory_total_bytes(self) -> float | None:
-        """Of the smallest device; ``None`` where one is not known."""
-        known = [use.memory_total_bytes for use in self.uses]
-        return None if None in known else min(total for total in known if total is not None)
-
-    def at_most(self, ratio: float) -> "HeldDevices":
-        """Return them with no more activity than this."""
-
-        def capped(known: float | None) -> float | None:
-            return None if known is None else min(known, ratio)
-
-        uses = (
-            replace(
-                use,
-                mean_ratio=capped(use.mean_ratio),
-                p95_ratio=capped(use.p95_ratio),
-                peak_ratio=capped(use.peak_ratio),
-            )
-            for use in self.uses
-        )
-        return replace(self, uses=tuple(uses))
+        """Memory of the smallest device; ``None`` if one is not known."""
+        known = [use.memory_total_bytes for use in self.uses if use.memory_total_bytes is not None]
+        return min(known) if len(known) == len(self.uses) else None
 
     @property
     def is_server(self) -> bool:
-        """Whether it may take most of a device's memory whatever it does with it."""
+        """Whether it may allocate most of a device's memory in advance."""
         if self.payer.kind in _SERVER_KINDS or any(use.policy == "inference" for use in self.uses):
             return True
         return _SERVER_NAMES.search(self.payer.workload) is not None
 
 
-def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
-    """What is still held of one workload's uses, in a settled order."""
-    sorts: dict[tuple[str, str, bool], list[HeldDevice]] = {}
-    for use in uses:
-        if use.still_held:
-            sorts.setdefault(_sort(use), []).append(use)
-    for _, of_sort in sorted(sorts.items()):
-        yield HeldDevices(
-            of_sort[0].owner.at(PAYER), tuple(sorted(of_sort, key=lambda use: (use.owner.node, use.uuid)))
-        )
+def lots(uses: Iterable[HeldDevice]) -> Iterator[HeldDevices]:
+    """Yield what one workload still holds of its uses, by sort of device."""
+
+    def sort(use: HeldDevice) -> tuple[str, str, str]:
+        return use.owner.model, plain_name(use.mig_profile), use.owner.mode
+
+    held = sorted((use for use in uses if use.still_held), key=lambda use: (sort(use), use.owner.node, use.uuid))
+    for _, of_sort in groupby(held, key=sort):
+        several = tuple(of_sort)
+        yield HeldDevices(several[0].owner.at(PAYER), several)
+
+
+def _is_measured(use: HeldDevice) -> bool:
+    """Return whether activity was measured for the use itself, for most of the time."""
+    return not use.estimated and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
 
 
 def trusted(use: HeldDevice) -> bool:
-    """Whether its figures say enough: measured for itself, for most of the time, over a day at least."""
+    """Return whether its figures are enough to judge it: measured, over a day at least."""
     known = None not in (use.mean_ratio, use.p95_ratio, use.peak_ratio)
-    return (
-        known
-        and not use.estimated
-        and use.held_hours >= LEAST_HELD_HOURS
-        and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
-    )
+    return known and _is_measured(use) and use.held_hours >= LEAST_HELD_HOURS
 
 
 def idle(use: HeldDevice) -> bool:
-    """Whether it was known to do nothing, hour by hour."""
-    return (
-        not use.estimated
-        and use.peak_ratio is not None
-        and use.peak_ratio < IDLE_PEAK_RATIO
-        and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
-    )
-
-
-def _sort(use: HeldDevice) -> tuple[str, str, bool]:
-    instance = bool(use.gpu_instance or use.mig_profile)
-    return use.owner.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE
+    """Return whether it did nothing, hour by hour, as far as was measured."""
+    return _is_measured(use) and use.peak_ratio is not None and use.peak_ratio < IDLE_PEAK_RATIO

@@ -145,7 +145,7 @@ class Market:
         self._models = {place: _mean_price(total_of(paid)) for place, paid in models.items()}
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
-            if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
+            if use.owner.mode != "mig" and use.memory_total_bytes is not None:
                 self._memory[use.owner.cluster, use.owner.model] = use.memory_total_bytes
 
     def paid(self, payer: LineKey) -> MeanPrice | None:
@@ -260,7 +260,7 @@ def _starved(lot: HeldDevices, limit: Limit, market: Market) -> Change | None:
     if not limit.is_starved:
         return None
     used = max(limit.effective_ratio, limit.uses.get("sm", 0.0))
-    found = _change(lot.at_most(used), market)
+    found = _change(replace(lot, most_ratio=used), market)
     return found and found._replace(reasons=(_FILLS if "sm" in limit.uses else _STARVED, *found.reasons))
 
 
