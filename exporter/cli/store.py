@@ -23,7 +23,7 @@ from exporter.cost.store import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayStore, DayVersi
 from exporter.cost.store_ledger import Closing, close_due_days
 from exporter.errors import ExporterError
 from exporter.model.formatting import day as day_name
-from exporter.model.formatting import decimal, moment, money_with_code
+from exporter.model.formatting import decimal, moment, money_with_code, plural
 
 _EPILOG = (
     "Exit code: 0; 1 if the store or Prometheus cannot be used, or close does not close its day; 2 for a wrong flag;"
@@ -180,7 +180,7 @@ def _show_days(namespace: argparse.Namespace) -> int:
         notes += ["simulated"] if day.simulated else []
         notes += [f"reopened: {clean(day.reopened)}"] if day.reopened else []
         lines.append(f"{day.window.label}  {', '.join(notes)}")
-    put("\n".join((*lines, f"{len(days)} closed {'day' if len(days) == 1 else 'days'}")))
+    put("\n".join((*lines, plural(len(days), "closed day"))))
     return 0
 
 
@@ -230,8 +230,7 @@ def _vacuum(namespace: argparse.Namespace) -> int:
     with DayStore(path).writing(time.time()) as store:
         before = path.stat().st_size
         store.shrink()
-    after = path.stat().st_size  # closed, so that the log is in the file
-    put(f"{path}: {before} bytes before, {after} now")
+        put(f"{path}: {before} bytes before, {path.stat().st_size} now")
     return 0
 
 
@@ -250,9 +249,8 @@ def _prune(namespace: argparse.Namespace) -> int:
 
 def _days(what: str, names: Sequence[str]) -> str:
     """Return ``3 days closed, 2026-10-01 to 2026-10-04``; days between the first and the last may be missing."""
-    if len(names) == 1:
-        return f"1 day {what}, {names[0]}"
-    return f"{len(names)} days {what}, {names[0]} to {names[-1]}"
+    span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return f"{plural(len(names), 'day')} {what}, {span}"
 
 
 def _closer() -> str:

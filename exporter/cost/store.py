@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite
 from operator import itemgetter
 from pathlib import Path
 from sqlite3 import Connection
@@ -130,7 +129,7 @@ class DayStore:
 
         Raises:
             StoreError: ``not_a_day``, ``not_over``, ``clock``, ``not_whole`` (the reading has failures), ``gaps``,
-                ``less``, ``nonsense``, ``closed`` (before, without a reason), or it cannot be written. The store is as
+                ``less``, ``closed`` (before, without a reason), or it cannot be written. The store is as
                 it was.
         """
         chunk = _day_of(ledger, now, accept_gaps=accept_gaps)
@@ -312,29 +311,11 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
         waiting = "they may still come; if they will not: store close --accept-gaps"
         fix = waiting if hours else "there is nothing to close"
         raise _refused("gaps", name, f"{hours} of its 24 hours{_of_cluster(cluster)} were recorded; {fix}")
-    _refuse_nonsense(chunk, name)
     return chunk
 
 
 def _of_cluster(name: str) -> str:
     return f" of cluster '{name}'" if name else ""
-
-
-def _refuse_nonsense(chunk: Chunk, day: str) -> None:
-    """Refuse numbers that no ledger has: the store would keep them for years.
-
-    Raises:
-        StoreError: With the line.
-    """
-    for key, figures in chunk.lines.items():
-        numbers = [figures.unpriced_seconds, figures.energy_joules or 0.0]
-        numbers += [value for amounts in (figures.seconds, *figures.money.values()) for _, value in amounts]
-        if not all(isfinite(number) and number >= 0 for number in numbers):
-            name = "/".join(part for part in key if part)
-            raise _refused("nonsense", day, f"{name} has a figure that is negative or no number")
-    for cluster, seconds in chunk.capacity_seconds.items():
-        if not (isfinite(seconds) and seconds >= 0):
-            raise _refused("nonsense", day, f"capacity of cluster '{cluster}' is {seconds}")
 
 
 def _refuse_less(connection: Connection, chunk: Chunk) -> None:

@@ -135,7 +135,7 @@ MOST_DAYS = 5 * 366
 """Largest age of the oldest day."""
 _LOOK_DAYS = 30
 """Days per query in the search for the oldest day."""
-_OF_THE_DAY = frozenset({"not_whole", "gaps", "less", "nonsense"})
+_OF_THE_DAY = frozenset({"not_whole", "gaps", "less"})
 """Reasons that concern one day and not the store."""
 
 
