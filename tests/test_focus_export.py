@@ -17,7 +17,6 @@ from exporter.cli import main
 from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, write_focus
 from exporter.cost.focus_rows import FocusSettings
 from exporter.cost.ledger import Figures, FleetLedger, LineKey
-from exporter.errors import ConfigError, ExporterError
 from exporter.model import ByState
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -266,18 +265,6 @@ def test_a_restated_month_is_a_correction(version: str) -> None:
     text, rows = exported(ledger(*days), version, FocusSettings(restated=True))
     assert_promises(text, version)
     assert [row["ChargeClass"] for row in rows] == ["Correction"] * 3
-
-
-def test_a_ledger_without_the_nodes_is_refused_in_words() -> None:
-    of = ledger({})
-    few = FleetLedger(window=of.window, dimensions=frozenset(("namespace",)), chunks=())
-    with pytest.raises(ExporterError, match="FOCUS needs a ledger by cluster, kind, labels, mode, model, node"):
-        write_focus(few, io.StringIO())
-
-
-def test_an_unknown_version_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"allowed: 1\.2, 1\.3, 1\.4"):
-        write_focus(ledger({}), io.StringIO(), version="1.0")
 
 
 amounts = st.one_of(

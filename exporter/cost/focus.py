@@ -25,7 +25,6 @@ from exporter.cost.focus_rows import (
 )
 from exporter.cost.ledger import Figures, FleetLedger, Window, total_of
 from exporter.cost.report_csv import csv_stream, encodable, guarded
-from exporter.errors import ConfigError
 from exporter.model.formatting import iso
 
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
@@ -117,13 +116,7 @@ def write_focus(
         version: One of ``VERSIONS``; in 1.2, which knows no split charges, what it lacks stands in x_ columns.
         settings: What the ledger does not know.
         metadata_stream: For the metadata.
-
-    Raises:
-        ConfigError: No such version.
-        ExporterError: The ledger was read by too few dimensions.
     """
-    if version not in VERSIONS:
-        raise ConfigError(f"focus-version: '{version}' is not known; allowed: {', '.join(VERSIONS)}")
     own = settings or FocusSettings()
     sums = FocusSums()
     header = header_of(version)

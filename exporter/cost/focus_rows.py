@@ -18,7 +18,6 @@ from exporter.cost.ledger import (
     total_of,
 )
 from exporter.cost.report import APART
-from exporter.errors import ExporterError
 from exporter.model import ByState, NodeFacts
 from exporter.model.formatting import iso
 
@@ -202,14 +201,7 @@ _NEAR = Decimal("1e-8")
 
 
 def focus_rows(ledger: FleetLedger, settings: FocusSettings, sums: FocusSums) -> Iterator[FocusRow]:
-    """Yield a row for every charge, or part of a charge, of the ledger, and add it to ``sums``.
-
-    Raises:
-        ExporterError: The ledger was read by fewer dimensions than ``FOCUS_DIMENSIONS``.
-    """
-    missing = FOCUS_DIMENSIONS - ledger.dimensions
-    if missing:
-        raise ExporterError(f"FOCUS needs a ledger by {', '.join(sorted(missing))}, too; read it by FOCUS_DIMENSIONS")
+    """Yield a row for every charge, or part of a charge, of the ledger, and add it to ``sums``."""
     for origin in origins(ledger):
         sums.origins += 1
         sums.split_origins += len(origin.parts) > 1
