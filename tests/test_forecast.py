@@ -32,11 +32,6 @@ def test_the_rest_of_today_counts_by_its_hours() -> None:
     assert forecast(5.0, [24.0], at(10, 31, 6), OCTOBER) == pytest.approx(5 + 18)
 
 
-def test_a_period_that_is_over_has_cost_what_was_spent() -> None:
-    assert forecast(500.0, [], at(11, 1), OCTOBER) == 500
-    assert forecast(500.0, [9.0], at(11, 3), OCTOBER) == 500
-
-
 def test_a_period_that_has_not_begun_is_told_whole() -> None:
     assert forecast(0.0, [2.0], at(9, 30, 12), OCTOBER) == pytest.approx(31 * 2)
 

@@ -235,18 +235,16 @@ def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: W
         daily: Money of the last complete UTC days without a hole, oldest first; the last ended at the midnight before
             ``now_seconds``. They may lie before the period.
         now_seconds: Unix time until which ``spent`` counts.
-        period: What is asked for.
+        period: Of whole UTC days.
     """
-    if now_seconds >= period.end_seconds:
-        return spent
     if not daily:
         return None
     midnight = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
-    start = max(now_seconds, float(period.start_seconds))
+    start = max(now_seconds, period.start_seconds)
     rest = 0.0
     for day in range(int(start // DAY_SECONDS) * DAY_SECONDS, period.end_seconds, DAY_SECONDS):
-        part = min(day + DAY_SECONDS, period.end_seconds) - max(float(day), start)
-        rest += part / DAY_SECONDS * _of_day(daily, (day - midnight) // DAY_SECONDS)
+        left = (day + DAY_SECONDS - max(day, start)) / DAY_SECONDS
+        rest += left * _of_day(daily, (day - midnight) // DAY_SECONDS)
     return spent + rest
 
 
