@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 from exporter.cost import store_file
 from exporter.cost.ledger import (
     DAY_SECONDS,
+    HOUR_SECONDS,
     UNALLOCATED,
     UNATTRIBUTED,
     Chunk,
@@ -33,6 +34,8 @@ from exporter.model import NO_SECONDS, ByState, NodeFacts
 from exporter.model.formatting import day as day_name
 
 HOURS_OF_A_DAY = 24
+GRACE_HOURS = 48
+"""How long missing hours may still come, from a Prometheus that catches up or a rule that is backfilled."""
 ALL_OF_A_DAY: frozenset[Dimension] = frozenset(LineKey._fields)
 """Dimensions that a day is kept at: every one."""
 ENGINE = "store of closed days"
@@ -144,6 +147,8 @@ class DayStore:
                 raise StoreError("closed", f"store: {name} is closed: reopen it with a reason to close it again")
             if not accept_less:
                 _refuse_less(connection, chunk)
+            if not accept_gaps and now < chunk.window.end_seconds + GRACE_HOURS * HOUR_SECONDS:
+                _refuse_lost_clusters(connection, chunk)
             why = reason or (closed[0] if closed else "")
             last = connection.execute("SELECT max(number) FROM versions WHERE day = ?", (day,)).fetchone()[0] or 0
             _write(connection, ledger, chunk, (day, last + 1, now, by, why, ledger.engine, ledger.simulated))
@@ -198,16 +203,6 @@ class DayStore:
                 ClosedDay(day_window(day * DAY_SECONDS), number, hours or 0, bool(simulated), reopened or "")
                 for day, number, hours, simulated, reopened in rows
             )
-
-    def clusters_before(self, day_seconds: int) -> frozenset[str]:
-        """Return the clusters of the newest closed day before this one."""
-        with reading(self.path) as connection:
-            rows = connection.execute(
-                "SELECT cluster FROM capacity JOIN days ON days.version = capacity.version"
-                " WHERE day = (SELECT max(day) FROM days WHERE day < ?)",
-                (day_seconds // DAY_SECONDS,),
-            )
-            return frozenset(cluster for (cluster,) in rows)
 
     def read(self, window: Window, dimensions: frozenset[Dimension], filters: Filters) -> FleetLedger:
         """Return the ledger of the closed days in a window; its other days are in ``failures``."""
@@ -337,6 +332,24 @@ def _refuse_less(connection: Connection, chunk: Chunk) -> None:
                 f" are there now, the closed day has {hours}; what is closed holds; store close --accept-gaps takes"
                 " less",
             )
+
+
+def _refuse_lost_clusters(connection: Connection, chunk: Chunk) -> None:
+    """Refuse a day without an hour of a cluster that the newest day before it has.
+
+    Raises:
+        StoreError: ``gaps``.
+    """
+    known = connection.execute(
+        "SELECT cluster FROM capacity JOIN days ON days.version = capacity.version"
+        " WHERE day = (SELECT max(day) FROM days WHERE day < ?)",
+        (chunk.window.start_seconds // DAY_SECONDS,),
+    )
+    if gone := sorted({cluster for (cluster,) in known} - chunk.recorded_hours.keys()):
+        names = ", ".join(f"'{cluster}'" for cluster in gone)
+        why = f"no hour of cluster {names} was recorded, which was there before"
+        name = day_name(chunk.window.start_seconds)
+        raise _refused("gaps", name, f"{why}; it may still come within {GRACE_HOURS} hours")
 
 
 def _failure(piece: Window) -> Failure:

@@ -19,9 +19,8 @@ from exporter.cost.ledger import (
     chunks,
 )
 from exporter.cost.query_rows import LedgerSource, Progress
-from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window, is_day
+from exporter.cost.store import ALL_OF_A_DAY, GRACE_HOURS, DayStore, day_window, is_day
 from exporter.errors import PrometheusError, StoreError
-from exporter.model.formatting import day as day_name
 
 _DAYS_AT_ONCE = 31
 """So that progress is shown, and a long window's lines are not twice in memory."""
@@ -129,8 +128,6 @@ def _joined(window: Window, dimensions: frozenset[Dimension], parts: list[FleetL
 
 LAG_HOURS = 2
 """After midnight, before a day is closed: the last hour is recorded by then, and remote storage has it."""
-GRACE_HOURS = 48
-"""How long missing hours may still come, from a Prometheus that catches up or a rule that is backfilled."""
 MOST_DAYS = 5 * 366
 """Largest age of the oldest day."""
 _LOOK_DAYS = 30
@@ -190,8 +187,6 @@ async def close_due_days(
         waited = now >= day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS
         try:
             ledger = await source.ledger(day_window(day), ALL_OF_A_DAY)
-            if not waited:
-                _refuse_lost_clusters(await asyncio.to_thread(store.clusters_before, day), ledger)
             await asyncio.to_thread(store.close_day, ledger, now=now, by=by, accept_gaps=accept_gaps and waited)
             closed.append(day)
         except PrometheusError as error:
@@ -252,20 +247,3 @@ async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 
             break
         oldest, end_seconds = min(days, default=oldest), start
     return None if oldest is None else oldest // DAY_SECONDS * DAY_SECONDS
-
-
-def _refuse_lost_clusters(before: Collection[str], ledger: FleetLedger) -> None:
-    """Refuse a day without an hour of a cluster that was there the day before.
-
-    Raises:
-        StoreError: ``gaps``.
-    """
-    recorded = {cluster for chunk in ledger.chunks for cluster in chunk.recorded_hours}
-    gone = sorted({*before} - recorded)
-    if gone and recorded and not ledger.failures:
-        names = ", ".join(f"'{cluster}'" for cluster in gone)
-        raise StoreError(
-            "gaps",
-            f"store: {day_name(ledger.window.start_seconds)} is not closed: no hour of cluster {names} was recorded,"
-            f" which was there before; it may still come within {GRACE_HOURS} hours",
-        )
