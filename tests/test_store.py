@@ -272,13 +272,14 @@ def test_days_beyond_what_is_kept_are_deleted(tmp_path: Path) -> None:
 
 
 def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
-    notes, other = tmp_path / "notes.txt", tmp_path / "other.db"
+    notes, other, nameless = tmp_path / "notes.txt", tmp_path / "other.db", tmp_path / "nameless.db"
     notes.write_text("my notes\n" * 100)
-    with sqlite3.connect(other) as connection:
-        connection.execute("PRAGMA application_id = 42")
-        connection.execute("CREATE TABLE t (a)")
-    connection.close()
-    for path, words in ((notes, "no store and no database"), (other, "another program's database")):
+    for path, number in ((other, 42), (nameless, 0)):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA application_id = {number}")
+            connection.execute("CREATE TABLE t (a)")
+    of_another = "another program's database"
+    for path, words in ((notes, "no store and no database"), (other, of_another), (nameless, of_another)):
         content = path.read_bytes()
         for write in (False, True):
             with pytest.raises(StoreError, match=words):

@@ -113,8 +113,10 @@ def _connected(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         raise StoreError("missing", f"store: there is no {path}; {fix}")
     address = f"file:{quote(str(path.absolute()))}?mode={mode}"
     with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
-        application, version = connection.execute("PRAGMA application_id").fetchone()[0], _version(connection)
-        if application not in {0, APPLICATION_ID}:
+        version = _version(connection)
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        is_new = not application and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != APPLICATION_ID and not is_new:
             raise StoreError("not_a_store", f"store: {path} is another program's database; name another file")
         if version > len(STEPS):
             raise StoreError(
