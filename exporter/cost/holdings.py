@@ -103,17 +103,17 @@ _Key = tuple[str, ...]
 async def read_evidence(
     client: PrometheusClient, window: Window, filters: Filters | None = None
 ) -> tuple[HeldDevice, ...]:
-    """How each workload that holds a device when the window ends used each that it held in it.
+    """Return how each workload that holds a device at the end of the window used its devices in the window.
 
-    Empty where no evidence was recorded. Workloads whose owners want no waste alerts now are left out. Filters may name
-    every dimension but ``pool``.
+    Empty without recorded evidence. Workloads that have opted out of waste alerts are left out. Filters may name every
+    dimension but ``pool``.
 
     Raises:
-        PrometheusError: A question stayed unanswered: evidence without it would not be right.
+        PrometheusError: A query failed: evidence without it would be wrong.
     """
     questions = _questions(window, client.settings.cluster_label)
     try:
-        async with asyncio.TaskGroup() as group:  # where one fails the others end, and ask nothing of a closed client
+        async with asyncio.TaskGroup() as group:  # if one fails, the others end and do not use a closed client
             tasks = {
                 name: group.create_task(_ask(client, question, window.end_seconds, labels))
                 for name, (labels, question) in questions.items()
@@ -127,7 +127,7 @@ async def read_evidence(
 def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ...], str]]:
     """Return labels and query by name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
     use, device, owner = (cluster, *_DEVICE, *_OWNER), (cluster, *_DEVICE), (cluster, *_OWNER)
-    # A second less: an engine whose ranges are closed would take the hour before in.
+    # A second less: an engine with closed ranges would include the hour before.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
     measured, active, memory, estimated = (
         f'workload_device:gpu_use:facts{{fact="{fact}"}}'
@@ -135,7 +135,7 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
     )
     of_uses = {
         "held": f"count_over_time({EVIDENCE}[{over}])",
-        # The median: neither an hour that was held in part nor one in which pods took turns is how much it holds.
+        # The median: not an hour that was held in part, nor one in which pods took turns.
         "share": f"quantile_over_time(0.5, {EVIDENCE}[{over}])",
         "of_day": f"count_over_time({EVIDENCE}[{day}])",
         "measured": f"sum_over_time({measured}[{over}])",
@@ -145,7 +145,7 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
         "memory": f"max_over_time({memory}[{over}])",
         "estimated": f"max_over_time({estimated}[{over}]) > 0",
     }
-    # Of workloads that hold something now: the others, mostly short tasks, are many more.
+    # Only of workloads that hold something now: the others, mostly short tasks, are many more.
     here = f"and on ({', '.join(owner)}) last_over_time({EVIDENCE}[{_NEWEST}])"
     off = "workload:gpu_alerts_off_until_seconds:max"
     asked = {
@@ -190,7 +190,7 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
             mean_ratio=min(1.0, answers["active"].get(key, 0.0) / measured) if measured > 0 else None,
-            # An hour that was measured in part is no busier than what was seen of it. Nothing recorded is no activity.
+            # An hour that was measured in part counts what was measured. Without a value there was no activity.
             p95_ratio=min(1.0, answers["p95"].get(key, 0.0) / share) if measured > 0 else None,
             peak_ratio=min(1.0, answers["peak"].get(key, 0.0) / share) if measured > 0 else None,
             peak_memory_bytes=answers["memory"].get(key),
@@ -225,13 +225,13 @@ class Profile(NamedTuple):
     compute_ratio: float
     """Its part of the GPU's compute slices."""
     memory_bytes: float
-    """What surely fits."""
+    """Memory that every instance has."""
     share_ratio: float
     """Its part of the GPU, by which it is paid: the larger of its parts of compute and memory slices."""
 
 
 def _seven(*gigabytes: int) -> tuple[Profile, ...]:
-    """Profiles of a GPU with seven compute and eight memory slices, by the memory of 1g, 2g, 3g and 7g."""
+    """Return the profiles of a GPU with seven compute and eight memory slices, by the memory of 1g, 2g, 3g and 7g."""
     one, two, half, whole = gigabytes
     shapes = ((1, 1, one), (1, 2, two), (2, 2, two), (3, 4, half), (4, 4, half), (7, 8, whole))
     return tuple(_profile(compute, memory, size, 7, 8) for compute, memory, size in shapes)
@@ -260,12 +260,12 @@ _BIG = re.compile(r"\b(?:A100|A800|H100|H800|H20|H200|GH200|B100|B200|GB200|B300
 
 
 def profiles_of(model: str, memory_bytes: float | None, current: str = "") -> tuple[Profile, ...]:
-    """Profiles of a model, the smallest first; empty where it has none or cannot be told.
+    """Return the profiles of a model, the smallest first; none if it has none, or its memory is not clear.
 
     Args:
-        model: As the driver names it.
-        memory_bytes: Of the device.
-        current: Profile of the device where it is an instance: then its name tells the model's size.
+        model: Name of the model in NVML.
+        memory_bytes: Memory of the device.
+        current: Profile of the device if it is an instance; it determines the memory of the model.
     """
     sorts = [(most_gib, profiles) for pattern, most_gib, profiles in _MODELS if pattern.search(model)]
     if not current:
@@ -281,23 +281,23 @@ _SIZE = re.compile(r"(\d+) ?GB\b")
 
 
 def plain_name(profile: str) -> str:
-    """The profile without media engines and compute instances: ``1c.3g.40gb+me`` is ``3g.40gb``."""
+    """Return the profile without media engines and compute instances: ``3g.40gb`` of ``1c.3g.40gb+me``."""
     return re.sub(r"^\d+c\.|[+-].*$", "", profile)
 
 
 def is_big(model: str) -> bool:
-    """Whether it is one of the dear models, for which smaller ones stand in."""
+    """Return whether it is one of the expensive models, which a smaller one can replace."""
     return _BIG.search(model) is not None
 
 
 class Limit(NamedTuple):
-    """What limits a workload while it is active, and how near it comes to it."""
+    """The limit of a workload while it is active, and how near it comes to it."""
 
     effective_ratio: float
     profiled_ratio: float
     """Part of the active time of which that is known."""
     bottleneck: Bottleneck
-    """What was the limit for most of that time."""
+    """Limit for most of that time."""
     bottleneck_ratio: float
     """Its part."""
     uses: Mapping[str, float]
@@ -306,7 +306,7 @@ class Limit(NamedTuple):
 
     @property
     def is_starved(self) -> bool:
-        """Whether next to none of the time was near a limit."""
+        """Whether almost none of the time was near a limit."""
         return self.bottleneck == Bottleneck.STARVED and self.bottleneck_ratio >= ALMOST_ALL_RATIO
 
 
