@@ -296,7 +296,7 @@ _RANKED: frozenset[Dimension] = _WORKLOAD - {"team"}
 
 
 def recommend(
-    uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool = False
+    uses: Sequence[HeldDevice], ledger: FleetLedger, *, judge_servers: bool = False
 ) -> tuple[Recommendation, ...]:
     """Return recommendations, most money first; those without a price last, the largest first.
 
@@ -308,9 +308,9 @@ def recommend(
         judge_servers: As of ``Market``.
     """
     workloads: dict[LineKey, list[HeldDevice]] = {}
-    for use in (every := tuple(uses)):
+    for use in uses:
         workloads.setdefault(use.owner.at(_WORKLOAD), []).append(use)
-    market = Market(every, ledger, judge_servers=judge_servers)
+    market = Market(uses, ledger, judge_servers=judge_servers)
     found = [
         suggestion
         for owner, of_one in workloads.items()
