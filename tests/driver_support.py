@@ -1,11 +1,14 @@
 """Hand-made truths and a driver that follows them, for the tests of the simulated driver."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pynvml
 
+from exporter.gpu.nvml.activity import OLDEST_SECONDS, record_type
+from exporter.gpu.nvml.library import Driver
+from exporter.model import Field
 from gpu_simulator import driver
 from gpu_simulator.truth import GpuTruth, Load, MigTruth, ModelSpec, NodeTruth, ProcessTruth
 
@@ -121,6 +124,20 @@ def simulated(*gpus: GpuTruth, at: float = 100.0, init: bool = True, **values: o
         yield node
     finally:
         driver.uninstall()
+
+
+def session(
+    *fields: Field, count: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = lambda: 0.0
+) -> Driver:
+    """What readers of devices share while the simulated driver is installed."""
+    return Driver(
+        fields=frozenset(fields),
+        count=count,
+        clock=clock,
+        major=590,
+        record=record_type(),
+        oldest_seconds=OLDEST_SECONDS,
+    )
 
 
 def code_of(call: object, *arguments: object) -> int:

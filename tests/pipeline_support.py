@@ -260,7 +260,7 @@ def _sources(
     if source != "dcgm":
         driver.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS)
         stack.callback(driver.uninstall)
-        yield _opened(stack, NvmlSource(fields, monotonic=monotonic))
+        yield _opened(stack, NvmlSource(fields, clock=monotonic))
     if source != "nvml":
         dcgm.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS, monotonic=monotonic)
         stack.callback(dcgm.uninstall)

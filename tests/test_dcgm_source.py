@@ -41,7 +41,7 @@ def busy(index: int = 0, **values: object) -> object:
 @contextmanager
 def nvml_of(bench: object) -> Iterator[NvmlSource]:
     driver.install(bench.now, cache_seconds=0.0, monotonic=bench.monotonic, epoch_seconds=EPOCH_SECONDS)
-    source = NvmlSource(FIELDS, monotonic=bench.monotonic)
+    source = NvmlSource(FIELDS, clock=bench.monotonic)
     try:
         source.open()
         yield source

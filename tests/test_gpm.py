@@ -1,11 +1,14 @@
 """Engine activity through GPM: true means over the time between two samples, and nothing where there are none."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pynvml
 import pytest
-from driver_support import H100, T4, gpu, instance, load, partitioned, simulated
+from driver_support import H100, T4, gpu, instance, load, partitioned, session, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,46 +215,56 @@ def test_a_refused_sample_is_counted_and_not_asked_for_again_at_once() -> None:
         source.close()
 
 
-def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays() -> None:
-    asked: list[list[int]] = []
-    known = {1, 2}
+class Scripted(activity.Sampler):
+    """A driver that answers 50 percent, but not for some metrics; one of these may make it refuse the whole call."""
 
-    class Scripted(activity.Sampler):
-        """A driver that refuses the whole call for one unknown id."""
+    refused: frozenset[int] = frozenset()
+    whole_call = False
+    asked: list[int]
 
-        def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
-            asked.append(metric_ids)
-            if not set(metric_ids) <= known:
-                raise pynvml.NVMLError(2)
-            return dict.fromkeys(metric_ids, (0, 50.0))
+    def at(self, now: float) -> dict[Field, float]:
+        """Sample at a time; return the metrics of the multiprocessors and the memory."""
+        self.seconds = now
+        return {field: value for field, value in self.sample(now).items() if field in SCRIPTED}
 
-    counted: list[str] = []
+    def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
+        self.asked = metric_ids
+        if self.whole_call and self.refused.intersection(metric_ids):
+            raise pynvml.NVMLError(2)
+        return {one: (2 if one in self.refused else 0, 50.0) for one in metric_ids}
+
+
+SCRIPTED = (ENGINE, Field.PROF_SM_ACTIVE, Field.PROF_DRAM_ACTIVE)
+DRAM = activity.METRICS[Field.PROF_DRAM_ACTIVE]
+
+
+@contextmanager
+def scripted(counted: list[str]) -> Iterator[Scripted]:
     with simulated(gpu()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        fields = {ENGINE: 1, Field.PROF_SM_ACTIVE: 2, Field.PROF_DRAM_ACTIVE: 10}
-        sampler = Scripted(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample), fields, counted.append)
-        assert sampler.sample(1.0) == {}
-        assert sampler.sample(2.0) == {ENGINE: 0.5, Field.PROF_SM_ACTIVE: 0.5}
-        assert sampler.sample(3.0) == {ENGINE: 0.5, Field.PROF_SM_ACTIVE: 0.5}
+        take = partial(pynvml.nvmlGpmSampleGet, handle)
+        driver = session(*SCRIPTED, count=counted.append, clock=lambda: sampler.seconds)
+        sampler = Scripted(take, activity.GpmLevel.GPU, driver)
+        yield sampler
         sampler.close()
-    assert asked[-1] == [1, 2]
+
+
+def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays() -> None:
+    counted: list[str] = []
+    with scripted(counted) as sampler:
+        sampler.refused, sampler.whole_call = frozenset({DRAM}), True
+        assert sampler.at(1.0) == {}
+        assert sampler.at(2.0) == {ENGINE: 0.5, Field.PROF_SM_ACTIVE: 0.5}
+        assert sampler.at(3.0) == {ENGINE: 0.5, Field.PROF_SM_ACTIVE: 0.5}
+        assert DRAM not in sampler.asked
     assert counted == []
 
 
 def test_a_metric_that_was_refused_once_is_asked_for_again() -> None:
-    refused = {10}
-
-    class Scripted(activity.Sampler):
-        def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
-            return {one: (2 if one in refused else 0, 50.0) for one in metric_ids}
-
-    with simulated(gpu()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        fields = {ENGINE: 1, Field.PROF_DRAM_ACTIVE: 10}
-        sampler = Scripted(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample), fields, lambda _: None)
-        sampler.sample(1.0)
-        assert sampler.sample(2.0) == {ENGINE: 0.5}
-        refused.clear()
-        assert sampler.sample(3.0) == {ENGINE: 0.5}
-        assert sampler.sample(13.0) == {ENGINE: 0.5, Field.PROF_DRAM_ACTIVE: 0.5}
-        sampler.close()
+    with scripted([]) as sampler:
+        sampler.refused = frozenset({DRAM})
+        sampler.at(1.0)
+        assert Field.PROF_DRAM_ACTIVE not in sampler.at(2.0)
+        sampler.refused = frozenset()
+        assert Field.PROF_DRAM_ACTIVE not in sampler.at(3.0)
+        assert sampler.at(13.0) == dict.fromkeys(SCRIPTED, 0.5)

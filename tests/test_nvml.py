@@ -209,15 +209,6 @@ def test_one_failing_call_is_counted_and_costs_its_field_only() -> None:
         assert Field.POWER_USAGE in it.after(1).gpus[0].values
 
 
-def test_a_driver_that_cannot_count_its_gpus_costs_none_of_them() -> None:
-    with watched(gpu(0), gpu(1)) as it:
-        it.after(1)
-        simulated_driver.fail("nvmlDeviceGetCount_v2", 999)
-        reading = it.after(11)
-        assert states(reading) == [UP, UP]
-        assert reading.errors == {"unknown_error": 1}
-
-
 def test_a_gpu_that_was_dead_when_the_driver_was_opened_is_found_when_it_lives() -> None:
     with watched(gpu(0, fault=Fault.GPU_LOST), gpu(1)) as it:
         assert [one.gpu.index for one in it.after(1).gpus] == [1]
@@ -399,14 +390,16 @@ def test_mig_switched_on_while_running_is_seen() -> None:
 
 
 def test_a_reading_says_when_it_ended_and_how_long_it_took() -> None:
-    ticks = iter([5.0, 5.25])
-    with simulated(gpu(), init=False):
-        source = NvmlSource(ALL, monotonic=lambda: next(ticks))
+    with simulated(gpu(), init=False, faults={Fault.SLOW: 0.25}) as node:
+        source = NvmlSource(ALL, clock=lambda: node.seconds)
         source.open()
+        began = node.seconds
         reading = source.sample(1000.0)
+        took = node.seconds - began
         source.close()
-    assert reading.duration_seconds == pytest.approx(0.25)
-    assert reading.taken_at_seconds == pytest.approx(1000.25)
+    assert took > 0
+    assert reading.duration_seconds == pytest.approx(took)
+    assert reading.taken_at_seconds == pytest.approx(1000.0 + took)
 
 
 def test_a_model_with_gpm_and_one_without_work_side_by_side() -> None:

@@ -23,7 +23,7 @@ BUSY = gpu(load=load(engine=0.9, utilisation=0.9), processes=(process(1, sm=0.5)
 def sampled(one: GpuTruth) -> Iterator[tuple[Node, Sample]]:
     """A node of one GPU and a way to sample it: so many seconds later, by a wall clock that is so much off."""
     with simulated(one, init=False) as node:
-        source = NvmlSource(frozenset(Field), steady=lambda: node.truth.at_seconds)
+        source = NvmlSource(frozenset(Field), clock=lambda: node.truth.at_seconds)
         source.open()
 
         def sample(later: float, off: float) -> GpuReading:
@@ -98,7 +98,7 @@ def readings_between_silences() -> Iterator[GpuReading]:
             at += seconds
 
     driver.install(truth, cache_seconds=0.0, monotonic=lambda: at, sleep=sleep)
-    source = NvmlSource(frozenset(Field), monotonic=lambda: at, steady=lambda: at)
+    source = NvmlSource(frozenset(Field), clock=lambda: at)
     try:
         source.open()
         for _ in range(20):

@@ -4,7 +4,7 @@ import ctypes
 
 import pynvml
 import pytest
-from driver_support import GIB, gpu, instance, partitioned, process, simulated
+from driver_support import GIB, gpu, instance, partitioned, process, session, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,9 +24,8 @@ SAMPLES = st.builds(
 def poller(counted: list[str] | None = None, *, utilisation: bool = True) -> Poller:
     return Poller(
         pynvml.nvmlDeviceGetHandleByIndex(0),
+        session(count=(counted if counted is not None else []).append),
         utilisation=utilisation,
-        record=activity.record_type(),
-        count=(counted if counted is not None else []).append,
     )
 
 
@@ -121,18 +120,6 @@ def test_half_a_list_is_no_list_for_who_is_missing_would_look_idle(code: int) ->
         assert poller().poll(100.0) is None
 
 
-def test_a_clock_that_was_set_back_does_not_make_all_samples_old() -> None:
-    with simulated(gpu(processes=(process(11, sm=0.6),)), at=5000.0) as node:
-        it = poller()
-        it.poll(5000.0)
-        node.set(at=5002.0)
-        it.poll(5002.0)
-        node.set(at=1000.0)
-        assert by_pid(it.poll(1000.0))[11].sm_ratio is None
-        node.set(at=1004.0)
-        assert by_pid(it.poll(1004.0))[11].sm_ratio == pytest.approx(0.6, abs=0.15)
-
-
 def test_the_older_sample_call_serves_where_the_newer_is_missing() -> None:
     with simulated(gpu(processes=(process(11, sm=0.5),))) as node:
         simulated_driver.fail("nvmlDeviceGetProcessesUtilizationInfo", 13)
@@ -172,7 +159,7 @@ def test_a_mig_instance_lists_its_own_processes_without_ratios() -> None:
     with simulated(partitioned(instance(1, processes=(process(11),)), instance(2))):
         parent = pynvml.nvmlDeviceGetHandleByIndex(0)
         handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, 0)
-        it = Poller(handle, utilisation=False, record=activity.record_type(), count=[].append)
+        it = Poller(handle, session(), utilisation=False)
         assert it.poll(1.0) == (ProcessUse(pid=11, memory_used_bytes=GIB),)
 
 

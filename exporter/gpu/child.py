@@ -121,7 +121,7 @@ def _source(arguments: argparse.Namespace) -> ReadingSource:
         interval_seconds=arguments.interval,
         left_out=frozenset(int(index) for index in arguments.without.split(",") if index),
         note_asked=wire.note_asked,
-        steady=time.monotonic,
+        clock=time.monotonic,
     )
 
 

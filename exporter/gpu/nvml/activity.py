@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from exporter.gpu.nvml import library
-from exporter.gpu.nvml.library import NvmlCode
+from exporter.gpu.nvml.library import Driver, Handle, NvmlCode, Retries
 from exporter.model import (
     CODECS,
     DECODERS,
@@ -28,7 +28,9 @@ OLDEST_SECONDS = 60.0
 """A mean over a longer time is not current, unless the user's sample interval is as long: start again."""
 _RETRY_SECONDS = 600.0
 _SOON_SECONDS = 10.0
-"""Time to the next attempt after a refusal that may be temporary; doubles up to ``_RETRY_SECONDS``."""
+"""Time to the next attempt after a refusal of a metric; doubles up to ``_RETRY_SECONDS``."""
+_SAMPLE, _PROBE = "sample", "probe"
+"""Steps of a sampler that are left out for a time."""
 _NOISE_MIB = 1.0
 """A rate below 0 by more than this is none: its counter restarted."""
 
@@ -76,38 +78,6 @@ class GpmLevel(Enum):
     """One of several compute instances of a GPU instance: no memory bandwidth either."""
 
 
-class Support:
-    """Whether a GPU supports GPM; asked until the driver has answered.
-
-    Args:
-        handle: Handle of the GPU.
-        count: Called with the reason of each failure.
-    """
-
-    def __init__(self, handle: Any, count: Callable[[str], None]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
-        self._handle = handle
-        self._count = count
-        self._answer: bool | None = None
-        self._not_before = -math.inf
-
-    def known(self, now: float) -> bool:
-        """Return whether GPM is known to be supported.
-
-        Raises:
-            pynvml.NVMLError: The GPU is lost or the driver is gone.
-        """
-        if self._answer is None and now >= self._not_before:
-            try:
-                self._answer = bool(pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
-            except pynvml.NVMLError as error:
-                code = library.code_unless_fatal(error)
-                unavailable = code in library.UNAVAILABLE
-                if not unavailable:
-                    self._count(f"gpm_{library.reason_of(code)}")
-                self._not_before = now + (_RETRY_SECONDS if unavailable else _SOON_SECONDS)
-        return bool(self._answer)
-
-
 def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
     """Return the wanted fields that exist at a level, with their metric ids.
 
@@ -142,38 +112,22 @@ class Sampler:
 
     Args:
         take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
-        fields: Wanted fields and their metric ids, from ``fields_at``.
-        count: Called with the reason of each error.
-        oldest_seconds: Longest time over which a mean is still reported.
-        took: Seconds since the ``now`` of ``sample``, because the driver may be silent for any part of it.
-        supported: Returns whether the GPU is known to support GPM at a time, in the unit of ``now``.
+        level: Level of the entity.
+        driver: The driver's session.
     """
 
-    def __init__(
-        self,
-        take: Callable[[Any], object],
-        fields: Mapping[Field, int],
-        count: Callable[[str], None],
-        *,
-        oldest_seconds: float = OLDEST_SECONDS,
-        took: Callable[[], float] = lambda: 0.0,
-        supported: Callable[[float], bool] = lambda _now: True,
-    ) -> None:
+    def __init__(self, take: Callable[[Any], object], level: GpmLevel, driver: Driver) -> None:
         self._take = take
-        self._fields = dict(fields)
+        self._fields = fields_at(level, driver.fields)
+        self._driver = driver
+        self._retries = Retries(driver.count, "gpm_")
         self._known: dict[Field, int] = {}
         """Fields that this driver knew at the last check."""
-        self._probe_at = -math.inf
         self._probe_pause = _SOON_SECONDS
-        self._supported = supported
-        self._count = count
-        self._oldest_seconds = oldest_seconds
-        self._took = took
         self._old: Any = None
         self._new: Any = None
         self._taken_at: float | None = None
         self._values: dict[Field, int | float] = {}
-        self._not_before = -math.inf
         self._metrics: Any = None
 
     def sample(self, now: float) -> Mapping[Field, int | float]:
@@ -182,15 +136,16 @@ class Sampler:
         Raises:
             pynvml.NVMLError: The device is lost or the driver is gone.
         """
-        if not self._fields or now < self._not_before or not self._supported(now):
+        if not self._fields or not self._retries.is_due(_SAMPLE, now):
             return {}
-        since = math.inf if self._taken_at is None else now + self._took() - self._taken_at
+        since = math.inf if self._taken_at is None else self._driver.clock() - self._taken_at
         if 0 <= since <= _MINIMUM_SECONDS:
             return self._values
         try:
             self._values = self._difference(now)
         except pynvml.NVMLError as error:
-            self._give_up(error, now)
+            self.begin_again()
+            self._retries.failed(_SAMPLE, error, now)
         return self._values
 
     def begin_again(self) -> None:
@@ -215,14 +170,14 @@ class Sampler:
             self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
             self._metrics = pynvml.c_nvmlGpmMetricsGet_t()
         self._take(self._new)
-        before, self._taken_at = self._taken_at, now + self._took()
-        usable = before is not None and 0 < self._taken_at - before <= self._oldest_seconds
+        before, self._taken_at = self._taken_at, self._driver.clock()
+        usable = before is not None and 0 < self._taken_at - before <= self._driver.oldest_seconds
         values = self._read(now) if usable else {}
         self._old, self._new = self._new, self._old
         return values
 
     def _read(self, now: float) -> dict[Field, int | float]:
-        if now >= self._probe_at:
+        if self._retries.is_due(_PROBE, now):
             self._probe(now)
         raw = self._ask(list(self._known.values())) if self._known else {}
         values: dict[Field, int | float] = {}
@@ -232,7 +187,7 @@ class Sampler:
                 continue
             value, clamped = convert(field, number)
             if clamped:
-                self._count("gpm_clamped")
+                self._driver.count("gpm_clamped")
             if value is not None:
                 values[field] = value
         return values
@@ -264,20 +219,14 @@ class Sampler:
             if code not in (NvmlCode.NOT_SUPPORTED, NvmlCode.INVALID_ARGUMENT, NvmlCode.FUNCTION_NOT_FOUND):
                 known[field] = metric
         self._known = known
-        self._probe_at = math.inf if len(known) == len(self._fields) else now + self._probe_pause
+        self._retries.put_off(_PROBE, math.inf if len(known) == len(self._fields) else now + self._probe_pause)
         self._probe_pause = min(2 * self._probe_pause, _RETRY_SECONDS)
-
-    def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
-        self.begin_again()
-        code = library.code_unless_fatal(error)
-        self._count(f"gpm_{library.reason_of(code)}")
-        if code in library.UNAVAILABLE:
-            self._not_before = now + _RETRY_SECONDS
 
 
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _GRAPHICS_LIST = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", _GRAPHICS_LIST, _MPS_LIST)
+_SAMPLES = "samples"
 _NO_SUCH_LIST = frozenset({NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.INVALID_ARGUMENT})
 """Codes after which a list has no process; after any other code, processes may be missing."""
 _NO_VALUE = 2**64 - 1
@@ -339,34 +288,25 @@ class Poller:
 
     Args:
         handle: Handle of the GPU or MIG instance.
+        driver: The driver's session.
         utilisation: Whether the driver has utilisation samples for it; there are none for MIG instances.
-        record: Layout of a process record, from ``record_type``.
-        count: Called with the reason of each error.
     """
 
-    def __init__(
-        self,
-        handle: Any,  # noqa: ANN401 - a handle is whatever pynvml gave
-        *,
-        utilisation: bool,
-        record: type[ctypes.Structure],
-        count: Callable[[str], None],
-    ) -> None:
+    def __init__(self, handle: Handle, driver: Driver, *, utilisation: bool) -> None:
         self._handle = handle
-        self._record = record
-        self._count = count
+        self._record = driver.record
+        self._retries = Retries(driver.count, "processes_")
+        if not utilisation:
+            self._retries.put_off(_SAMPLES, math.inf)
         self._last_us = 0
         self._baseline = False
         self._with_jpg_ofa = True
         """Whether the last answer was from the call that covers these engines."""
-        self._no_utilisation_before = -math.inf if utilisation else math.inf
-        self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
         self._failed_lists: set[str] = set()
         """Existing lists with a failed last request."""
         self._mps_clients: frozenset[int] = frozenset()
         self._drawing: frozenset[int] = frozenset()
         """Processes with a graphics context."""
-        self._polled_at = -math.inf
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
@@ -385,10 +325,6 @@ class Poller:
         Raises:
             pynvml.NVMLError: The device is lost or the driver is gone.
         """
-        if now < self._polled_at:
-            # The clock was set back, and the driver's samples have its timestamps: none would be new for that time.
-            self._last_us, self._baseline = 0, False
-        self._polled_at = now
         clients_before, self._mps_clients, self._drawing = self._mps_clients, frozenset(), frozenset()
         memory = self._listed(now)
         if memory is None:
@@ -400,10 +336,8 @@ class Poller:
             # process without one may have been busy in the rest.
             samples = None
         self._hides = hides
-        pids = dict.fromkeys(memory)
-        pids.update(dict.fromkeys(samples or ()))
         result = []
-        for pid in sorted(pids):
+        for pid in sorted({*memory, *(samples or ())}):
             sm, enc, dec, jpg, ofa = self._ratios(pid, samples)
             result.append(
                 ProcessUse(
@@ -437,12 +371,12 @@ class Poller:
         found: dict[int, int | None] = {}
         answered = False
         for name in _LISTS:
-            if now < self._no_list_before[name]:
+            if not self._retries.is_due(name, now):
                 continue
             try:
                 rows = self._ask_list(name)
             except pynvml.NVMLError as error:
-                self._no_list_before[name] = self._later(error, now)
+                self._retries.failed(name, error, now)
                 if library.code_of(error) not in _NO_SUCH_LIST:
                     self._failed_lists.add(name)
                 continue
@@ -481,12 +415,12 @@ class Poller:
 
     def _samples(self, now: float) -> dict[int, ProcessSample] | None:
         """Return the samples since the last poll by pid; ``None`` if the driver has none."""
-        if now < self._no_utilisation_before:
+        if not self._retries.is_due(_SAMPLES, now):
             return None
         try:
             samples = good_samples(self._ask_samples(), self._last_us)
         except pynvml.NVMLError as error:
-            self._no_utilisation_before = self._later(error, now)
+            self._retries.failed(_SAMPLES, error, now)
             return None
         first = not self._baseline
         self._baseline = True
@@ -518,12 +452,3 @@ class Poller:
                     for row in rows
                 ]
         raise pynvml.NVMLError(code)
-
-    def _later(self, error: pynvml.NVMLError, now: float) -> float:
-        """Return the time of the next attempt after an error of one call."""
-        code = library.code_unless_fatal(error)
-        if code == NvmlCode.FUNCTION_NOT_FOUND:
-            return math.inf
-        if code != NvmlCode.NOT_SUPPORTED:
-            self._count(f"processes_{library.reason_of(code)}")
-        return now + _RETRY_SECONDS if code in library.UNAVAILABLE else now

@@ -3,35 +3,24 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum, auto
+from functools import partial
 from typing import Any
 
 import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import library, mig
-from exporter.gpu.nvml.library import NvmlCode
+from exporter.gpu.nvml.library import Handle, NvmlCode
 from exporter.model import Field, Gpu
 
 Number = int | float
-Handle = Any
-"""A device handle from pynvml; never a number, which ctypes would cut to 32 bits."""
 
 MIB = 2**20
 ALL_LINKS = 0xFFFFFFFF
 
-
-class Pace(IntEnum):
-    """How often a value is read."""
-
-    FAST = auto()
-    """Every sample."""
-    SLOW = auto()
-    """Every few samples; the last value is reported in between."""
-    RARE = auto()
-    """Once a minute; the last value is reported in between."""
-    STATIC = auto()
-    """Until it is read once."""
+FAST, SLOW, RARE, STATIC = 0.0, 10.0, 60.0, math.inf
+"""Seconds between two reads of a value, at least: every sample, ..., until it is read once. The last value is reported
+in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +29,7 @@ class Getter:
 
     fields: tuple[Field, ...]
     read: Callable[[Handle], tuple[Number | None, ...]]
-    pace: Pace = Pace.FAST
+    pace: float = FAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,54 +42,28 @@ class FieldValue:
     field: Field
     id: int
     scope: int = 0
-    pace: Pace = Pace.FAST
+    pace: float = FAST
     convert: Callable[[Number], Number] | None = None
     since_driver: int = 0
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Key that distinguishes the items of the batch."""
-        return self.id, self.scope
+
+def _call(name: str, handle: Handle, *arguments: int) -> Any:  # noqa: ANN401 - pynvml is untyped
+    """Call a function of the binding; a binding of another version may lack one, and then only its field is absent."""
+    target = getattr(pynvml, name, None)
+    if target is None:
+        raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
+    return target(handle, *arguments)
 
 
-def _number(value: object) -> tuple[Number | None, ...]:
-    return (value if isinstance(value, int | float) else int(getattr(value, "value", 0)),)
-
-
-def _one(field: Field, call: Callable[[Handle], object], pace: Pace = Pace.FAST) -> Getter:
-    """Return a getter for one number in the field's own unit."""
-    return Getter(fields=(field,), read=lambda handle: _number(call(handle)), pace=pace)
-
-
-def _either(handle: Handle, new: Callable[[Handle], Any], old: Callable[[Handle], Any]) -> Any:  # noqa: ANN401 - pynvml is untyped
+def _either(new: str, old: str, handle: Handle, *arguments: int) -> Any:  # noqa: ANN401 - pynvml is untyped
     """Try the newer form of a call first; older drivers lack it, and some report it as not supported."""
-    answer = library.optional(new, handle)
-    return old(handle) if answer is None else answer
+    answer = library.optional(_call, new, handle, *arguments)
+    return _call(old, handle, *arguments) if answer is None else answer
 
 
 def _utilisation(handle: Handle) -> tuple[int, int]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     return rates.gpu, rates.memory
-
-
-def _temperature(handle: Handle) -> int:
-    return int(
-        _either(
-            handle,
-            lambda one: pynvml.nvmlDeviceGetTemperatureV(one, pynvml.NVML_TEMPERATURE_GPU),
-            lambda one: pynvml.nvmlDeviceGetTemperature(one, pynvml.NVML_TEMPERATURE_GPU),
-        )
-    )
-
-
-def _event_reasons(handle: Handle) -> int:
-    return int(
-        _either(
-            handle,
-            pynvml.nvmlDeviceGetCurrentClocksEventReasons,
-            pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
-        )
-    )
 
 
 _OLD_MEMORY_CALL = (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH)
@@ -142,74 +105,73 @@ def _licence(handle: Handle) -> int:
     return 0
 
 
-def _clock(field: Field, clock: int) -> Getter:
-    return _one(field, lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, clock))
+def _number(answer: Any) -> Number:  # noqa: ANN401 - pynvml is untyped
+    return answer if isinstance(answer, int | float) else int(getattr(answer, "value", 0))
 
 
-def _max_clock(field: Field, clock: int) -> Getter:
-    return _one(field, lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, clock), Pace.STATIC)
+def _first(answer: Any) -> Number:  # noqa: ANN401 - as above
+    """Return the value of an answer of [value, sampling period]."""
+    return _number(answer[0])
 
 
-def _threshold(field: Field, threshold: int) -> Getter:
-    return _one(field, lambda handle: pynvml.nvmlDeviceGetTemperatureThreshold(handle, threshold), Pace.STATIC)
+def _whole_watts(milliwatts: int) -> int:
+    """Return whole watts, like DCGM."""
+    return milliwatts // 1000
 
 
-def _first(field: Field, call: Callable[[Handle], Any]) -> Getter:
-    """Return a getter for an answer of [value, sampling period]."""
-    return _one(field, lambda handle: call(handle)[0])
+def _watts(milliwatts: Number) -> Number:
+    return milliwatts / 1000
 
 
-def _milliwatts(field: Field, call: Callable[[Handle], Any]) -> Getter:
-    """Return a getter for a limit in milliwatts; DCGM reports whole watts."""
-    return _one(field, lambda handle: call(handle) // 1000, Pace.SLOW)
+def _one(
+    field: Field,
+    call: str | Callable[..., Any],
+    *arguments: int,
+    pace: float = FAST,
+    convert: Callable[[Any], Number] = _number,
+) -> Getter:
+    """Return a getter for one number: a function of the binding by name, or another one, its arguments and its unit."""
+    ask = partial(_call, call) if isinstance(call, str) else call
+    return Getter(fields=(field,), read=lambda handle: (convert(ask(handle, *arguments)),), pace=pace)
 
 
-# Functions are resolved when called: a binding of another version may lack one, and then only one field is absent.
-def _call(name: str) -> Callable[[Handle], Any]:
-    def call(handle: Handle) -> Any:  # noqa: ANN401 - pynvml is untyped
-        target = getattr(pynvml, name, None)
-        if target is None:
-            raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
-        return target(handle)
-
-    return call
-
-
+_temperature = partial(_either, "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+_event_reasons = partial(_either, "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 GETTERS = (
     Getter(fields=MEMORY_FIELDS, read=memory),
     Getter(fields=(Field.GPU_UTIL, Field.MEM_COPY_UTIL), read=_utilisation),
-    _clock(Field.SM_CLOCK, pynvml.NVML_CLOCK_SM),
-    _clock(Field.MEM_CLOCK, pynvml.NVML_CLOCK_MEM),
-    _clock(Field.VIDEO_CLOCK, pynvml.NVML_CLOCK_VIDEO),
-    _one(Field.GPU_TEMP, _temperature),
-    _one(Field.POWER_USAGE, lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-    _first(Field.ENC_UTIL, _call("nvmlDeviceGetEncoderUtilization")),
-    _first(Field.DEC_UTIL, _call("nvmlDeviceGetDecoderUtilization")),
-    _first(Field.JPG_UTIL, _call("nvmlDeviceGetJpgUtilization")),
-    _first(Field.OFA_UTIL, _call("nvmlDeviceGetOfaUtilization")),
+    _one(Field.SM_CLOCK, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+    _one(Field.MEM_CLOCK, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+    _one(Field.VIDEO_CLOCK, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_VIDEO),
+    _one(Field.GPU_TEMP, _temperature, pynvml.NVML_TEMPERATURE_GPU),
+    _one(Field.POWER_USAGE, "nvmlDeviceGetPowerUsage", convert=_watts),
+    _one(Field.ENC_UTIL, "nvmlDeviceGetEncoderUtilization", convert=_first),
+    _one(Field.DEC_UTIL, "nvmlDeviceGetDecoderUtilization", convert=_first),
+    _one(Field.JPG_UTIL, "nvmlDeviceGetJpgUtilization", convert=_first),
+    _one(Field.OFA_UTIL, "nvmlDeviceGetOfaUtilization", convert=_first),
     _one(Field.CLOCK_THROTTLE_REASONS, _event_reasons),
-    _one(Field.PSTATE, _call("nvmlDeviceGetPerformanceState")),
-    _one(Field.GPU_TEMP_LIMIT, _call("nvmlDeviceGetMarginTemperature"), Pace.SLOW),
-    _one(Field.FAN_SPEED, _call("nvmlDeviceGetFanSpeed"), Pace.SLOW),
-    Getter(fields=(Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE), read=_bar1, pace=Pace.SLOW),
-    _one(Field.PCIE_LINK_GEN, _call("nvmlDeviceGetCurrPcieLinkGeneration"), Pace.RARE),
-    _one(Field.PCIE_LINK_WIDTH, _call("nvmlDeviceGetCurrPcieLinkWidth"), Pace.RARE),
-    _milliwatts(Field.POWER_MGMT_LIMIT, _call("nvmlDeviceGetPowerManagementLimit")),
-    _milliwatts(Field.POWER_MGMT_LIMIT_DEF, _call("nvmlDeviceGetPowerManagementDefaultLimit")),
-    _milliwatts(Field.ENFORCED_POWER_LIMIT, _call("nvmlDeviceGetEnforcedPowerLimit")),
-    Getter(fields=(Field.POWER_MGMT_LIMIT_MIN, Field.POWER_MGMT_LIMIT_MAX), read=_limits, pace=Pace.SLOW),
-    _one(Field.RETIRED_SBE, lambda handle: len(pynvml.nvmlDeviceGetRetiredPages(handle, 0)), Pace.SLOW),
-    _one(Field.MEMORY_UNREPAIRABLE_FLAG, _call("nvmlDeviceGetUnrepairableMemoryFlag_v1"), Pace.SLOW),
-    _one(Field.VGPU_LICENSE_STATUS, _licence, Pace.SLOW),
-    _max_clock(Field.MAX_SM_CLOCK, pynvml.NVML_CLOCK_SM),
-    _max_clock(Field.MAX_MEM_CLOCK, pynvml.NVML_CLOCK_MEM),
-    _threshold(Field.SHUTDOWN_TEMP, 0),
-    _threshold(Field.SLOWDOWN_TEMP, 1),
-    _threshold(Field.MEM_MAX_OP_TEMP, 2),
-    _threshold(Field.GPU_MAX_OP_TEMP, 3),
-    _one(Field.PCIE_MAX_LINK_GEN, _call("nvmlDeviceGetMaxPcieLinkGeneration"), Pace.STATIC),
-    _one(Field.PCIE_MAX_LINK_WIDTH, _call("nvmlDeviceGetMaxPcieLinkWidth"), Pace.STATIC),
-    _one(Field.VIRTUAL_MODE, _call("nvmlDeviceGetVirtualizationMode"), Pace.STATIC),
+    _one(Field.PSTATE, "nvmlDeviceGetPerformanceState"),
+    _one(Field.GPU_TEMP_LIMIT, "nvmlDeviceGetMarginTemperature", pace=SLOW),
+    _one(Field.FAN_SPEED, "nvmlDeviceGetFanSpeed", pace=SLOW),
+    Getter(fields=(Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE), read=_bar1, pace=SLOW),
+    _one(Field.PCIE_LINK_GEN, "nvmlDeviceGetCurrPcieLinkGeneration", pace=RARE),
+    _one(Field.PCIE_LINK_WIDTH, "nvmlDeviceGetCurrPcieLinkWidth", pace=RARE),
+    _one(Field.POWER_MGMT_LIMIT, "nvmlDeviceGetPowerManagementLimit", pace=SLOW, convert=_whole_watts),
+    _one(Field.POWER_MGMT_LIMIT_DEF, "nvmlDeviceGetPowerManagementDefaultLimit", pace=SLOW, convert=_whole_watts),
+    _one(Field.ENFORCED_POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", pace=SLOW, convert=_whole_watts),
+    Getter(fields=(Field.POWER_MGMT_LIMIT_MIN, Field.POWER_MGMT_LIMIT_MAX), read=_limits, pace=SLOW),
+    _one(Field.RETIRED_SBE, "nvmlDeviceGetRetiredPages", 0, pace=SLOW, convert=len),
+    _one(Field.MEMORY_UNREPAIRABLE_FLAG, "nvmlDeviceGetUnrepairableMemoryFlag_v1", pace=SLOW),
+    _one(Field.VGPU_LICENSE_STATUS, _licence, pace=SLOW),
+    _one(Field.MAX_SM_CLOCK, "nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM, pace=STATIC),
+    _one(Field.MAX_MEM_CLOCK, "nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM, pace=STATIC),
+    _one(Field.SHUTDOWN_TEMP, "nvmlDeviceGetTemperatureThreshold", 0, pace=STATIC),
+    _one(Field.SLOWDOWN_TEMP, "nvmlDeviceGetTemperatureThreshold", 1, pace=STATIC),
+    _one(Field.MEM_MAX_OP_TEMP, "nvmlDeviceGetTemperatureThreshold", 2, pace=STATIC),
+    _one(Field.GPU_MAX_OP_TEMP, "nvmlDeviceGetTemperatureThreshold", 3, pace=STATIC),
+    _one(Field.PCIE_MAX_LINK_GEN, "nvmlDeviceGetMaxPcieLinkGeneration", pace=STATIC),
+    _one(Field.PCIE_MAX_LINK_WIDTH, "nvmlDeviceGetMaxPcieLinkWidth", pace=STATIC),
+    _one(Field.VIRTUAL_MODE, "nvmlDeviceGetVirtualizationMode", pace=STATIC),
 )
 
 
@@ -218,7 +180,7 @@ def _kib_to_bytes(value: Number) -> Number:
 
 
 def _slow(field: Field, number: int, *, scope: int = 0, since_driver: int = 0) -> FieldValue:
-    return FieldValue(field=field, id=number, scope=scope, pace=Pace.SLOW, since_driver=since_driver)
+    return FieldValue(field=field, id=number, scope=scope, pace=SLOW, since_driver=since_driver)
 
 
 _VIOLATIONS = tuple(_slow(Field(field), number) for field, number in zip(range(240, 248), range(74, 82), strict=True))
@@ -226,7 +188,7 @@ _VIOLATIONS = tuple(_slow(Field(field), number) for field, number in zip(range(2
 FIELD_VALUES = (
     FieldValue(field=Field.MEMORY_TEMP, id=82),
     FieldValue(field=Field.TOTAL_ENERGY_CONSUMPTION, id=83),
-    FieldValue(field=Field.POWER_USAGE_INSTANT, id=186, convert=lambda milliwatts: milliwatts / 1000),
+    FieldValue(field=Field.POWER_USAGE_INSTANT, id=186, convert=_watts),
     # Not 197 and 198, bytes over PCIe: on an H100 with driver 580 they have 32 bits and wrap 13 times a second.
     FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=138, scope=ALL_LINKS, convert=_kib_to_bytes),
     FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=139, scope=ALL_LINKS, convert=_kib_to_bytes),
@@ -283,8 +245,7 @@ def field_values(fields: Iterable[Field], driver_major: int) -> tuple[FieldValue
     return tuple(item for item in FIELD_VALUES if item.field in wanted and item.since_driver <= driver_major)
 
 
-_RETRY_SECONDS = 10.0
-_UNAVAILABLE_RETRY_SECONDS = 600.0
+_SOON_SECONDS = 10.0
 
 # In DCGM's spelling.
 _BRANDS = {
@@ -308,7 +269,7 @@ _BRANDS = {
 }
 
 
-def identity_of(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is whatever pynvml gave
+def identity_of(handle: Handle, index: int) -> Gpu:
     """Return the identity of the GPU behind a handle.
 
     Raises:
@@ -341,10 +302,10 @@ class DeviceFacts:
         count: Called with the reason of each failure.
     """
 
-    def __init__(self, handle: Any, count: Callable[[str], None]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, handle: Handle, count: Callable[[str], None]) -> None:
         self._handle = handle
-        self._count = count
-        self._due = dict.fromkeys(_FACTS, -math.inf)
+        self._retries = library.Retries(count)
+        self._unknown = dict(_FACTS)
 
     def complete(self, gpu: Gpu, now: float) -> Gpu:
         """Return the GPU with the facts known so far.
@@ -356,50 +317,35 @@ class DeviceFacts:
         Raises:
             pynvml.NVMLError: The GPU is lost, or the driver as a whole is gone.
         """
-        for fact in [fact for fact, due in self._due.items() if due <= now]:
+        for fact in [fact for fact in self._unknown if self._retries.is_due(fact, now)]:
             try:
-                answer = _FACTS[fact](self._handle)
+                answer = self._unknown[fact](self._handle)
             except pynvml.NVMLError as error:
-                self._put_off(fact, library.code_unless_fatal(error), now)
+                self._retries.failed(fact, error, now, soon_seconds=_SOON_SECONDS)
                 continue
-            except UnicodeDecodeError:
-                answer = None  # a damaged InfoROM
-            del self._due[fact]
+            del self._unknown[fact]
             if isinstance(fact, Field):
                 gpu = replace(gpu, labels={**gpu.labels, fact: str(answer)}) if answer else gpu
             elif answer is not None:
                 gpu = replace(gpu, minor=int(answer)) if fact == "minor" else replace(gpu, model=str(answer))
         return gpu
 
-    def _put_off(self, fact: "str | Field", code: int, now: float) -> None:
-        if code in library.UNAVAILABLE:
-            self._due[fact] = now + _UNAVAILABLE_RETRY_SECONDS
-        else:
-            self._count(library.reason_of(code))
-            self._due[fact] = now + _RETRY_SECONDS
 
-
-def _bus_id(handle: Any) -> str:  # noqa: ANN401 - a handle is whatever pynvml gave
+def _bus_id(handle: Handle) -> str:
     raw = pynvml.nvmlDeviceGetPciInfo_v3(handle).busId
     text = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
     return text.upper()
 
 
-def _text(call: Callable[..., Any], handle: Any, *arguments: int) -> str | None:  # noqa: ANN401 - a handle is whatever pynvml gave
-    value = call(handle, *arguments)
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return text.strip() or None
-
-
 _FACTS: Mapping[str | Field, Callable[[Any], int | str | None]] = {
     "minor": lambda handle: int(pynvml.nvmlDeviceGetMinorNumber(handle)),
-    "model": lambda handle: _text(pynvml.nvmlDeviceGetName, handle),
+    "model": lambda handle: library.text(pynvml.nvmlDeviceGetName, handle),
     Field.BRAND: lambda handle: _BRANDS.get(int(pynvml.nvmlDeviceGetBrand(handle)), "Unknown"),
-    Field.SERIAL: lambda handle: _text(pynvml.nvmlDeviceGetSerial, handle),
-    Field.OEM_INFOROM_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomVersion, handle, 0),
-    Field.ECC_INFOROM_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomVersion, handle, 1),
-    Field.POWER_INFOROM_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomVersion, handle, 2),
-    Field.INFOROM_IMAGE_VER: lambda handle: _text(pynvml.nvmlDeviceGetInforomImageVersion, handle),
-    Field.VBIOS_VERSION: lambda handle: _text(pynvml.nvmlDeviceGetVbiosVersion, handle),
+    Field.SERIAL: lambda handle: library.text(pynvml.nvmlDeviceGetSerial, handle),
+    Field.OEM_INFOROM_VER: lambda handle: library.text(pynvml.nvmlDeviceGetInforomVersion, handle, 0),
+    Field.ECC_INFOROM_VER: lambda handle: library.text(pynvml.nvmlDeviceGetInforomVersion, handle, 1),
+    Field.POWER_INFOROM_VER: lambda handle: library.text(pynvml.nvmlDeviceGetInforomVersion, handle, 2),
+    Field.INFOROM_IMAGE_VER: lambda handle: library.text(pynvml.nvmlDeviceGetInforomImageVersion, handle),
+    Field.VBIOS_VERSION: lambda handle: library.text(pynvml.nvmlDeviceGetVbiosVersion, handle),
 }
 """Calls by the label's field, or by the name of another fact; memory and MIG shape are read with every sample."""

@@ -1,12 +1,18 @@
 """Loads and unloads NVML, and interprets its error codes."""
 
 import ctypes
-from collections.abc import Callable, Container, Mapping
+import math
+from collections.abc import Callable, Container, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from exporter.errors import SourceError
+from exporter.model import Field
+
+Handle = Any
+"""A handle from pynvml; never a number, which ctypes would cut to 32 bits."""
 
 
 class NvmlCode:
@@ -57,6 +63,8 @@ UNAVAILABLE = frozenset(
 )
 """Codes that will be the same at the next sample, so the call is skipped for a while."""
 
+_RETRY_SECONDS = 600.0
+
 _FIXES = {
     "library_not_found": "the driver library libnvidia-ml.so.1 was not found: install the NVIDIA driver on the node, or"
     " run this container with the NVIDIA runtime (runtimeClassName: nvidia), which mounts the library",
@@ -92,6 +100,59 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
     return code
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """What the readers of devices share in one session of the driver."""
+
+    fields: frozenset[Field]
+    """Fields to read."""
+    count: Callable[[str], None]
+    """Called with the reason of each error."""
+    clock: Callable[[], float]
+    """Clock of the samples, in seconds: the driver may be silent for any part of a sample."""
+    major: int
+    """Branch of the driver: 590 for 590.48.01; 0 if unknown."""
+    record: type[ctypes.Structure]
+    """Layout of a process record in the loaded library."""
+    oldest_seconds: float
+    """Longest time over which a mean is still reported."""
+
+
+class Retries:
+    """The calls of one device that failed, and when each is due again.
+
+    Args:
+        count: Called with the reason of each failure, but not of a missing feature.
+        prefix: Start of these reasons.
+    """
+
+    def __init__(self, count: Callable[[str], None], prefix: str = "") -> None:
+        self._count = count
+        self._prefix = prefix
+        self._due_at: dict[Hashable, float] = {}
+
+    def is_due(self, call: Hashable, now: float) -> bool:
+        """Return whether a call must be made now."""
+        return self._due_at.get(call, now) <= now
+
+    def put_off(self, call: Hashable, until: float) -> None:
+        """Leave a call out until a time."""
+        self._due_at[call] = until
+
+    def failed(self, call: Hashable, error: pynvml.NVMLError, now: float, *, soon_seconds: float = 0.0) -> None:
+        """Leave a call out that failed: for good without the function, long if it will fail again, else shortly.
+
+        Raises:
+            pynvml.NVMLError: The same error, if the device is lost or the driver as a whole is gone.
+        """
+        code = code_unless_fatal(error)
+        if code not in UNAVAILABLE or code == NvmlCode.NO_PERMISSION:
+            self._count(self._prefix + reason_of(code))
+        seconds = _RETRY_SECONDS if code in UNAVAILABLE else soon_seconds
+        # A function that the library lacks stays missing; other errors may end (ECC enabled, MIG disabled).
+        self._due_at[call] = now + (math.inf if code == NvmlCode.FUNCTION_NOT_FOUND else seconds)
+
+
 def optional(call: Callable[..., Any], *arguments: object, absent: Container[int] = UNAVAILABLE) -> Any:  # noqa: ANN401 - pynvml is untyped
     """Return the answer of a call; ``None`` for an error with one of the codes that mean "not there".
 
@@ -111,9 +172,9 @@ def reason_of(code: int) -> str:
     return _REASONS.get(code, f"nvml_error_{code}")
 
 
-def error_of(code: int) -> SourceError:
+def driver_error(error: pynvml.NVMLError) -> SourceError:
     """Return the error of a driver that cannot work as a whole, with its cause and its fix."""
-    return problem(reason_of(code))
+    return problem(reason_of(code_of(error)))
 
 
 def problem(reason: str) -> SourceError:
@@ -133,7 +194,7 @@ def open_driver() -> None:
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except pynvml.NVMLError as error:
-        raise error_of(code_of(error)) from error
+        raise driver_error(error) from error
     except AttributeError as error:
         raise problem("wrong_package") from error
 
@@ -147,23 +208,14 @@ def close_driver() -> None:
         return
 
 
-def read_text(call: Callable[..., object], *arguments: object) -> str | None:
-    """Return a text of the driver; ``None`` without one or if its bytes are not text.
-
-    A damaged InfoROM gives bytes that are not UTF-8.
-
-    Raises:
-        pynvml.NVMLError: The device is lost, or the driver as a whole is gone.
-    """
+def text(call: Callable[..., object], *arguments: object) -> str | None:
+    """Return a text of the driver; ``None`` without one, or if its bytes are not text (a damaged InfoROM)."""
     try:
         value = call(*arguments)
     except UnicodeDecodeError:
         return None
-    except pynvml.NVMLError as error:
-        code_unless_fatal(error)
-        return None
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return text.strip() or None
+    decoded = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return decoded.strip() or None
 
 
 def function(name: str) -> Callable[..., int] | None:
@@ -175,6 +227,6 @@ def function(name: str) -> Callable[..., int] | None:
     return pointer
 
 
-def address(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+def address(handle: Handle) -> int:
     """Return the number behind a handle, to compare two handles; never pass it to the driver."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,16 +1,14 @@
 """Reads MIG mode, profiles and instances of a GPU."""
 
-import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import pynvml
 
 from exporter.gpu.nvml import library
-from exporter.gpu.nvml.library import NvmlCode
+from exporter.gpu.nvml.library import Handle, NvmlCode
 from exporter.model import MigInstance
 
-_OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+)/(?P<compute_instance>\d+)$")
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _PROFILE_INFO_VERSION = 1
@@ -31,23 +29,6 @@ class Shape:
     """Memory of the largest profile in MiB."""
 
 
-class MigLayout(NamedTuple):
-    """The MIG instances that a GPU reports."""
-
-    found: tuple["Found", ...]
-    failed: tuple["Failed", ...] = ()
-    """Instances that the driver did not describe; empty if ``found`` is complete."""
-
-
-class Failed(NamedTuple):
-    """An instance that the driver did not describe."""
-
-    slot: int
-    uuid: str | None
-    """UUID; ``None`` if the driver did not return it."""
-    error: pynvml.NVMLError
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """One MIG instance with its handle, which is valid until the instance is destroyed."""
@@ -55,7 +36,7 @@ class Found:
     instance: MigInstance
     slot: int
     """Device index of the instance within the GPU."""
-    handle: Any
+    handle: Handle
     gpu_instance_slices: int
 
     @property
@@ -64,7 +45,7 @@ class Found:
         return self.instance.compute_slices == self.gpu_instance_slices
 
 
-def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml gave
+def shape(handle: Handle) -> Shape:
     """Return whether MIG is enabled and the size of the largest profile.
 
     Raises:
@@ -87,7 +68,7 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
     return Shape(enabled=current, compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
 
 
-def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever pynvml gave
+def enabled(handle: Handle) -> bool | None:
     """Return whether MIG is enabled now, or ``None`` for a GPU without MIG.
 
     Raises:
@@ -97,32 +78,46 @@ def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever 
     return None if mode is None else bool(mode[0])
 
 
-def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return every compute instance of a GPU, in the driver's order; one that is destroyed during the call is left out.
+def instances(
+    handle: Handle, parent_uuid: str, of: Shape, before: Iterable[Found], note: Callable[[pynvml.NVMLError], None]
+) -> tuple[list[Found], bool]:
+    """Return the compute instances of a GPU, and whether the driver described all of them.
 
-    Raises:
-        pynvml.NVMLError: The GPU is lost, the driver gone, or it does not report the maximum number.
+    An instance that is destroyed during the call is left out. One that the driver fails to describe is as before,
+    unless it is known to have been replaced.
+
+    Args:
+        handle: Handle of the GPU.
+        parent_uuid: UUID of the GPU.
+        of: Its shape.
+        before: The instances at the previous call.
+        note: Called with each error; raises it if the GPU is lost or the driver gone.
     """
     found: list[Found] = []
-    failed: list[Failed] = []
+    undescribed: dict[int, str | None] = {}
     # A GPU that fails to report its instances still has them: only "not offered" means none.
     slots = library.optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle, absent=_NOT_OFFERED)
     for slot in range(slots or 0):
-        uuid = None
+        uuid, absent = None, _NOT_OFFERED
         try:
             one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-        except pynvml.NVMLError as error:
-            # An empty slot is not an instance: instances keep their index when another one is destroyed.
-            if library.code_unless_fatal(error) not in _NOT_OFFERED:
-                failed.append(Failed(slot, uuid, error))
-            continue
-        try:
+            absent = _VANISHED
             uuid = str(pynvml.nvmlDeviceGetUUID(one))
             found.append(_describe(handle, one, slot, uuid, parent_uuid, of))
         except pynvml.NVMLError as error:
-            if library.code_unless_fatal(error) not in _VANISHED:
-                failed.append(Failed(slot, uuid, error))
-    return MigLayout(tuple(found), tuple(failed))
+            # An empty slot is not an instance: instances keep their index when another one is destroyed.
+            if library.code_of(error) not in absent:
+                note(error)
+                undescribed[slot] = uuid
+    described = {one.instance.uuid for one in found}
+    kept = [
+        one
+        for one in before
+        if one.instance.uuid not in described
+        and one.slot in undescribed
+        and undescribed[one.slot] in {None, one.instance.uuid}
+    ]
+    return [*found, *kept], not undescribed
 
 
 def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int) -> str:
@@ -133,10 +128,8 @@ def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, 
     return f"{prefix}{instance_slices}g.{gigabytes}gb"
 
 
-def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - handles are whatever pynvml gave
-    old = _OLD_UUID.match(uuid)
-    gpu_instance = int(old["gpu_instance"]) if old else int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
-    compute_instance = int(old["compute_instance"]) if old else int(pynvml.nvmlDeviceGetComputeInstanceId(handle))
+def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, parent_uuid: str, of: Shape) -> Found:
+    gpu_instance = int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
     name = library.optional(pynvml.nvmlDeviceGetName, handle)
@@ -156,7 +149,7 @@ def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, 
             uuid=uuid,
             parent_uuid=parent_uuid,
             gpu_instance_id=gpu_instance,
-            compute_instance_id=compute_instance,
+            compute_instance_id=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
             profile=profile,
             compute_slices=compute_slices,
             memory_slices=max(1, parts),
@@ -169,7 +162,7 @@ def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, 
     )
 
 
-def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:  # noqa: ANN401 - as _describe
+def _placement(parent: Handle, gpu_instance: int) -> tuple[int | None, int | None]:
     """Return a GPU instance's profile number and first memory slice; not every user is allowed to read them."""
     instance = library.optional(pynvml.nvmlDeviceGetGpuInstanceById, parent, gpu_instance)
     info = None if instance is None else library.optional(pynvml.nvmlGpuInstanceGetInfo, instance)

@@ -5,55 +5,38 @@ import math
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import pynvml
 
 from exporter.gpu.nvml import activity, library, mig
-from exporter.gpu.nvml.activity import Poller
-from exporter.gpu.nvml.fields import LAST_ECC_ID, MEMORY_FIELDS, DeviceFacts, FieldValue, Getter, Number, Pace, memory
-from exporter.gpu.nvml.library import NvmlCode
+from exporter.gpu.nvml.activity import GpmLevel, Poller, Sampler
+from exporter.gpu.nvml.fields import (
+    FAST,
+    LAST_ECC_ID,
+    MEMORY_FIELDS,
+    SLOW,
+    DeviceFacts,
+    FieldValue,
+    Getter,
+    Number,
+    field_values,
+    getters,
+    memory,
+)
+from exporter.gpu.nvml.library import Driver, Handle, NvmlCode, Retries
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
-_SLOW_SECONDS = 10.0
-_KEPT_SECONDS = {Pace.RARE: 60.0, Pace.STATIC: math.inf}
-_RETRY_SECONDS = 600.0
 _KIB = 1024
 _DOUBLE = 0
 _SLOT = struct.Struct("8xq8xII8s")
 """Timestamp, type, return code and value of an ``nvmlFieldValue_t``; its attributes take ten times as long."""
 _VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
 """Formats by ``nvmlValueType_t``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan:
-    """The values to read from every GPU of this driver."""
-
-    fields: frozenset[Field]
-    getters: tuple[Getter, ...]
-    items: tuple[FieldValue, ...]
-    record: type[ctypes.Structure]
-    """Layout of a process record in the loaded library."""
-    oldest_seconds: float
-    """Longest time over which a mean is still reported."""
-    count: Callable[[str], None]
-    """Called with the reason of each error."""
-    took: Callable[[], float]
-    """Seconds since the start of the current sample: the driver may have been silent for any part of it."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Result of one read of a device, and its return codes."""
-
-    values: dict[Field, Number]
-    codes: list[int]
-    """Distinct codes of failed calls that were expected to succeed."""
-    silent: bool = True
-    """Whether no call was answered; ``values`` may still contain earlier values."""
+_SOON_SECONDS = 10.0
+_NOT_SUPPORTED, _RESET_REQUIRED = map(library.reason_of, (NvmlCode.NOT_SUPPORTED, NvmlCode.RESET_REQUIRED))
 
 
 class Batch:
@@ -66,7 +49,7 @@ class Batch:
             slot.fieldId, slot.scopeId = item.id, item.scope
         self._template = bytes(self._array)
 
-    def ask(self, handle: Any) -> list[tuple[FieldValue, int, Number]]:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def ask(self, handle: Handle) -> list[tuple[FieldValue, int, Number]]:
         """Return (item, return code, value) of each item.
 
         Raises:
@@ -108,126 +91,87 @@ class NvmlDevice:
 
     Args:
         handle: Handle of this GPU, in the current session of the driver.
-        plan: The values to read.
+        driver: The driver's session.
     """
 
-    def __init__(self, handle: Any, plan: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
-        self.handle = handle
-        self._plan = plan
-        self._left_out: dict[object, float] = {}
-        self._batches: dict[bool, Batch] = {}
-        self._static: dict[Field, Number] = {}
-        self._kept_until: dict[int, float] = {}
-        """Time of the next call of each getter of a constant or rarely read value."""
-        self._slow: dict[Field, Number] = {}
+    def __init__(self, handle: Handle, driver: Driver) -> None:
+        self._handle = handle
+        self._driver = driver
+        self._getters = tuple(enumerate(getters(driver.fields)))
+        self._items = field_values(driver.fields, driver.major)
+        self._retries = Retries(self._note)
+        self._fast: Batch | None = None
+        """The batch of most samples, until one of its items fails."""
         self._slow_at = -math.inf
+        self._values: dict[Field, Number] = {}
         self._nvlink: tuple[float, float] | None = None
+        self.reasons: list[str] = []
+        """Distinct reasons for which calls failed at the last read."""
 
-    def read(self, now: float) -> Outcome:
-        """Return everything that this GPU reports now; stop at the first sign that it is lost.
+    def read(self, now: float) -> dict[Field, Number]:
+        """Return everything that this GPU reports now; empty if no call was answered.
 
         Raises:
-            pynvml.NVMLError: The driver as a whole is gone.
+            pynvml.NVMLError: The GPU is lost, or the driver as a whole is gone.
         """
-        slow = not 0 <= now - self._slow_at < _SLOW_SECONDS
-        self._retry_left_out(now)
-        outcome = Outcome(values={}, codes=[])
-        by_pace: dict[Pace, dict[Field, Number]] = {pace: {} for pace in Pace}
-        for key, getter in enumerate(self._plan.getters):
-            if self._is_due(key, getter.pace, now, slow=slow):
-                self._get(key, getter, by_pace[getter.pace], outcome.codes, now)
-            if NvmlCode.GPU_IS_LOST in outcome.codes:
-                return outcome
-        self._get_batch(by_pace, outcome.codes, now, slow=slow)
-        counted_at = now + self._plan.took()
-        self._static |= by_pace[Pace.STATIC] | by_pace[Pace.RARE]
-        if slow:
-            self._slow, self._slow_at = by_pace[Pace.SLOW], now
-        outcome.values = {**self._static, **self._slow, **by_pace[Pace.FAST]}
-        outcome.silent = not any(by_pace.values())
-        self._add_nvlink_rate(outcome.values, counted_at)
-        return outcome
+        self.reasons.clear()
+        answered = [self._get(key, getter, now) for key, getter in self._getters if self._retries.is_due(key, now)]
+        answered.append(self._get_batch(now))
+        values = dict(self._values) if any(answered) else {}
+        self._add_nvlink_rate(values, self._driver.clock())
+        return values
 
-    def _is_due(self, key: int, pace: Pace, now: float, *, slow: bool) -> bool:
-        """Return whether a getter must be called now; one of a constant fact, until it is answered."""
-        if pace in _KEPT_SECONDS:
-            return not 0 < self._kept_until.get(key, now) - now <= _KEPT_SECONDS[pace]
-        return slow or pace is Pace.FAST
+    def _note(self, reason: str) -> None:
+        if reason not in self.reasons:
+            self._driver.count(reason)
+            self.reasons.append(reason)
 
-    def _get(self, key: int, getter: Getter, into: dict[Field, Number], codes: list[int], now: float) -> None:
-        if key in self._left_out:
-            return
+    def _get(self, key: int, getter: Getter, now: float) -> bool:
+        """Make one call, and return whether it was answered."""
+        for field in getter.fields:
+            self._values.pop(field, None)
         try:
-            answer = getter.read(self.handle)
+            answer = getter.read(self._handle)
         except pynvml.NVMLError as error:
-            self._failed(key, library.code_of(error), codes, now)
-            for field in getter.fields:
-                self._static.pop(field, None)
-            return
-        if getter.pace in _KEPT_SECONDS:
-            self._kept_until[key] = now + _KEPT_SECONDS[getter.pace]
+            self._retries.failed(key, error, now)
+            return False
+        if getter.pace:
+            self._retries.put_off(key, now + getter.pace)
         pairs = zip(getter.fields, answer, strict=True)
-        into.update({field: value for field, value in pairs if value is not None})
+        self._values.update({field: value for field, value in pairs if value is not None})
+        return True
 
-    def _get_batch(self, by_pace: dict[Pace, dict[Field, Number]], codes: list[int], now: float, *, slow: bool) -> None:
-        batch = self._batches.get(slow)
-        if batch is None:
-            batch = self._batches[slow] = Batch(
-                [
-                    item
-                    for item in self._plan.items
-                    if item.key not in self._left_out and (slow or item.pace is Pace.FAST)
-                ]
-            )
+    def _get_batch(self, now: float) -> bool:
+        """Make the batched call, with the slow items when they are due; return whether an item was answered."""
+        slow = now - self._slow_at >= SLOW
+        batch = self._fast
+        if slow or batch is None:
+            due = [item for item in self._items if self._retries.is_due(item, now)]
+            batch = Batch(due if slow else [item for item in due if item.pace == FAST])
+            self._slow_at, self._fast = (now, None) if slow else (self._slow_at, batch)
+        for item in batch.items:
+            self._values.pop(item.field, None)
         try:
-            answers = batch.ask(self.handle)
+            answers = batch.ask(self._handle)
         except pynvml.NVMLError as error:
-            code = library.code_of(error)
-            for item in batch.items if code in library.UNAVAILABLE else ():
-                self._leave_out(item.key, code, now)
-            self._note(code, codes)
-            return
+            answers = [(item, library.code_of(error), 0) for item in batch.items]
+        answered = False
         for item, code, value in answers:
             if code == 0:
                 # Two ids of one counter: the id that this board generation does not use may report 0.
-                into = by_pace[item.pace]
-                into[item.field] = max(value, into.get(item.field, value))
+                self._values[item.field] = max(value, self._values.get(item.field, value))
+                answered = True
             else:
                 # In a batch, an invalid argument of one item means "not supported".
-                invalid = code == NvmlCode.INVALID_ARGUMENT
-                self._failed(item.key, NvmlCode.NOT_SUPPORTED if invalid else code, codes, now)
-
-    def _failed(self, key: object, code: int, codes: list[int], now: float) -> None:
-        if code in library.UNAVAILABLE:
-            self._leave_out(key, code, now)
-            if code == NvmlCode.NO_PERMISSION:
-                self._plan.count(library.reason_of(code))
-            return
-        self._note(code, codes)
-
-    def _note(self, code: int, codes: list[int]) -> None:
-        if code in library.DRIVER_GONE:
-            raise pynvml.NVMLError(code)
-        if code not in codes:
-            self._plan.count(library.reason_of(code))
-            codes.append(code)
-
-    def _leave_out(self, key: object, code: int, now: float) -> None:
-        # A function missing in the library stays missing; other errors may end (ECC enabled, MIG disabled).
-        self._left_out[key] = math.inf if code == NvmlCode.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
-        self._batches.clear()
-
-    def _retry_left_out(self, now: float) -> None:
-        due = [key for key, at in self._left_out.items() if now >= at]
-        for key in due:
-            del self._left_out[key]
-        if due:
-            self._batches.clear()
+                shown = NvmlCode.NOT_SUPPORTED if code == NvmlCode.INVALID_ARGUMENT else code
+                self._retries.failed(item, pynvml.NVMLError(shown), now)
+                self._fast = None
+        return answered
 
     def _add_nvlink_rate(self, values: dict[Field, Number], now: float) -> None:
         """Add DCGM's field, a rate despite its name: kibibytes per second divided by a thousand, both directions."""
         sent, received = values.get(Field.NVLINK_TX_BYTES_TOTAL), values.get(Field.NVLINK_RX_BYTES_TOTAL)
-        if Field.NVLINK_BANDWIDTH_TOTAL not in self._plan.fields or sent is None or received is None:
+        if Field.NVLINK_BANDWIDTH_TOTAL not in self._driver.fields or sent is None or received is None:
             self._nvlink = None
             return
         before, self._nvlink = self._nvlink, (now, sent + received)
@@ -239,51 +183,42 @@ class NvmlDevice:
 _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
 _LAYOUT_SECONDS = 4.9
+_MEMORY_RETRY_SECONDS = 600.0
 _MIB = 2**20
 
 
 class _Instance:
     """One MIG instance and its state between samples."""
 
-    def __init__(self, found: mig.Found, parent: Any, wanted: ReadPlan, has_gpm: Callable[[float], bool]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, found: mig.Found, parent: Handle, driver: Driver) -> None:
         self.found = found
-        self.processes: tuple[ProcessUse, ...] | None = None
         self.has_memory = True
         """Whether its GPU instance has no other compute instance, which would share the memory."""
-        self._fields = wanted.fields
+        self._processes: tuple[ProcessUse, ...] | None = None
+        self._fields = driver.fields
         self._no_memory_before = -math.inf
-        self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
-        level = activity.GpmLevel.GPU_INSTANCE if found.fills_its_gpu_instance else activity.GpmLevel.COMPUTE_INSTANCE
-        fields = activity.fields_at(level, wanted.fields)
-        gpu_instance_id = found.instance.gpu_instance_id
+        self._poller = Poller(found.handle, driver, utilisation=False)
+        if found.fills_its_gpu_instance:
+            take = partial(pynvml.nvmlGpmMigSampleGet, parent, found.instance.gpu_instance_id)
+            self.sampler = Sampler(take, GpmLevel.GPU_INSTANCE, driver)
+        else:
+            take = partial(pynvml.nvmlGpmSampleGet, found.handle)
+            self.sampler = Sampler(take, GpmLevel.COMPUTE_INSTANCE, driver)
 
-        def take(sample: Any) -> None:  # noqa: ANN401 - a GPM sample is whatever pynvml gave
-            if level is activity.GpmLevel.GPU_INSTANCE:
-                pynvml.nvmlGpmMigSampleGet(parent, gpu_instance_id, sample)
-            else:
-                pynvml.nvmlGpmSampleGet(found.handle, sample)
+    def read(self, now: float, *, poll: bool, has_gpm: bool) -> MigReading:
+        values = self._memory(now)
+        if has_gpm:
+            values.update(self.sampler.sample(now))
+        if poll or self._processes is None:
+            self._processes = self._poller.poll(now)
+        return MigReading(instance=self.found.instance, values=values, processes=self._processes)
 
-        self.sampler = activity.Sampler(
-            take,
-            fields,
-            wanted.count,
-            oldest_seconds=wanted.oldest_seconds,
-            took=wanted.took,
-            supported=has_gpm,
-        )
-
-    def read(self, now: float, *, poll: bool) -> MigReading:
-        values = {**self._memory(now), **self.sampler.sample(now)}
-        if poll:
-            self.processes = self.poller.poll(now)
-        return MigReading(instance=self.found.instance, values=values, processes=self.processes)
-
-    def _memory(self, now: float) -> dict[Field, int | float]:
+    def _memory(self, now: float) -> dict[Field, Number]:
         if not self.has_memory or now < self._no_memory_before:
             return {}
         answer = library.optional(memory, self.found.handle)
         if answer is None:
-            self._no_memory_before = now + _RETRY_SECONDS
+            self._no_memory_before = now + _MEMORY_RETRY_SECONDS
             return {}
         pairs = zip(MEMORY_FIELDS, answer, strict=True)
         return {field: value for field, value in pairs if value is not None and field in self._fields}
@@ -304,37 +239,35 @@ class Unit:
     Args:
         handle: Handle of this GPU, in the current session of the driver.
         gpu: Its identity.
-        wanted: The values to read.
+        driver: The driver's session.
     """
 
-    def __init__(self, handle: Any, gpu: Gpu, wanted: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, handle: Handle, gpu: Gpu, driver: Driver) -> None:
         self.handle = handle
-        self._facts = DeviceFacts(handle, wanted.count)
+        self._driver = driver
+        self._facts = DeviceFacts(handle, driver.count)
         self.gpu = self._facts.complete(gpu, -math.inf)
         """The GPU with the facts and the MIG shape that are known so far."""
-        self._wanted = wanted
-        self._device = NvmlDevice(handle, wanted)
-        self._gpm = activity.Support(handle, wanted.count)
-        self._sampler = activity.Sampler(
-            lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
-            activity.fields_at(activity.GpmLevel.GPU, wanted.fields),
-            wanted.count,
-            oldest_seconds=wanted.oldest_seconds,
-            took=wanted.took,
-            supported=self._gpm.known,
-        )
+        self._device = NvmlDevice(handle, driver)
+        self._has_gpm: bool | None = None
+        """Whether it supports GPM; ``None`` until the driver has answered."""
+        self._gpm_retries = Retries(driver.count, "gpm_")
+        self._sampler = Sampler(partial(pynvml.nvmlGpmSampleGet, handle), GpmLevel.GPU, driver)
         self._poller = self._new_poller()
         self._processes: tuple[ProcessUse, ...] | None = None
-        self._polled_at = -math.inf
         self._instances: tuple[_Instance, ...] = ()
         self._lacks_instances = False
-        self._layout_at = -math.inf
+        self._polled_at = self._layout_at = -math.inf
+        self.failures = 0
+        """Number of failed samples since the last good one."""
 
     def _new_poller(self) -> Poller | None:
         """Create a poller for processes; on a partitioned GPU, only the instances list processes."""
-        if self.gpu.mig_enabled:
-            return None
-        return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
+        return None if self.gpu.mig_enabled else Poller(self.handle, self._driver, utilisation=True)
+
+    @property
+    def _samplers(self) -> tuple[Sampler, ...]:
+        return self._sampler, *(one.sampler for one in self._instances)
 
     def clock_was_set_back(self) -> None:
         """Restart the processes: the driver's samples have wall-clock timestamps, and none would be new."""
@@ -359,93 +292,90 @@ class Unit:
         Raises:
             pynvml.NVMLError: The driver as a whole is gone.
         """
-        outcome = self._device.read(now)
-        if NvmlCode.GPU_IS_LOST in outcome.codes:
-            return self._down(DeviceState.LOST, NvmlCode.GPU_IS_LOST)
-        needs_reset = NvmlCode.RESET_REQUIRED in outcome.codes
-        if outcome.silent:
-            code = outcome.codes[0] if outcome.codes else NvmlCode.NOT_SUPPORTED
-            state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
-            return self._down(state, NvmlCode.RESET_REQUIRED if needs_reset else code)
         try:
-            self.gpu = self._facts.complete(self.gpu, now)
-            self._note_memory(outcome.values)
-            # A call returns other values with a wanted field.
-            own = {field: value for field, value in outcome.values.items() if field in self._wanted.fields}
-            values = {**own, **self._sampler.sample(now)}
-            poll = not 0 <= now - self._polled_at < _PROCESS_SECONDS
-            if poll:
-                self._polled_at = now
-                used = outcome.values.get(Field.FB_USED, 0)
-                self._processes = None if self._poller is None else self._poller.poll(now, used)
-                # The next samples cover the time since this answer, not since the start of this sample.
-                self._polled_at = now + self._wanted.took()
-            self._follow_layout(now)
-            instances = self._read_instances(now, poll=poll)
+            return self._sample(now)
         except pynvml.NVMLError as error:
             if library.code_of(error) != NvmlCode.GPU_IS_LOST:
                 raise
-            self._wanted.count(library.reason_of(NvmlCode.GPU_IS_LOST))
-            return self._down(DeviceState.LOST, NvmlCode.GPU_IS_LOST)
+            reason = library.reason_of(NvmlCode.GPU_IS_LOST)
+            self._driver.count(reason)
+            return self._down(DeviceState.LOST, reason)
+
+    def _sample(self, now: float) -> GpuReading:
+        values, reasons = self._device.read(now), self._device.reasons
+        needs_reset = _RESET_REQUIRED in reasons
+        if not values:
+            state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
+            return self._down(state, _RESET_REQUIRED if needs_reset else (reasons or [_NOT_SUPPORTED])[0])
+        self.gpu = self._facts.complete(self.gpu, now)
+        total = int(values.get(Field.FB_TOTAL, 0)) * _MIB
+        if total and total != self.gpu.memory_total_bytes:
+            self.gpu = replace(self.gpu, memory_total_bytes=total)
+        has_gpm = self._supports_gpm(now)
+        means = self._sampler.sample(now) if has_gpm else {}
+        poll = now - self._polled_at >= _PROCESS_SECONDS
+        if poll:
+            used = values.get(Field.FB_USED, 0)
+            self._processes = None if self._poller is None else self._poller.poll(now, used)
+            # The next samples cover the time since this answer, not since the start of this sample.
+            self._polled_at = self._driver.clock()
+        self._follow_layout(now)
+        instances = self._read_instances(now, poll=poll, has_gpm=has_gpm)
+        # A call returns other values with a wanted field.
+        own = {field: value for field, value in values.items() if field in self._driver.fields}
         return GpuReading(
             gpu=self.gpu,
             state=DeviceState.RESET_REQUIRED if needs_reset else DeviceState.UP,
-            reason=library.reason_of(NvmlCode.RESET_REQUIRED) if needs_reset else "",
-            values=values,
+            reason=_RESET_REQUIRED if needs_reset else "",
+            values={**own, **means},
             instances=instances,
             processes=self._processes,
             lacks_instances=self._lacks_instances,
         )
 
+    def _supports_gpm(self, now: float) -> bool:
+        """Return whether GPM is known to be supported."""
+        if self._has_gpm is None and self._gpm_retries.is_due("support", now):
+            try:
+                self._has_gpm = bool(pynvml.nvmlGpmQueryDeviceSupport(self.handle).isSupportedDevice)
+            except pynvml.NVMLError as error:
+                self._gpm_retries.failed("support", error, now, soon_seconds=_SOON_SECONDS)
+        return bool(self._has_gpm)
+
     def close(self) -> None:
         """Free the driver's resources for this GPU; call it before the driver is shut down."""
-        for one in (self._sampler, *(one.sampler for one in self._instances)):
-            one.close()
+        for sampler in self._samplers:
+            sampler.close()
         self._instances = ()
 
-    def _note_memory(self, values: Mapping[Field, int | float]) -> None:
-        total = int(values.get(Field.FB_TOTAL, 0)) * _MIB
-        if total and total != self.gpu.memory_total_bytes:
-            self.gpu = replace(self.gpu, memory_total_bytes=total)
-
-    def _down(self, state: DeviceState, code: int) -> GpuReading:
-        for sampler in (self._sampler, *(one.sampler for one in self._instances)):
+    def _down(self, state: DeviceState, reason: str) -> GpuReading:
+        for sampler in self._samplers:
             sampler.begin_again()
-        return GpuReading(gpu=self.gpu, state=state, reason=library.reason_of(code))
+        return GpuReading(gpu=self.gpu, state=state, reason=reason)
 
     def _follow_layout(self, now: float) -> None:
         """Read the whole MIG layout again: an instance may return under its UUID with another size."""
-        if 0 <= now - self._layout_at < _LAYOUT_SECONDS:
+        if now - self._layout_at < _LAYOUT_SECONDS:
             return
         self._layout_at = now
         try:
             if not (self.gpu.mig_enabled or mig.enabled(self.handle)):
                 return
             shape = mig.shape(self.handle)
-            layout = mig.instances(self.handle, self.gpu.uuid, shape) if shape.enabled else mig.MigLayout(())
+            before = [one.found for one in self._instances]
+            found, complete = (
+                mig.instances(self.handle, self.gpu.uuid, shape, before, self._note_of_mig)
+                if shape.enabled
+                else ([], True)
+            )
         except pynvml.NVMLError as error:
             # No answer means no change: the earlier instances are still held. But there may be others now.
             self._lacks_instances = self.gpu.mig_enabled
             self._note_of_mig(error)
             return
-        for failed in layout.failed:
-            self._note_of_mig(failed.error)
-        self._lacks_instances = bool(layout.failed)
+        self._lacks_instances = not complete
         self._adopt_shape(shape)
-        self._adopt((*layout.found, *self._kept(layout)))
-
-    def _kept(self, layout: mig.MigLayout) -> Iterator[mig.Found]:
-        """Yield the instances that the driver fails to describe and that are not known to have been replaced."""
-        described = {found.instance.uuid for found in layout.found}
-        uuid_at = {failed.slot: failed.uuid for failed in layout.failed}
-        for one in self._instances:
-            before = one.found
-            if (
-                before.slot in uuid_at
-                and before.instance.uuid not in described
-                and uuid_at[before.slot] in {None, before.instance.uuid}
-            ):
-                yield before
+        self._adopt(found)
 
     def _adopt_shape(self, shape: mig.Shape) -> None:
         switched = shape.enabled is not self.gpu.mig_enabled
@@ -456,29 +386,29 @@ class Unit:
             memory_slices=shape.memory_slices,
         )
         if switched:  # the GPU now supports other calls
-            self._device, self._poller = NvmlDevice(self.handle, self._wanted), self._new_poller()
+            self._device, self._poller = NvmlDevice(self.handle, self._driver), self._new_poller()
             self._processes = None
             self._sampler.begin_again()
 
-    def _adopt(self, found: tuple[mig.Found, ...]) -> None:
+    def _adopt(self, found: Sequence[mig.Found]) -> None:
         """Use a new layout; unchanged instances keep their measurements."""
         before = {(one.found.instance, library.address(one.found.handle)): one for one in self._instances}
+        together = Counter(new.instance.gpu_instance_id for new in found)
         instances = []
         for new in found:
             same = before.pop((new.instance, library.address(new.handle)), None)
-            instances.append(_Instance(new, self.handle, self._wanted, self._gpm.known) if same is None else same)
+            one = _Instance(new, self.handle, self._driver) if same is None else same
+            one.has_memory = together[new.instance.gpu_instance_id] == 1
+            instances.append(one)
         self._instances = tuple(instances)
-        together = Counter(new.instance.gpu_instance_id for new in found)
-        for one in self._instances:
-            one.has_memory = together[one.found.instance.gpu_instance_id] == 1
         for gone in before.values():
             gone.sampler.close()
 
-    def _read_instances(self, now: float, *, poll: bool) -> tuple[MigReading, ...]:
+    def _read_instances(self, now: float, *, poll: bool, has_gpm: bool) -> tuple[MigReading, ...]:
         readings = []
         for one in self._instances:
             try:
-                readings.append(one.read(now, poll=poll or one.processes is None))
+                readings.append(one.read(now, poll=poll, has_gpm=has_gpm))
             except pynvml.NVMLError as error:
                 # It was destroyed, or does not answer now: the next reading of the layout shows which.
                 self._note_of_mig(error)
@@ -489,4 +419,9 @@ class Unit:
         return tuple(readings)
 
     def _note_of_mig(self, error: pynvml.NVMLError) -> None:
-        self._wanted.count(f"mig_{library.reason_of(library.code_unless_fatal(error))}")
+        """Count an error.
+
+        Raises:
+            pynvml.NVMLError: The same error, if the GPU is lost or the driver gone.
+        """
+        self._driver.count(f"mig_{library.reason_of(library.code_unless_fatal(error))}")

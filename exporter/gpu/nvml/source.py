@@ -1,28 +1,29 @@
 """Reads all GPUs of a node through NVML, the state of GPUs that do not answer, and the driver's events."""
 
+import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import activity, library
-from exporter.gpu.nvml.fields import field_values, getters, identity_of
-from exporter.gpu.nvml.library import NvmlCode
-from exporter.gpu.nvml.reader import ReadPlan, Unit, without_means
+from exporter.gpu.nvml.fields import identity_of
+from exporter.gpu.nvml.library import Driver, Handle, NvmlCode
+from exporter.gpu.nvml.reader import Unit, without_means
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
 """Smaller steps back are slewing of the clock, or the time between two readings of clocks."""
-_NOT_THERE = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND, NvmlCode.GPU_NOT_FOUND})
-
+_NOT_THERE = frozenset(map(library.reason_of, (NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND, NvmlCode.GPU_NOT_FOUND)))
+"""Reasons why a GPU is not found at its bus id."""
 
 _XID = 0x8
 _MIG_CHANGE = 0x100
@@ -45,7 +46,7 @@ class EventWatch:
         monotonic: Clock in seconds for retries of GPUs that could not be registered.
     """
 
-    def __init__(self, handles: Mapping[str, Any], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, handles: Mapping[str, Handle], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._handles = dict(handles)
         self._monotonic = monotonic
         self._xids: deque[XidEvent] = deque(maxlen=_LIMIT)
@@ -60,7 +61,7 @@ class EventWatch:
         """Start waiting; returns at once."""
         self._thread.start()
 
-    def renew(self, handles: Mapping[str, Any]) -> None:
+    def renew(self, handles: Mapping[str, Handle]) -> None:
         """Watch other GPUs from now on; returns at once, the thread switches by itself."""
         self._handles = dict(handles)
         self._renewed.set()
@@ -111,7 +112,7 @@ class EventWatch:
             self._free(event_set)
         return bool(uuids or left_out)
 
-    def _register(self, event_set: Any, handles: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, Any]]:  # noqa: ANN401 - handles are whatever pynvml gave
+    def _register(self, event_set: Handle, handles: Mapping[str, Handle]) -> tuple[dict[int, str], dict[str, Handle]]:
         """Return the UUIDs of the GPUs that are watched now, by the number of their handle, and those to retry."""
         uuids, left_out = {}, {}
         for uuid, handle in handles.items():
@@ -125,7 +126,7 @@ class EventWatch:
             uuids[library.address(handle)] = uuid
         return uuids, left_out
 
-    def _mask(self, handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def _mask(self, handle: Handle) -> int:
         """Return the types of events that a GPU accepts for registration.
 
         Raises:
@@ -144,7 +145,7 @@ class EventWatch:
             self._try_mask(handle, mask)
         return mask
 
-    def _try_mask(self, handle: Any, mask: int) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def _try_mask(self, handle: Handle, mask: int) -> None:
         """Register a GPU in a separate set: by NVML's manual, a set is unusable after an unknown error."""
         event_set = pynvml.nvmlEventSetCreate()
         try:
@@ -152,13 +153,13 @@ class EventWatch:
         finally:
             self._free(event_set)
 
-    def _free(self, event_set: Any) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def _free(self, event_set: Handle) -> None:
         try:
             pynvml.nvmlEventSetFree(event_set)
         except pynvml.NVMLError:
             self._errors.append("events_not_freed")
 
-    def _wait(self, event_set: Any, uuids: Mapping[int, str]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def _wait(self, event_set: Handle, uuids: Mapping[int, str]) -> None:
         began = self._monotonic()
         try:
             data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
@@ -211,12 +212,13 @@ class NvmlSource:
         retry_seconds: Time after which a GPU that is down is tried again.
         left_out: Indexes of GPUs that hang: no call is made for them.
         note_asked: Called with the index of a GPU before its calls, and with ``None`` after them.
-        monotonic: Clock that times the samples, in seconds.
-        steady: Seconds of the monotonic clock, for waits; ``None``: the time passed to ``sample``.
+        clock: Seconds of the monotonic clock; ``None``: the time passed to ``sample``.
     """
 
     name = NAME
     waits_seconds = (1.0, 10.0)
+    announce: Callable[[], None]
+    """Not used: no step of a sample takes long."""
 
     def __init__(
         self,
@@ -226,35 +228,27 @@ class NvmlSource:
         retry_seconds: float = 10.0,
         left_out: frozenset[int] = frozenset(),
         note_asked: Callable[[int | None], None] = lambda _index: None,
-        monotonic: Callable[[], float] = time.monotonic,
-        steady: Callable[[], float] | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self.announce: Callable[[], None] = lambda: None
-        """Called before the driver is reopened within a sample, which may take seconds for each GPU."""
         self._fields = fields
         self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
         self._left_out = left_out
         self._note_asked = note_asked
-        self._monotonic = monotonic
-        self._steady = steady
-        self._sampled_at: tuple[float, float] | None = None
-        """Unix time and ``steady`` at the start of the previous sample, or of the current one."""
+        self._now = self._began_at = -math.inf
+        """Unix time and monotonic time at the start of the current sample, or of the previous one."""
+        self._clock = clock or (lambda: self._now)
         self._errors: Counter[str] = Counter()
         self._known: dict[str, Gpu] = {}
         self._units: dict[str, Unit] = {}
         self._down: dict[str, _Down] = {}
         self._nameless: dict[int, float] = {}
         """Time of the next attempt by index, for GPUs that did not report their UUID."""
-        self._failures: Counter[str] = Counter()
         self._events: EventWatch | None = None
         self._xids: list[XidEvent] = []
         """Xid events for the next reading."""
-        self._wanted: ReadPlan | None = None
-        self._count_at_open = 0
-        self._counted_at: float | None = None
-        self._driver_version: str | None = None
-        self._nvml_version: str | None = None
+        self._versions: tuple[str | None, ...] = (None, None)
+        """Versions of the driver and of NVML."""
 
     def open(self) -> None:
         """Open the driver and attach every GPU that answers.
@@ -267,7 +261,7 @@ class NvmlSource:
             self._attach_all()
         except pynvml.NVMLError as error:
             self.close()
-            raise library.error_of(library.code_of(error)) from error
+            raise library.driver_error(error) from error
         except SourceError:
             self.close()
             raise
@@ -291,115 +285,100 @@ class NvmlSource:
         Raises:
             SourceError: The driver as a whole is gone; close, and open again later.
         """
-        started = self._monotonic()
-        own = self._own_time(now)
-        self._drain_events(now)
+        started = self._begin(now)
+        self._drain_events()
         try:
-            self._reopen_if_number_changed(own)
-            self._look_for_nameless(own)
-            gpus = tuple(self._read(uuid, own) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
+            self._look_for_nameless(started)
+            gpus = [self._read(uuid, started) for uuid in sorted(self._known, key=lambda one: self._known[one].index)]
         except pynvml.NVMLError as error:
-            raise library.error_of(library.code_of(error)) from error
-        changed = self._drain_events(now)
-        gpus = tuple(without_means(gpu) if gpu.gpu.uuid in changed else gpu for gpu in gpus)
-        xids, self._xids = tuple(self._xids), []
+            raise library.driver_error(error) from error
+        finally:
+            self._note_asked(None)
+        changed = self._drain_events()
+        xids, self._xids = self._xids, []
         errors, self._errors = self._errors, Counter()
-        ended = self._monotonic()
+        ended = self._clock()
         took = ended - started
         return Reading(
             source=NAME,
             taken_at_seconds=now + took,
             duration_seconds=took,
             steady_seconds=ended,
-            driver_version=self._driver_version,
-            nvml_version=self._nvml_version,
-            gpus=gpus,
-            xids=xids,
+            driver_version=self._versions[0],
+            nvml_version=self._versions[1],
+            gpus=tuple(without_means(gpu) if gpu.gpu.uuid in changed else gpu for gpu in gpus),
+            xids=tuple(replace(xid, at_seconds=now) for xid in xids),
             errors=dict(errors),
         )
 
-    def _own_time(self, now: float) -> float:
-        """Return the time for waits, by a monotonic clock: a wall clock set back by an hour would add an hour."""
-        own = now if self._steady is None else self._steady()
-        if self._sampled_at is not None and now - self._sampled_at[0] < own - self._sampled_at[1] - _SET_BACK_SECONDS:
+    def _begin(self, now: float) -> float:
+        """Return the monotonic time of a new sample: a wall clock set back by an hour would add an hour to waits."""
+        passed, before = now - self._now, self._began_at
+        self._now = now
+        self._began_at = self._clock()
+        if passed < self._began_at - before - _SET_BACK_SECONDS:
             for unit in self._units.values():
                 unit.clock_was_set_back()
-        self._sampled_at = now, own
-        return own
-
-    def _took(self) -> float:
-        """Return the seconds that the sample has taken so far; 0 if waits use the time passed to ``sample``."""
-        return 0.0 if self._steady is None or self._sampled_at is None else self._steady() - self._sampled_at[1]
+        return self._began_at
 
     def _count(self, reason: str) -> None:
         self._errors[reason] += 1
 
     def _attach_all(self) -> None:
         """Attach the enumerated GPUs, and set the reason for the other known ones."""
-        self._driver_version = library.read_text(pynvml.nvmlSystemGetDriverVersion)
-        self._nvml_version = library.read_text(pynvml.nvmlSystemGetNVMLVersion)
-        self._wanted = self._wanted_of(self._driver_version)
+        calls = (pynvml.nvmlSystemGetDriverVersion, pynvml.nvmlSystemGetNVMLVersion)
+        self._versions = tuple(map(_version, calls))
+        major = (self._versions[0] or "").split(".")[0]
+        self._driver = Driver(
+            fields=self._fields,
+            count=self._count,
+            clock=self._clock,
+            major=int(major) if major.isdigit() else 0,
+            record=activity.record_type(),
+            oldest_seconds=self._oldest_seconds,
+        )
         self._down.clear()
-        self._failures.clear()
-        self._count_at_open = pynvml.nvmlDeviceGetCount()
-        indexes = sorted(set(range(self._count_at_open)) - self._left_out)
+        indexes = sorted(set(range(pynvml.nvmlDeviceGetCount())) - self._left_out)
         unreadable = {index: reason for index in indexes if (reason := self._attach_at(index))}
-        self._nameless = dict.fromkeys(unreadable, -1.0)
+        self._note_asked(None)
+        self._nameless = dict.fromkeys(unreadable, -math.inf)
         for uuid, gpu in self._known.items():
             if uuid not in self._units:
                 reason = unreadable.get(gpu.index, "not_enumerated")
-                self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-1.0)
+                self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-math.inf)
         if not self._known and not self._left_out:
             raise library.problem(next(iter(unreadable.values()), "no_gpus"))
         self._watch_events()
 
-    def _wanted_of(self, driver_version: str | None) -> ReadPlan:
-        major = (driver_version or "").split(".")[0]
-        return ReadPlan(
-            fields=self._fields,
-            getters=getters(self._fields),
-            items=field_values(self._fields, int(major) if major.isdigit() else 0),
-            record=activity.record_type(),
-            oldest_seconds=self._oldest_seconds,
-            count=self._count,
-            took=self._took,
-        )
+    def _attach_at(self, index: int) -> str:
+        return self._attach(index, partial(pynvml.nvmlDeviceGetHandleByIndex, index))
 
-    @contextmanager
-    def _asking(self, index: int) -> Iterator[None]:
-        """Record the GPU of the calls within, so that it is known which GPU hangs."""
+    def _attach(self, index: int, find: Callable[[], Handle], expected_uuid: str | None = None) -> str:
+        """Attach a GPU if it answers and is the expected one; return the reason if not.
+
+        Raises:
+            pynvml.NVMLError: The driver as a whole is gone.
+        """
         self._note_asked(index)
         try:
-            yield
-        finally:
-            self._note_asked(None)
-
-    def _attach_at(self, index: int) -> str:
-        """Attach the GPU of an index; return the reason if it does not answer, which is counted."""
-        try:
-            with self._asking(index):
-                self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+            handle = find()
+            gpu = identity_of(handle, index)
+            if expected_uuid not in {None, gpu.uuid}:
+                return "replaced"
+            unit = Unit(handle, gpu, self._driver)
         except SourceError as error:
             reason = error.reason
         except pynvml.NVMLError as error:
-            if library.code_of(error) in library.DRIVER_GONE:
+            code = library.code_of(error)
+            if code in library.DRIVER_GONE:
                 raise
-            reason = library.reason_of(library.code_of(error))
+            reason = library.reason_of(code)
         else:
+            self._units[gpu.uuid], self._known[gpu.uuid] = unit, unit.gpu
+            self._down.pop(gpu.uuid, None)
             return ""
         self._count(reason)
         return reason
-
-    def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
-        """Attach one GPU; return False if it is not the expected one."""
-        gpu = identity_of(handle, index)
-        if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
-            return False
-        # Steps that can fail come first: a known GPU is either attached or has a reason why not.
-        unit = self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
-        self._known[gpu.uuid] = unit.gpu
-        self._down.pop(gpu.uuid, None)
-        return True
 
     def _watch_events(self) -> None:
         handles = {uuid: unit.handle for uuid, unit in self._units.items()}
@@ -410,88 +389,49 @@ class NvmlSource:
             self._events.renew(handles)
 
     def _read(self, uuid: str, now: float) -> GpuReading:
-        with self._asking(self._known[uuid].index):
-            if uuid not in self._units:
-                self._look_for(uuid, now)
-            unit = self._units.get(uuid)
-            if unit is None:
-                down = self._down[uuid]
-                return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
-            reading = unit.sample(now)
+        self._note_asked(self._known[uuid].index)
+        if uuid not in self._units:
+            self._look_for(uuid, now)
+        unit = self._units.get(uuid)
+        if unit is None:
+            down = self._down[uuid]
+            return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
+        reading = unit.sample(now)
         self._known[uuid] = unit.gpu
-        if reading.state is DeviceState.LOST:
-            self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
-        elif reading.state is DeviceState.FAILED:
-            self._failures[uuid] += 1
-            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_AGAIN:
-                self._failures[uuid] = 0
-                self._detach(uuid, reading.state, reading.reason, look_at=now)
-        else:
-            self._failures[uuid] = 0
+        unit.failures = unit.failures + 1 if reading.state is DeviceState.FAILED else 0
+        lost = reading.state is DeviceState.LOST
+        if lost or unit.failures >= _FAILURES_BEFORE_ATTACHING_AGAIN:
+            self._units.pop(uuid).close()
+            look_at = now + self._retry_seconds if lost else now
+            self._down[uuid] = _Down(state=reading.state, reason=reading.reason, look_at=look_at)
+            self._watch_events()
         return reading
-
-    def _detach(self, uuid: str, state: DeviceState, reason: str, *, look_at: float) -> None:
-        self._units.pop(uuid).close()
-        self._down[uuid] = _Down(state=state, reason=reason, look_at=look_at)
-        self._watch_events()
 
     def _look_for(self, uuid: str, now: float) -> None:
         """Attach a GPU again if it answers at its place under its UUID; its old handle is not reliable."""
-        down = self._down[uuid]
+        down, gpu = self._down[uuid], self._known[uuid]
         if down.look_at > now:
             return
-        gpu = self._known[uuid]
         down.look_at = now + self._retry_seconds
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id)
-            if self._attach(handle, gpu.index, expected_uuid=uuid):
-                self._watch_events()
-            else:
-                down.state, down.reason = DeviceState.MISSING, "replaced"
-        except SourceError as error:
-            down.state, down.reason = DeviceState.FAILED, error.reason
-        except pynvml.NVMLError as error:
-            code = library.code_of(error)
-            if code in library.DRIVER_GONE:
-                raise
-            down.reason = "not_enumerated" if code in _NOT_THERE else library.reason_of(code)
+        reason = self._attach(gpu.index, partial(pynvml.nvmlDeviceGetHandleByPciBusId, gpu.pci_bus_id), uuid)
+        if reason:
+            down.reason = "not_enumerated" if reason in _NOT_THERE else reason
             down.state = _state_of(down.reason)
-            self._count(library.reason_of(code))
+        else:
+            self._watch_events()
 
     def _look_for_nameless(self, now: float) -> None:
         """Attach GPUs that have not answered since the driver was opened."""
         attached = {unit.gpu.index for unit in self._units.values()}
         for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
+            self._nameless[index] = now + self._retry_seconds
             if index in attached:
                 del self._nameless[index]
-                continue
-            self._nameless[index] = now + self._retry_seconds
-            if not self._attach_at(index):
+            elif not self._attach_at(index):
                 del self._nameless[index]
                 self._watch_events()
 
-    def _reopen_if_number_changed(self, now: float) -> None:
-        """Reopen the driver if its number of GPUs has changed since it was opened."""
-        if self._counted_at is not None and 0 <= now - self._counted_at < self._retry_seconds:
-            return
-        self._counted_at = now
-        if self._number_changed():
-            self.announce()
-            self.close()
-            self.open()
-
-    def _number_changed(self) -> bool:
-        try:
-            return int(pynvml.nvmlDeviceGetCount()) != self._count_at_open
-        except pynvml.NVMLError as error:
-            code = library.code_of(error)
-            if code in library.DRIVER_GONE:
-                raise
-            # A single failed call does not concern the GPUs, which are read themselves.
-            self._count(library.reason_of(code))
-            return False
-
-    def _drain_events(self, now: float) -> frozenset[str]:
+    def _drain_events(self) -> frozenset[str]:
         """Keep the Xids for the reading, and return the UUIDs of the GPUs with a changed MIG layout."""
         if self._events is None:
             return frozenset()
@@ -499,8 +439,16 @@ class NvmlSource:
         self._errors.update(errors)
         for uuid in self._units.keys() & changed:
             self._units[uuid].layout_changed()
-        self._xids += [replace(xid, at_seconds=now) for xid in xids]
+        self._xids += xids
         return frozenset(changed)
+
+
+def _version(call: Callable[[], object]) -> str | None:
+    try:
+        return library.text(call)
+    except pynvml.NVMLError as error:
+        library.code_unless_fatal(error)
+        return None
 
 
 def _state_of(reason: str) -> DeviceState:
@@ -508,5 +456,6 @@ def _state_of(reason: str) -> DeviceState:
         "gpu_is_lost": DeviceState.LOST,
         "reset_required": DeviceState.RESET_REQUIRED,
         "not_enumerated": DeviceState.MISSING,
+        "replaced": DeviceState.MISSING,
     }
     return states.get(reason, DeviceState.FAILED)
