@@ -38,6 +38,10 @@ def device(number: int, state: DeviceState, shapes: tuple[tuple[bool, bool], ...
     return DcgmDevice(gpu_id=number, gpu=gpu, state=state, instances=instances)
 
 
+def entities(layout: DcgmLayout) -> list[tuple[int, int]]:
+    return [one for gpu in layout.devices for one in (gpu.entity, *(part.measured for part in gpu.instances))]
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> DcgmLayout:
     shapes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=7).map(tuple)
@@ -64,8 +68,9 @@ def test_each_entity_has_what_it_can_have_once(
     def can(gpu_id: int) -> frozenset[int]:
         return profiled.get(gpu_id, frozenset())
 
+    refused = {(entity, one) for entity in entities(layout) for one in unwilling}
     watched: Counter[tuple[tuple[int, int], int]] = Counter()
-    for one in plan(layout, levels, can, lambda _, field_id: field_id in unwilling):
+    for one in plan(layout, levels, can, refused):
         assert 0 < len(one.field_ids) <= abi.MAX_FIELDS_PER_GROUP
         assert 0 < len(one.members) <= abi.MAX_ENTITIES_PER_GROUP
         assert {field_id in PROFILING for field_id in one.field_ids} == {one.pace is WatchPace.PROFILING}
@@ -89,13 +94,13 @@ def test_each_entity_has_what_it_can_have_once(
 def test_gpus_of_one_kind_are_in_one_watch_and_one_that_differs_is_apart() -> None:
     layout = DcgmLayout(devices=tuple(device(number, DeviceState.UP, ()) for number in range(8)))
     levels = {150: abi.GPU, 1001: abi.COMPUTE_INSTANCE}
-    found = plan(layout, levels, lambda gpu: frozenset({1001} if gpu else ()), lambda _entity, _field: False)
+    found = plan(layout, levels, lambda gpu: frozenset({1001} if gpu else ()))
     assert sorted((one.pace.name, len(one.members)) for one in found) == [("FAST", 8), ("PROFILING", 7)]
 
 
 def test_more_entities_than_a_group_of_dcgm_3_takes_are_in_several() -> None:
     whole = ((True, True),) * 7
     layout = DcgmLayout(devices=tuple(device(number, DeviceState.UP, whole) for number in range(16)))
-    found = plan(layout, {252: abi.COMPUTE_INSTANCE}, lambda _gpu: frozenset(), lambda _entity, _field: False)
+    found = plan(layout, {252: abi.COMPUTE_INSTANCE}, lambda _gpu: frozenset())
     assert sorted(len(one.members) for one in found) == [16, 48, 64]
     assert len({entity for one in found for entity in one.members}) == 16 + 16 * 7

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.library import Record
-from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement, decode
+from exporter.gpu.dcgm.readings import CurrentValues, Inbox, decode
 from exporter.gpu.merge import alone, supplement
 from exporter.model import CODECS, Field, ratio_in_range
 from exporter.model.fields import PROFILING
@@ -103,26 +103,26 @@ def counted() -> list[str]:
     return []
 
 
-@pytest.fixture
-def inbox(counted: list[str]) -> RecordBuffer:
-    return RecordBuffer(counted.append)
+def at(moment: int) -> list[Record]:
+    """A temperature with this timestamp."""
+    return [Record(TEMPERATURE, abi.INTEGER, 0, moment, 51)]
 
 
 def test_a_value_that_stops_moving_is_good_for_a_while_and_then_absent_and_counted_once(counted: list[str]) -> None:
-    movement = TimestampMovement(3.0, counted.append)
-    good = [movement.is_fresh(GPU, TEMPERATURE, 7, now) for now in (0.0, 1.0, 3.0, 3.5, 4.0, 9.0)]
+    fresh = CurrentValues(3.0, counted.append)
+    good = [bool(fresh.values(GPU, at(7), now)) for now in (0.0, 1.0, 3.0, 3.5, 4.0, 9.0)]
     assert good == [True, True, True, False, False, False]
     assert counted == ["dcgm_stale"]
-    assert movement.is_fresh(GPU, TEMPERATURE, 8, 10.0)
-    assert not movement.is_fresh(GPU, TEMPERATURE, 8, 13.5)
+    assert fresh.values(GPU, at(8), 10.0)
+    assert not fresh.values(GPU, at(8), 13.5)
     assert counted == ["dcgm_stale"] * 2
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**62), unique=True, min_size=1, max_size=20))
 def test_a_value_that_moves_is_good_whatever_the_engines_clock_says(times: list[int]) -> None:
     """Hours ahead, behind, or set back: another machine's clock is no measure."""
-    movement = TimestampMovement(1.0, pytest.fail)
-    assert all(movement.is_fresh(GPU, TEMPERATURE, at, 100.0 * index) for index, at in enumerate(times))
+    fresh = CurrentValues(1.0, pytest.fail)
+    assert all(fresh.values(GPU, at(moment), 100.0 * index) for index, moment in enumerate(times))
 
 
 def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.FieldValueV1]":
@@ -137,12 +137,14 @@ def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.Fi
     return array
 
 
-def of(array: "ctypes.Array[abi.FieldValueV1]") -> Callable[[Callable[..., int]], int]:
-    """A call of the library that delivers records of the GPU."""
-    return lambda callback: callback(*GPU, ctypes.addressof(array), len(array), None)
+def delivered(call: Callable[[Callable[..., int]], int]) -> dict[tuple[int, int], dict[int, int | float | str]]:
+    """Values of what a call delivers."""
+    code, found = Inbox().fetch(call)
+    assert code == 0
+    return {entity: CurrentValues(1.0, pytest.fail).values(entity, some, 0.0) for entity, some in found.items()}
 
 
-def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inbox: RecordBuffer) -> None:
+def test_what_was_delivered_stays_though_the_library_writes_over_its_records() -> None:
     array = records((TEMPERATURE, abi.INTEGER, 51, 1), (ACTIVE, abi.DOUBLE, 0.25, 1))
 
     def call(callback: Callable[..., int]) -> int:
@@ -150,13 +152,10 @@ def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inb
         ctypes.memset(array, 0xFF, ctypes.sizeof(array))
         return code
 
-    code, values, codes = inbox.values(call, TimestampMovement(1.0, pytest.fail), 0.0)
-    assert code == 0
-    assert values == {GPU: {TEMPERATURE: 51, ACTIVE: 0.25}}
-    assert codes == {}
+    assert delivered(call) == {GPU: {TEMPERATURE: 51, ACTIVE: 0.25}}
 
 
-def test_values_of_an_entity_may_come_one_by_one(inbox: RecordBuffer) -> None:
+def test_values_of_an_entity_may_come_one_by_one() -> None:
     def call(callback: Callable[..., int]) -> int:
         for entity in (GPU, (abi.GPU_INSTANCE, 0)):
             for one in ((TEMPERATURE, abi.INTEGER, 51, 1), (ENERGY, abi.INTEGER, 9, 1)):
@@ -164,52 +163,20 @@ def test_values_of_an_entity_may_come_one_by_one(inbox: RecordBuffer) -> None:
                 callback(*entity, ctypes.addressof(array), 1, None)
         return 0
 
-    assert inbox.values(call, TimestampMovement(1.0, pytest.fail), 0.0)[1] == {
+    assert delivered(call) == {
         GPU: {TEMPERATURE: 51, ENERGY: 9},
         (abi.GPU_INSTANCE, 0): {TEMPERATURE: 51, ENERGY: 9},
     }
 
 
-def test_a_lost_gpu_is_told_by_its_code(inbox: RecordBuffer) -> None:
-    array = records((TEMPERATURE, abi.INTEGER, INT64_BLANK, 1))
-    array[0].status = abi.Code.GPU_IS_LOST
-    assert inbox.values(of(array), TimestampMovement(1.0, pytest.fail), 0.0) == (
-        0,
-        {GPU: {}},
-        {GPU: abi.Code.GPU_IS_LOST},
-    )
-
-
 @given(st.floats(-1e9, 1e9))
 def test_what_is_no_part_of_a_whole_is_left_as_it_is(value: float) -> None:
-    array = records((TEMPERATURE, abi.DOUBLE, value, 1))
-    found = RecordBuffer(pytest.fail).values(of(array), TimestampMovement(1.0, pytest.fail), 0.0)
-    assert found[1] == {GPU: {TEMPERATURE: value}}
+    assert CurrentValues(1.0, pytest.fail).values(GPU, [real(value, field_id=TEMPERATURE)], 0.0) == {TEMPERATURE: value}
 
 
-def test_clamped_values_are_counted(inbox: RecordBuffer, counted: list[str]) -> None:
-    array = records((ACTIVE, abi.DOUBLE, 1.3, 1))
-    assert inbox.values(of(array), TimestampMovement(1.0, pytest.fail), 0.0)[1] == {GPU: {ACTIVE: 1.0}}
+def test_clamped_values_are_counted(counted: list[str]) -> None:
+    assert CurrentValues(1.0, counted.append).values(GPU, [real(1.3)], 0.0) == {ACTIVE: 1.0}
     assert counted == ["dcgm_clamped"]
-
-
-def test_a_mistake_in_the_callback_is_not_lost_in_c(inbox: RecordBuffer) -> None:
-    array = records((TEMPERATURE, abi.INTEGER, 51, 1))
-    broken = TimestampMovement(-1.0, _fail)
-    broken.is_fresh(GPU, TEMPERATURE, 1, 0.0)
-    codes: list[int] = []
-    with pytest.raises(ZeroDivisionError):
-        inbox.values(lambda callback: codes.append(of(array)(callback)) or 0, broken, 1.0)
-    assert codes == [-1]
-
-
-def _fail(_reason: str) -> None:
-    raise ZeroDivisionError
-
-
-def test_events_come_oldest_first_and_are_not_thinned_out(inbox: RecordBuffer) -> None:
-    array = records((230, abi.INTEGER, 43, 20), (230, abi.INTEGER, 31, 10), (230, abi.INTEGER, 31, 15))
-    assert inbox.events(of(array)) == (0, [(GPU, 31, 10), (GPU, 31, 15), (GPU, 43, 20)])
 
 
 def _profiling_ids() -> Iterator[int]:

@@ -1,9 +1,10 @@
 """Lists the engine's GPUs and MIG instances with identity and state."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine
@@ -11,9 +12,29 @@ from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE,
 from exporter.gpu.dcgm.readings import Entity, Live, Value, whole
 from exporter.model import DeviceState, Field, Gpu, MigInstance
 
-NAME, UUID = 50, 54
-_FB_TOTAL = int(Field.FB_TOTAL)
+_NODE: Entity = (NONE, 0)
+NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES = 50, 52, 54, 55, 57, 67, 69
+_TEXTS = tuple(one for one in Field if Field.BRAND <= one <= Field.VBIOS_VERSION)
+"""The texts of a GPU, which are next to each other."""
+_IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, Field.FB_TOTAL)
+_CHANGES = (UUID, MIG_MODE)
+_FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
 _MIB = 2**20
+PAUSED = "telemetry_paused"
+"""Reason: the engine does not read the GPU, which itself works."""
+_STATES = {
+    0: (DeviceState.MISSING, "not_enumerated"),
+    1: (DeviceState.UP, ""),
+    2: (DeviceState.FAILED, "gpu_not_supported"),
+    3: (DeviceState.FAILED, "inaccessible"),
+    4: (DeviceState.LOST, "gpu_is_lost"),
+    5: (DeviceState.UP, ""),
+    library.DISABLED: (DeviceState.UP, PAUSED),
+    7: (DeviceState.MISSING, "detached"),
+}
+"""States by DcgmEntityStatus_t; 5 is a fake GPU for tests."""
+Place = tuple[str, int | None, int | None]
+"""UUID of a GPU, and NVML's ids of a GPU instance and compute instance; ``None`` for the containing entity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,163 +51,6 @@ class Instance:
     def is_part(self) -> bool:
         """Whether its GPU instance has other parts."""
         return self.measured[0] == COMPUTE_INSTANCE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A row of the hierarchy."""
-
-    entity: Entity
-    parent: Entity
-    instance_id: int
-    compute_instance_id: int
-    profile_id: int
-    slices: int
-
-
-class Instances:
-    """Follows the MIG instances of all GPUs over one connection.
-
-    Args:
-        engine: Connected engine.
-        live: Reader of names.
-    """
-
-    def __init__(self, engine: Engine, live: Live) -> None:
-        self._engine = engine
-        self._live = live
-        self._hierarchy = Hierarchy()
-        self._rows: tuple[_Row, ...] = ()
-        self._uuids: dict[Entity, Value | None] = {}
-        self._found: dict[int, tuple[Instance, ...]] = {}
-        self._complete = True
-        """Whether the size of every instance is known."""
-
-    def of(self, gpu_id: int) -> tuple[Instance, ...]:
-        """Return the instances of a GPU, in the engine's order."""
-        return self._found.get(gpu_id, ())
-
-    def places(self) -> Iterator[tuple[Entity, int, int, int | None]]:
-        """Yield every entity with the engine's id of its GPU and NVML's ids of its GPU and compute instance."""
-        parents = {row.entity: row.parent for row in self._rows}
-        for row in self._rows:
-            top = row.parent if row.parent[0] == GPU else parents.get(row.parent, (GPU, -1))
-            part = row.compute_instance_id if row.entity[0] == COMPUTE_INSTANCE else None
-            yield row.entity, top[1], row.instance_id, part
-
-    def follow(self, gpus: Mapping[int, Gpu], *, again: bool) -> None:
-        """Read the current instances.
-
-        Args:
-            gpus: GPUs by the engine's id.
-            again: Whether to read identities again even if they seem unchanged.
-
-        Raises:
-            SourceError: The engine is gone.
-        """
-        if not any(gpu.mig_enabled for gpu in gpus.values()):
-            self._rows, self._uuids, self._found = (), {}, {}
-            return
-        self._hierarchy.version = library.version_word(Hierarchy)
-        code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
-        if code != Code.OK:
-            # No answer means no change: the earlier instances may still have holders.
-            self._engine.count(f"mig_{reason_of(code)}")
-            return
-        rows = tuple(_row(info) for info in self._hierarchy.entityList[: self._hierarchy.count])
-        parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
-        values = self._live.read(parts, (UUID,))
-        # The ids of a destroyed instance are reused for the next one.
-        # An instance that is not reported now is unchanged.
-        known = self._uuids if rows == self._rows else {}
-        uuids = {entity: values[entity].get(UUID, known.get(entity)) for entity in parts}
-        if rows == self._rows and uuids == self._uuids and self._complete and not again:
-            return
-        self._rows, self._uuids = rows, uuids
-        self._found = self._identify(gpus)
-        if None in uuids.values():
-            self._engine.count("dcgm_nameless_instance")
-
-    def _identify(self, gpus: Mapping[int, Gpu]) -> dict[int, tuple[Instance, ...]]:
-        by_entity = {row.entity: row for row in self._rows}
-        memory = self._live.read([one for one in by_entity if one[0] == GPU_INSTANCE], (_FB_TOTAL,))
-        names = self._live.read(list(self._uuids), (NAME,))
-        together = Counter(by_entity[entity].parent for entity in self._uuids)
-        before = {one.instance.uuid: one.instance for some in self._found.values() for one in some}
-        self._complete = True
-        found: dict[int, list[Instance]] = {}
-        for entity, uuid in self._uuids.items():
-            row, parent = by_entity[entity], by_entity.get(by_entity[entity].parent)
-            gpu = None if parent is None else gpus.get(parent.parent[1])
-            if parent is None or gpu is None or not isinstance(uuid, str):
-                continue
-            known = before.get(uuid)
-            memory_slices = _memory_slices(gpu, whole(memory[parent.entity].get(_FB_TOTAL)))
-            profile = names[entity].get(NAME) or (known.profile if known else "unknown")
-            if memory_slices is None:
-                # An instance has just been created, or its GPU is being reset.
-                self._complete = False
-                memory_slices = known.memory_slices if known else 1
-            instance = MigInstance(
-                uuid=uuid,
-                parent_uuid=gpu.uuid,
-                gpu_instance_id=parent.instance_id,
-                compute_instance_id=row.compute_instance_id,
-                profile=str(profile).rpartition(" MIG ")[2],
-                compute_slices=row.slices,
-                memory_slices=memory_slices,
-                profile_id=parent.profile_id,
-            )
-            alone = together[parent.entity] == 1
-            measured = parent.entity if alone and row.slices == parent.slices else entity
-            one = Instance(instance=instance, measured=measured, has_memory=alone)
-            found.setdefault(parent.parent[1], []).append(one)
-        return {gpu_id: tuple(some) for gpu_id, some in found.items()}
-
-
-def _row(info: library.HierarchyInfo) -> _Row:
-    entity, parent = info.entity, info.parent
-    return _Row(
-        entity=(entity.entityGroupId, entity.entityId),
-        parent=(parent.entityGroupId, parent.entityId),
-        instance_id=info.nvmlInstanceId,
-        compute_instance_id=info.nvmlComputeInstanceId,
-        profile_id=info.nvmlMigProfileId,
-        slices=info.nvmlProfileSlices,
-    )
-
-
-def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
-    # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
-    if not mib or not gpu.memory_total_bytes:
-        return None
-    return max(1, round(gpu.memory_slices * mib * _MIB / gpu.memory_total_bytes))
-
-
-NVML_INDEX, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES = 52, 55, 57, 67, 69
-_TEXTS = tuple(one for one in Field if Field.BRAND <= one <= Field.VBIOS_VERSION)
-"""The texts of a GPU, which are next to each other."""
-_IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, int(Field.FB_TOTAL))
-_CHANGES = (UUID, MIG_MODE)
-_NODE: Entity = (NONE, 0)
-_FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
-PAUSED = "telemetry_paused"
-"""Reason: the engine does not read the GPU, which itself works."""
-_STATES = {
-    0: (DeviceState.MISSING, "not_enumerated"),
-    1: (DeviceState.UP, ""),
-    2: (DeviceState.FAILED, "gpu_not_supported"),
-    3: (DeviceState.FAILED, "inaccessible"),
-    4: (DeviceState.LOST, "gpu_is_lost"),
-    5: (DeviceState.UP, ""),
-    library.DISABLED: (DeviceState.UP, PAUSED),
-    7: (DeviceState.MISSING, "detached"),
-}
-"""States by DcgmEntityStatus_t; 5 is a fake GPU for tests."""
-
-
-Place = tuple[str, int | None, int | None]
-"""UUID of a GPU, and NVML's ids of a GPU instance and compute instance; ``None`` for the containing entity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +79,19 @@ class DcgmLayout:
     """Number of GPUs that the engine lists, including those without a UUID."""
 
 
+class _Row(NamedTuple):
+    """A row of the hierarchy: a GPU instance or a compute instance, and what it is a part of."""
+
+    entity: Entity
+    parent: Entity
+    instance_id: int
+    compute_instance_id: int
+    profile_id: int
+    slices: int
+
+
 class Entities:
-    """Follows the engine's entities over one connection.
+    """Follows the engine's GPUs and MIG instances over one connection.
 
     Args:
         engine: Connected engine.
@@ -227,12 +102,20 @@ class Entities:
     def __init__(self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int]) -> None:
         self._engine = engine
         self._live = Live(engine)
-        self._texts = tuple(sorted({*map(int, _TEXTS), *texts}))
-        self._node_fields = tuple(sorted({int(Field.DRIVER_VERSION), int(Field.NVML_VERSION), *node_fields}))
-        self._instances = Instances(engine, self._live)
+        self._texts = tuple(sorted({*_TEXTS, *texts}))
+        self._node_fields = tuple(sorted({Field.DRIVER_VERSION, Field.NVML_VERSION, *node_fields}))
         self._gpus: dict[int, Gpu] = {}
+        """GPUs by the engine's id."""
         self._present: set[int] = set()
         self._values: dict[int, Mapping[int, Value]] = {}
+        self._hierarchy = Hierarchy()
+        self._rows: dict[Entity, _Row] = {}
+        self._uuids: dict[Entity, Value | None] = {}
+        """UUIDs of the compute instances."""
+        self._instances: dict[int, tuple[Instance, ...]] = {}
+        """Instances in the engine's order, by the engine's id of their GPU."""
+        self._sizes_known = True
+        """Whether the size of every instance is known."""
         self.node_values: Mapping[int, Value] = {}
         """Values that are the same for all devices, by field id."""
 
@@ -251,14 +134,11 @@ class Entities:
         changed = self._follow_gpus(present, again=again)
         if not self.node_values or again:
             self.node_values = self._read_node(present)
-        self._instances.follow(self._gpus, again=again or changed)
-        devices = (self._device(gpu_id, present) for gpu_id in self._gpus)
-        places: dict[Entity, Place] = {(GPU, gpu_id): (gpu.uuid, None, None) for gpu_id, gpu in self._gpus.items()}
-        for entity, gpu_id, instance_id, part in self._instances.places():
-            if gpu_id in self._gpus:
-                places[entity] = (self._gpus[gpu_id].uuid, instance_id, part)
-        ordered = tuple(sorted(devices, key=lambda one: one.gpu.index))
-        return DcgmLayout(devices=ordered, places=places, listed=len(present))
+        self._follow_instances(again=again or changed)
+        devices = (self._device(gpu_id) for gpu_id in self._gpus)
+        return DcgmLayout(
+            devices=tuple(sorted(devices, key=lambda one: one.gpu.index)), places=self._places(), listed=len(present)
+        )
 
     def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
         """Read the node's fields from the engine, or from its first GPU if it has no entity for the node."""
@@ -267,13 +147,29 @@ class Entities:
                 return values
         return {}
 
-    def _device(self, gpu_id: int, present: Sequence[int]) -> DcgmDevice:
+    def _device(self, gpu_id: int) -> DcgmDevice:
         gpu, status = self._gpus[gpu_id], self._engine.gpu_status(gpu_id)
         state, reason = _STATES.get(1 if status is None else status, (DeviceState.FAILED, "unknown_status"))
-        if state is DeviceState.UP and gpu_id not in present:
+        if state is DeviceState.UP and gpu_id not in self._present:
             state, reason = DeviceState.MISSING, "not_enumerated"
-        instances = self._instances.of(gpu_id) if state is DeviceState.UP and gpu.mig_enabled else ()
+        instances = self._instances.get(gpu_id, ()) if state is DeviceState.UP and gpu.mig_enabled else ()
         return DcgmDevice(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
+
+    def _places(self) -> dict[Entity, Place]:
+        places: dict[Entity, Place] = {(GPU, gpu_id): (gpu.uuid, None, None) for gpu_id, gpu in self._gpus.items()}
+        for entity, row in self._rows.items():
+            gpu = self._gpus.get(self._gpu_id(row))
+            if gpu is not None:
+                part = row.compute_instance_id if entity[0] == COMPUTE_INSTANCE else None
+                places[entity] = (gpu.uuid, row.instance_id, part)
+        return places
+
+    def _gpu_id(self, row: _Row) -> int:
+        """Return the engine's id of the GPU of an instance; -1 if its GPU instance is not listed."""
+        if row.parent[0] == GPU:
+            return row.parent[1]
+        above = self._rows.get(row.parent)
+        return -1 if above is None else above.parent[1]
 
     def _follow_gpus(self, present: Sequence[int], *, again: bool) -> bool:
         """Read the identity of a new or replaced GPU, or one switched to MIG or back; of all with ``again``."""
@@ -292,10 +188,8 @@ class Entities:
             if gpu is None:
                 self._engine.count("dcgm_nameless_gpu")
                 continue
-            for other, one in list(self._gpus.items()):
-                # The engine may number a GPU differently after its return.
-                if one.uuid == gpu.uuid:
-                    del self._gpus[other]
+            # The engine may number a GPU differently after its return.
+            self._gpus = {other: one for other, one in self._gpus.items() if one.uuid != gpu.uuid or other == gpu_id}
             changed = changed or gpu != known
             self._gpus[gpu_id] = gpu
         return changed
@@ -310,7 +204,7 @@ class Entities:
         uuid, slices = values.get(UUID), whole(values.get(MIG_MAX_SLICES)) or 0
         if not isinstance(uuid, str):
             return None
-        index, memory_mib = whole(values.get(NVML_INDEX)), whole(values.get(int(Field.FB_TOTAL)))
+        index, memory_mib = whole(values.get(NVML_INDEX)), whole(values.get(Field.FB_TOTAL))
         return Gpu(
             uuid=uuid,
             index=gpu_id if index is None else index,
@@ -323,3 +217,84 @@ class Entities:
             memory_total_bytes=memory_mib * _MIB if memory_mib else None,
             labels={Field(one): str(values[one]) for one in self._texts if one in values},
         )
+
+    def _follow_instances(self, *, again: bool) -> None:
+        """Read the current instances; their identities if they have changed, or with ``again``."""
+        if not any(gpu.mig_enabled for gpu in self._gpus.values()):
+            self._rows, self._uuids, self._instances = {}, {}, {}
+            return
+        rows = self._read_rows()
+        if rows is None:
+            # No answer means no change: the earlier instances may still have holders.
+            return
+        parts = [entity for entity in rows if entity[0] == COMPUTE_INSTANCE]
+        values = self._live.read(parts, (UUID,))
+        # The ids of a destroyed instance are reused for the next one.
+        # An instance that is not reported now is unchanged.
+        known = self._uuids if rows == self._rows else {}
+        uuids = {entity: values[entity].get(UUID, known.get(entity)) for entity in parts}
+        if rows == self._rows and uuids == self._uuids and self._sizes_known and not again:
+            return
+        self._rows, self._uuids = rows, uuids
+        self._instances = self._identify()
+        if None in uuids.values():
+            self._engine.count("dcgm_nameless_instance")
+
+    def _read_rows(self) -> dict[Entity, _Row] | None:
+        self._hierarchy.version = library.version_word(Hierarchy)
+        code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
+        if code != Code.OK:
+            self._engine.count(f"mig_{reason_of(code)}")
+            return None
+        rows = (
+            _Row(
+                (info.entity.entityGroupId, info.entity.entityId),
+                (info.parent.entityGroupId, info.parent.entityId),
+                *(info.nvmlInstanceId, info.nvmlComputeInstanceId, info.nvmlMigProfileId, info.nvmlProfileSlices),
+            )
+            for info in self._hierarchy.entityList[: self._hierarchy.count]
+        )
+        return {row.entity: row for row in rows}
+
+    def _identify(self) -> dict[int, tuple[Instance, ...]]:
+        memory = self._live.read([one for one in self._rows if one[0] == GPU_INSTANCE], (Field.FB_TOTAL,))
+        names = self._live.read(list(self._uuids), (NAME,))
+        together = Counter(self._rows[entity].parent for entity in self._uuids)
+        before = {one.instance.uuid: one.instance for some in self._instances.values() for one in some}
+        self._sizes_known = True
+        found: dict[int, tuple[Instance, ...]] = {}
+        for entity, uuid in self._uuids.items():
+            row = self._rows[entity]
+            parent, gpu_id = self._rows.get(row.parent), self._gpu_id(row)
+            gpu = self._gpus.get(gpu_id)
+            if parent is None or gpu is None or not isinstance(uuid, str):
+                continue
+            known = before.get(uuid)
+            memory_slices = _memory_slices(gpu, whole(memory[parent.entity].get(Field.FB_TOTAL)))
+            profile = names[entity].get(NAME) or (known.profile if known else "unknown")
+            if memory_slices is None:
+                # An instance has just been created, or its GPU is being reset.
+                self._sizes_known = False
+                memory_slices = known.memory_slices if known else 1
+            instance = MigInstance(
+                uuid=uuid,
+                parent_uuid=gpu.uuid,
+                gpu_instance_id=parent.instance_id,
+                compute_instance_id=row.compute_instance_id,
+                profile=str(profile).rpartition(" MIG ")[2],
+                compute_slices=row.slices,
+                memory_slices=memory_slices,
+                profile_id=parent.profile_id,
+            )
+            alone = together[parent.entity] == 1
+            measured = parent.entity if alone and row.slices == parent.slices else entity
+            one = Instance(instance=instance, measured=measured, has_memory=alone)
+            found[gpu_id] = (*found.get(gpu_id, ()), one)
+        return found
+
+
+def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
+    # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
+    if not mib or not gpu.memory_total_bytes:
+        return None
+    return max(1, round(gpu.memory_slices * mib * _MIB / gpu.memory_total_bytes))

@@ -107,6 +107,17 @@ class Value(ctypes.Union):
     _fields_ = (("i64", c_int64), ("dbl", c_double), ("str", c_char * STRING_BYTES), ("blob", c_char * BLOB_BYTES))
 
 
+class Record(NamedTuple):
+    """One field value as the library delivers it."""
+
+    field_id: int
+    type: int
+    status: int
+    at_microseconds: int
+    value: int | float | bytes
+    """Bytes up to the first zero for strings; the raw number for every other type."""
+
+
 class FieldValueV1(Structure):
     """dcgmFieldValue_v1: passed to callbacks."""
 
@@ -134,6 +145,11 @@ class FieldValueV2(Structure):
         ("ts", c_int64),
         ("value", Value),
     )
+
+    def record(self) -> Record:
+        """Return it without its entity."""
+        member = {STRING: "str", DOUBLE: "dbl"}.get(self.fieldType, "i64")
+        return Record(self.fieldId, self.fieldType, self.status, self.ts, getattr(self.value, member))
 
 
 class EntityPair(Structure):
@@ -444,17 +460,6 @@ def _open() -> Library:
         f"libdcgm was not found ({'; '.join(errors)}): install DCGM's client library (package datacenter-gpu-manager,"
         " or datacenter-gpu-manager-4-core), of the host engine's major version",
     )
-
-
-class Record(NamedTuple):
-    """One field value as the library delivers it."""
-
-    field_id: int
-    type: int
-    status: int
-    at_microseconds: int
-    value: int | float | bytes
-    """Bytes up to the first zero for strings; the raw number for every other type."""
 
 
 _HEAD = struct.Struct("<IHHi4xq")

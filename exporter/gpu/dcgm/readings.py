@@ -28,9 +28,6 @@ from exporter.model.fields import COUNTERS, PROFILING
 Entity = tuple[int, int]
 """Entity group and id, in the engine's own numbers: a GPU, a GPU instance or a compute instance."""
 Value = int | float | str
-Event = tuple[Entity, int, int]
-"""Entity, value, microseconds of the engine's clock."""
-_NOT_UP = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED})
 _USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
@@ -64,12 +61,12 @@ def whole(value: Value | None) -> int | None:
     return None if value is None or isinstance(value, str) else int(value)
 
 
-class TimestampMovement:
+class CurrentValues:
     """Distinguishes a current value from one of a dead watch: its timestamp changes, checked on our own clock.
 
     Args:
         lasts_seconds: Time for which a value with an unchanged timestamp is still valid.
-        count: Called with a reason when a value stops changing, once each time.
+        count: Called with a reason when a value stops changing, once each time, and for a ratio out of range.
     """
 
     def __init__(self, lasts_seconds: float, count: Callable[[str], None]) -> None:
@@ -77,112 +74,59 @@ class TimestampMovement:
         self._count = count
         self._seen: dict[Entity, dict[int, tuple[int, float]]] = {}
 
-    def is_fresh(self, entity: Entity, field_id: int, at_microseconds: int, now: float) -> bool:
-        """Store the timestamp of a value, and return whether the value is valid now.
+    def values(self, entity: Entity, some: Iterable[Record], now: float) -> dict[int, Value]:
+        """Return the valid values of an entity's records by field id.
 
         Args:
-            entity: Entity of the value.
-            field_id: Field of the value.
-            at_microseconds: Timestamp of the value on the engine's clock, which may be another machine's.
+            entity: The entity.
+            some: Its records. Their timestamps are on the engine's clock, which may be another machine's.
             now: Seconds of this process's monotonic clock.
         """
         seen = self._seen.setdefault(entity, {})
-        before = seen.get(field_id)
-        if before is None or before[0] != at_microseconds:
-            seen[field_id] = (at_microseconds, now)
+        values: dict[int, Value] = {}
+        for record in some:
+            value, field_id = decode(record), record.field_id
+            if value is None or not self._is_fresh(seen, record, now):
+                continue
+            if field_id in RATIOS and not isinstance(value, str):
+                value, clamped = ratio_in_range(field_id, value)
+                if clamped:
+                    self._count("dcgm_clamped")
+            if value is not None:
+                values[field_id] = value
+        return values
+
+    def _is_fresh(self, seen: dict[int, tuple[int, float]], record: Record, now: float) -> bool:
+        before = seen.get(record.field_id)
+        if before is None or before[0] != record.at_microseconds:
+            seen[record.field_id] = (record.at_microseconds, now)
             return True
         if now - before[1] <= self._lasts_seconds:
             return True
         if before[1] > -math.inf:
             self._count("dcgm_stale")
-            seen[field_id] = (at_microseconds, -math.inf)
+            seen[record.field_id] = (record.at_microseconds, -math.inf)
         return False
 
 
-class RecordBuffer:
+class Inbox:
     """Receives the records of callbacks; one for the source's life, because the library is given its address.
 
     It and its callback reference each other, so one per connection would never be freed.
-
-    Args:
-        count: Called with the reason of each error.
     """
 
-    def __init__(self, count: Callable[[str], None]) -> None:
-        self.callback = library.CALLBACK(self._take)
-        self._count = count
-        self._error: Exception | None = None
-        self._now = 0.0
-        self._movement = TimestampMovement(0.0, count)
-        self._values: dict[Entity, dict[int, Value]] = {}
-        self._codes: dict[Entity, int] = {}
-        self._events: list[Event] | None = None
+    def __init__(self) -> None:
+        self._callback = library.CALLBACK(self._take)
+        self._records: dict[Entity, list[Record]] = {}
 
-    def values(
-        self, call: Callable[[Callable[..., int]], int], movement: TimestampMovement, now: float
-    ) -> tuple[int, Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
-        """Return the code of a call for the latest values of one watch, and its values.
-
-        Args:
-            call: Makes the call, with the callback passed to it.
-            movement: Timestamps of the watch.
-            now: Seconds of the monotonic clock.
-
-        Returns:
-            The code, the valid values by entity and field id, and the code of entities that are lost or need a reset.
-        """
-        self._movement, self._now, self._events = movement, now, None
-        return self._called(call), self._values, self._codes
-
-    def events(self, call: Callable[[Callable[..., int]], int]) -> tuple[int, list[Event]]:
-        """Return the code of a call for values since a time, and (entity, value, time of the engine), oldest first."""
-        found: list[Event] = []
-        self._events = found
-        return self._called(call), sorted(found, key=lambda event: event[2])
-
-    def _called(self, call: Callable[[Callable[..., int]], int]) -> int:
-        self._values, self._codes, self._error = {}, {}, None
-        code = call(self.callback)
-        if self._error is not None:
-            raise self._error
-        return code
+    def fetch(self, call: Callable[[Callable[..., int]], int]) -> tuple[int, Mapping[Entity, Sequence[Record]]]:
+        """Return the code of a call, which passes the callback on, and the delivered records by entity."""
+        self._records = {}
+        return call(self._callback), self._records
 
     def _take(self, group: int, entity: int, address: int, count: int, _user: object) -> int:
-        try:
-            if self._events is None:
-                self._take_values((group, entity), address, count)
-            else:
-                self._take_events((group, entity), address, count, self._events)
-        except Exception as error:  # noqa: BLE001 - must not pass through C; raised again after the call
-            self._error = error
-            return -1
+        self._records.setdefault((group, entity), []).extend(records(address, count))
         return 0
-
-    def _take_values(self, entity: Entity, address: int, count: int) -> None:
-        values = self._values.setdefault(entity, {})
-        for record in records(address, count):
-            if record.status in _NOT_UP:
-                self._codes[entity] = record.status
-            value = decode(record)
-            if value is None:
-                continue
-            field_id = record.field_id
-            if not self._movement.is_fresh(entity, field_id, record.at_microseconds, self._now):
-                continue
-            if not isinstance(value, str):
-                shown, clamped = ratio_in_range(field_id, value) if field_id in RATIOS else (value, False)
-                if clamped:
-                    self._count("dcgm_clamped")
-                if shown is None:
-                    continue
-                value = shown
-            values[field_id] = value
-
-    def _take_events(self, entity: Entity, address: int, count: int, into: list[Event]) -> None:
-        for record in records(address, count):
-            value = decode(record)
-            if isinstance(value, int):
-                into.append((entity, value, record.at_microseconds))
 
 
 _RECORDS = 32
@@ -230,7 +174,9 @@ class Live:
         )
         if code == Code.OK:
             for slot in self._buffer[: len(entities) * len(field_ids)]:
-                self._keep(slot, into)
+                value = decode(slot.record())
+                if value is not None:
+                    into.setdefault((slot.entityGroupId, slot.entityId), {})[slot.fieldId] = value
         elif len(field_ids) > 1:
             for one in field_ids:
                 self._ask(entities, [one], into)
@@ -239,17 +185,6 @@ class Live:
                 self._ask([entity], field_ids, into)
         else:
             self._engine.count(reason_of(code))
-
-    @staticmethod
-    def _keep(slot: FieldValueV2, into: dict[Entity, dict[int, Value]]) -> None:
-        raw: int | float | bytes
-        if slot.fieldType == library.STRING:
-            raw = slot.value.str
-        else:
-            raw = slot.value.dbl if slot.fieldType == library.DOUBLE else slot.value.i64
-        value = decode(Record(slot.fieldId, slot.fieldType, slot.status, slot.ts, raw))
-        if value is not None:
-            into.setdefault((slot.entityGroupId, slot.entityId), {})[slot.fieldId] = value
 
 
 _VGPU = 2

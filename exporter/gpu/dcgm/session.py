@@ -25,8 +25,8 @@ from exporter.gpu.dcgm.engine import (
 )
 from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities, Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
-from exporter.gpu.dcgm.readings import Entity, Event, Profiling, RecordBuffer, SessionFields, Value
-from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches, plan
+from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, SessionFields, Value, decode
+from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches
 from exporter.model import (
     DeviceState,
     Field,
@@ -52,6 +52,8 @@ _DOWN: Mapping[int, tuple[DeviceState, str]] = {
     Code.DETACHED: (DeviceState.MISSING, "detached"),
 }
 Values = Mapping[Entity, Mapping[int, Value]]
+Event = tuple[Entity, int, int]
+"""Entity, Xid, microseconds of the engine's clock."""
 
 
 _KEPT_SECONDS = 3600.0
@@ -69,7 +71,7 @@ class Xids:
         inbox: Receives the events.
     """
 
-    def __init__(self, engine: Engine, every_seconds: float, inbox: RecordBuffer) -> None:
+    def __init__(self, engine: Engine, every_seconds: float, inbox: Inbox) -> None:
         self._engine = engine
         self._every_seconds = every_seconds
         self._inbox = inbox
@@ -152,9 +154,15 @@ class Xids:
 
     def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[Event] | None:
         """Return events, oldest first; ``None`` if the engine does not answer."""
-        code, events = self._inbox.events(call)
+        code, found = self._inbox.fetch(call)
         if code in _QUIET:
-            return events
+            events = [
+                (entity, value, record.at_microseconds)
+                for entity, some in found.items()
+                for record in some
+                if isinstance(value := decode(record), int)
+            ]
+            return sorted(events, key=lambda event: event[2])
         self._engine.count(f"xids_{reason_of(code)}")
         if code == Code.NOT_CONFIGURED:
             # The next look watches again.
@@ -176,14 +184,14 @@ class Session:
         inbox: Receives the engine's values.
     """
 
-    def __init__(self, engine: Engine, wanted: SessionFields, interval_seconds: float, inbox: RecordBuffer) -> None:
+    def __init__(self, engine: Engine, wanted: SessionFields, interval_seconds: float, inbox: Inbox) -> None:
         self.engine = engine
         self.layout = DcgmLayout()
         self._wanted = wanted
         self._interval_seconds = interval_seconds
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node)
         self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels))
-        self._watches = Watches(engine, interval_seconds, inbox)
+        self._watches = Watches(engine, interval_seconds, inbox, wanted.levels)
         self._xids = Xids(engine, interval_seconds, inbox)
         self._looked_at = self._reread_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
@@ -206,16 +214,7 @@ class Session:
             # The engine refuses paused GPUs in new groups; existing watches continue after the pause.
             return
         self._profiling.follow((one.gpu_id for one in layout.devices if one.state is DeviceState.UP), now)
-        self._watches.follow(
-            lambda: plan(
-                layout,
-                self._wanted.levels,
-                self._profiling.fields_of,
-                self._watches.is_refused,
-                self._watches.most_fields,
-            ),
-            now,
-        )
+        self._watches.follow(layout, self._profiling.fields_of, now)
         if self._wanted.xids:
             states = {device.gpu.uuid: device.state for device in layout.devices}
             present = {one for one, place in layout.places.items() if states[place[0]] is not DeviceState.MISSING}
@@ -290,8 +289,8 @@ class Session:
             state, reason = _DOWN[codes[device.entity]]
         if state not in _MEASURED:
             return GpuReading(gpu=gpu, state=state, reason=reason)
-        profiled = sorted(self._profiling.fields_of(device.gpu_id))
-        profiling = self._profiling.state(device.gpu_id, self._watches.refusal_of(device.entity, profiled))
+        refusal = self._watches.refusal_of(device.entity, self._profiling.fields_of(device.gpu_id))
+        profiling = self._profiling.state(device.gpu_id, refusal)
         paused = profiling is ProfilingState.PAUSED
         own = _numbers(values.get(device.entity, {}), paused=paused)
         if self._watches.stands_for(device.entity) and self._is_silent(device, now):
@@ -378,7 +377,7 @@ class DcgmSource:
         self._is_first_library = is_first_library
         self._errors: Counter[str] = Counter()
         self._logged: set[str] = set()
-        self._inbox = RecordBuffer(self._count)
+        self._inbox = Inbox()
         self._session: Session | None = None
         self._known: dict[str, Gpu] = {}
         self._left_out: frozenset[int] = frozenset()

@@ -2,9 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_uint, c_ushort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from exporter.gpu.dcgm import library
@@ -19,7 +19,7 @@ from exporter.gpu.dcgm.library import (
     Handle,
     reason_of,
 )
-from exporter.gpu.dcgm.readings import Entity, RecordBuffer, TimestampMovement, Value
+from exporter.gpu.dcgm.readings import CurrentValues, Entity, Inbox, Value
 from exporter.model import CODECS, DeviceState, Field
 from exporter.model.fields import PROFILING
 
@@ -190,7 +190,7 @@ def plan(
     layout: DcgmLayout,
     levels: Mapping[int, int],
     profiled: Callable[[int], frozenset[int]],
-    refused: Callable[[Entity, int], bool],
+    refused: Collection[tuple[Entity, int]] = (),
     most_fields: int = MAX_FIELDS_PER_GROUP,
 ) -> tuple[Watching, ...]:
     """Return the watches to create; devices with the same fields are combined.
@@ -199,14 +199,14 @@ def plan(
         layout: The devices; those that are not up are not watched.
         levels: Field id to the entity level of the field.
         profiled: Returns the profiling fields of a GPU, by the engine's id.
-        refused: Returns whether the engine recently refused to watch a field of an entity.
+        refused: Entities and fields that the engine recently refused to watch.
         most_fields: Maximum number of fields in one watch.
     """
     members: dict[tuple[WatchPace, int, tuple[int, ...]], list[Entity]] = {}
     for entity, field_ids in _wanted(layout, levels, profiled):
         by_pace: dict[WatchPace, list[int]] = {}
         for one in field_ids:
-            if not refused(entity, one):
+            if (entity, one) not in refused:
                 by_pace.setdefault(_pace(one), []).append(one)
         for pace, some in by_pace.items():
             for start in range(0, len(some), most_fields):
@@ -223,22 +223,18 @@ def _wanted(
     layout: DcgmLayout, levels: Mapping[int, int], profiled: Callable[[int], frozenset[int]]
 ) -> Iterator[tuple[Entity, list[int]]]:
     for device in layout.devices:
-        if device.state is not DeviceState.UP:
-            continue
-        can = profiled(device.gpu_id)
-        yield device.entity, [one for one in sorted(levels) if one not in PROFILING or one in can]
-        for one in device.instances:
-            yield one.measured, _of_instance(one, levels, can)
+        if device.state is DeviceState.UP:
+            can = profiled(device.gpu_id)
+            own = [one for one in sorted(levels) if one not in PROFILING or one in can]
+            yield device.entity, own
+            for part in device.instances:
+                yield part.measured, [one for one in own if levels[one] in OF_INSTANCES and one not in _lacking(part)]
 
 
-def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[int]) -> list[int]:
-    left_out = set(NOT_OF_INSTANCES)
-    if not instance.has_memory:
-        left_out |= MEMORY
-    if instance.is_part:
-        left_out.add(DRAM_ACTIVE)
-    own = [one for one, level in sorted(levels.items()) if level in OF_INSTANCES and one not in left_out]
-    return [one for one in own if one not in PROFILING or one in can]
+def _lacking(instance: Instance) -> frozenset[int]:
+    """Return fields that an instance does not have itself."""
+    shared = frozenset() if instance.has_memory else MEMORY
+    return NOT_OF_INSTANCES | shared | ({DRAM_ACTIVE} if instance.is_part else frozenset())
 
 
 def _pace(field_id: int) -> WatchPace:
@@ -258,6 +254,8 @@ _SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
 _EARLY = 0.1
 """Part of an interval by which a read may be early."""
+NOT_UP = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED})
+"""Codes of a value whose entity is not up."""
 _NOTHING_YET = frozenset({Code.OK, Code.NO_DATA, Code.NOT_WATCHED, Code.STALE})
 
 Values = Mapping[Entity, Mapping[int, Value]]
@@ -269,7 +267,7 @@ class _Watch:
 
     group: FieldGroup
     pace: WatchPace
-    movement: TimestampMovement
+    current: CurrentValues
     every_seconds: float
     begun_at: float
     read_at: float = -math.inf
@@ -299,14 +297,17 @@ class Watches:
         engine: Engine of the connection.
         interval_seconds: Time between samples.
         inbox: Receives the values.
+        levels: Fields to watch, with the entity level of each.
     """
 
-    def __init__(self, engine: Engine, interval_seconds: float, inbox: RecordBuffer) -> None:
+    def __init__(self, engine: Engine, interval_seconds: float, inbox: Inbox, levels: Mapping[int, int]) -> None:
         self._engine = engine
         self._inbox = inbox
+        self._levels = levels
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
-        self.most_fields = library.MAX_FIELDS_PER_GROUP
+        """Code of each refusal, and when it is tried again, by entity and field."""
+        self._most_fields = MAX_FIELDS_PER_GROUP
         """Maximum number of fields in one watch, as far as known."""
         self._codecs: dict[Entity, Mapping[int, Value]] = {}
         self.profiling_stopped = False
@@ -318,10 +319,6 @@ class Watches:
             WatchPace.CODECS: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
         }
 
-    def is_refused(self, entity: Entity, field_id: int) -> bool:
-        """Return whether the engine recently refused to watch a field of an entity."""
-        return (entity, field_id) in self._refused
-
     def stands_for(self, entity: Entity) -> bool:
         """Return whether any field of an entity is watched."""
         return any(entity in watching.members for watching in self._standing)
@@ -331,20 +328,18 @@ class Watches:
         """Whether no field is watched because the engine has no room for another group."""
         return not self._standing and any(code == Code.LIMIT_REACHED for code, _ in self._refused.values())
 
-    def refusal_of(self, entity: Entity, field_ids: Sequence[int]) -> int | None:
+    def refusal_of(self, entity: Entity, field_ids: Collection[int]) -> int | None:
         """Return the code with which all of the fields were refused; ``None`` if not all were."""
-        codes = [self._refused[entity, one][0] if (entity, one) in self._refused else None for one in field_ids]
-        return codes[0] if codes and None not in codes else None
+        codes = [self._refused[entity, one][0] for one in sorted(field_ids) if (entity, one) in self._refused]
+        return codes[0] if codes and len(codes) == len(field_ids) else None
 
-    def follow(self, planned: Callable[[], Sequence[Watching]], now: float) -> bool:
+    def follow(self, layout: DcgmLayout, profiled: Callable[[int], frozenset[int]], now: float) -> None:
         """Create the planned watches and end all others; existing watches continue undisturbed.
 
         Args:
-            planned: Returns the plan; called again after a refusal, which ``is_refused`` reports.
+            layout: The devices.
+            profiled: Returns the profiling fields of a GPU, by the engine's id.
             now: Seconds of the monotonic clock.
-
-        Returns:
-            Whether a new watch was created.
 
         Raises:
             SourceError: The engine is gone.
@@ -357,7 +352,7 @@ class Watches:
         ended: list[Watching] = []
         wanted: Sequence[Watching] = ()
         for _ in range(_ROUNDS):
-            wanted = planned()
+            wanted = plan(layout, self._levels, profiled, self._refused, self._most_fields)
             missing = [one for one in wanted if one not in self._standing]
             refusals = [one for one in missing if not self._begin(one, now)]
             made = made or len(refusals) < len(missing)
@@ -373,8 +368,7 @@ class Watches:
             if any(_overlap(standing, one) for one in ended):
                 watch.group.renew()
         if made:
-            self.hurry()
-        return made
+            self._hurry()
 
     def _leave_out_silent(self, now: float) -> None:
         """Refuse codec units without values: GPUs have fewer units than DCGM has fields, and engines log each miss."""
@@ -393,7 +387,7 @@ class Watches:
         elif now - watch.begun_at <= _MISSED_UPDATES * watch.every_seconds:
             watch.values = {entity: self._codecs[entity] for entity in watching.members if entity in self._codecs}
 
-    def hurry(self) -> None:
+    def _hurry(self) -> None:
         """Make the engine measure all due fields at once, and wait for the end."""
         self._engine.call("dcgmUpdateAllFields", 1)
 
@@ -432,73 +426,75 @@ class Watches:
 
     def _read(self, watch: _Watch, now: float) -> None:
         if watch.is_awaited(now):
-            self.hurry()
-        code, watch.values, watch.codes = self._inbox.values(watch.group.latest, watch.movement, now)
+            self._hurry()
+        code, found = self._inbox.fetch(watch.group.latest)
+        watch.values = {entity: watch.current.values(entity, some, now) for entity, some in found.items()}
+        watch.codes = {entity: one.status for entity, some in found.items() for one in some if one.status in NOT_UP}
         watch.read_at = now
         speaks = any(watch.values.values())
         if watch.spoke and not speaks and watch.pace is WatchPace.PROFILING:
             self.profiling_stopped = True
         watch.spoke = speaks
-        if code == Code.NOT_CONFIGURED:
-            watch.gone = True
+        watch.gone = watch.gone or code == Code.NOT_CONFIGURED
         if code not in _NOTHING_YET:
             self._engine.count(reason_of(code))
 
+    def _group(self, watching: Watching) -> FieldGroup:
+        every_seconds = self._every_seconds[watching.pace]
+        return FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
+
     def _begin(self, watching: Watching, now: float) -> bool:
         """Create a watch; if it is refused, find the entities and fields, and return False."""
-        every_seconds = self._every_seconds[watching.pace]
         try:
-            group = FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
+            group = self._group(watching)
         except RefusedError as refusal:
-            self._settle(watching, refusal.code, every_seconds, now)
+            self._settle(watching, refusal.code, now)
             return False
+        every_seconds = self._every_seconds[watching.pace]
         self._standing[watching] = _Watch(
             group=group,
             pace=watching.pace,
-            movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._engine.count),
+            current=CurrentValues(_MISSED_UPDATES * every_seconds, self._engine.count),
             every_seconds=every_seconds,
             begun_at=now,
         )
         return True
 
-    def _settle(self, watching: Watching, code: int, every_seconds: float, now: float) -> None:
+    def _settle(self, watching: Watching, code: int, now: float) -> None:
         """Record the refused fields of each entity; first by entity, then by field."""
-        members, retry_seconds = watching.members, _RETRY_SECONDS
         if code == Code.LIMIT_REACHED:
             # The engine has no room for another group now, whatever its content.
-            refused, retry_seconds = dict.fromkeys(watching.field_ids, code), _FULL_RETRY_SECONDS
+            refused, until = dict.fromkeys(watching.field_ids, code), now + _FULL_RETRY_SECONDS
         else:
-            if len(members) > 1:
-                failing = tuple(one for one in members if self._try([one], watching.field_ids, every_seconds))
-                members = failing or members
-            refused = self._halve(members, watching.field_ids, every_seconds)
+            alone = {one: replace(watching, members=(one,)) for one in watching.members}
+            failing = tuple(one for one in alone if len(alone) > 1 and self._try(alone[one]))
+            watching = replace(watching, members=failing or watching.members)
+            refused, until = self._halve(watching), now + _RETRY_SECONDS
         if not refused:
             self._engine.count(reason_of(code))
-            if len(watching.field_ids) > 1 and self._try(members, watching.field_ids, every_seconds):
+            if len(watching.field_ids) > 1 and self._try(watching):
                 # Each part is accepted, but not all at once: this engine allows fewer fields per watch.
-                self.most_fields = (len(watching.field_ids) + 1) // 2
+                self._most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
             self._engine.count(reason)
-        for entity in members:
+        for entity in watching.members:
             for field_id, why in refused.items():
-                self._refused[entity, field_id] = (why, now + retry_seconds)
+                self._refused[entity, field_id] = (why, until)
 
-    def _halve(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> dict[int, int]:
+    def _halve(self, watching: Watching) -> dict[int, int]:
         """Return the refused fields, with the code of the refusal."""
-        code = self._try(members, field_ids, every_seconds)
+        code, ids = self._try(watching), watching.field_ids
         if code == Code.OK:
             return {}
-        if len(field_ids) == 1:
-            return {field_ids[0]: code}
-        middle = len(field_ids) // 2
-        return {
-            **self._halve(members, field_ids[:middle], every_seconds),
-            **self._halve(members, field_ids[middle:], every_seconds),
-        }
+        if len(ids) == 1:
+            return {ids[0]: code}
+        middle = len(ids) // 2
+        first, second = (replace(watching, field_ids=half) for half in (ids[:middle], ids[middle:]))
+        return {**self._halve(first), **self._halve(second)}
 
-    def _try(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> int:
+    def _try(self, watching: Watching) -> int:
         try:
-            FieldGroup(self._engine, members, field_ids, every_seconds=every_seconds).close()
+            self._group(watching).close()
         except RefusedError as refusal:
             return refusal.code
         return Code.OK
