@@ -340,7 +340,7 @@ def test_the_library_is_given_the_number_that_answered_for_a_name(given: str, nu
 
 
 def test_a_socket_that_may_not_be_opened_is_a_matter_of_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_address: str, _seconds: float) -> None:
+    def refuse(_address: str, _seconds: float) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     with engine(busy()):

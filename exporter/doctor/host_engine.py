@@ -142,7 +142,7 @@ async def examine(
         return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
-        return [*found, bad(_ENGINE, no_values(config.sampling.dcgm_address, count), "")], library, heard.last
+        return [*found, bad(_ENGINE, str(no_values(config.sampling.dcgm_address, count)), "")], library, heard.last
     refused = refusals(heard.errors)
     return (
         [

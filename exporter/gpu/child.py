@@ -21,7 +21,7 @@ from exporter.model import Field, Reading, SourceState, SourceStatus
 
 EXIT_FRESH_PROCESS_NEEDED = 3
 _OTHER_LIBRARY = "dcgm_other_library"
-_FRESH_PROCESS_REASONS = frozenset({"library_mismatch", _OTHER_LIBRARY})
+_REPLACED_LIBRARY = "library_mismatch"
 """Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
 _HEARTBEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -87,16 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     code = run(source, out, arguments.interval)
     library = getattr(source, "other_library", None)
     if code == EXIT_FRESH_PROCESS_NEEDED and library:
-        _begin_again(arguments, library, out)
+        # A process cannot use two versions of libdcgm: a new one takes the place of this one, for the same parent.
+        os.dup2(out.fileno(), 1)
+        command = (sys.executable, "-m", "exporter.gpu.child", *(argv or sys.argv[1:]), "--dcgm-library", library)
+        os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
     return code
-
-
-def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> None:
-    """Replace this process by a new one with another libdcgm, for the same parent: one process cannot use both."""
-    os.dup2(out.fileno(), 1)
-    options = ("--interval", str(arguments.interval), "--fields", arguments.fields, "--dcgm-library", library)
-    command = (sys.executable, "-m", "exporter.gpu.child", *options, "--dcgm-address", arguments.dcgm_address)
-    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
 
 
 def _source(arguments: argparse.Namespace) -> ReadingSource:
@@ -193,8 +188,13 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
             except SourceError as error:
-                report = _closed(source, error, say)
-                if error.reason in _FRESH_PROCESS_REASONS:
+                source.close()
+                if error.reason == _OTHER_LIBRARY:
+                    _log.warning("%s", error)  # not a failure yet: this process restarts with the other library
+                    return EXIT_FRESH_PROCESS_NEEDED
+                report = partial(say, SourceState.FAILED, error.reason, str(error))
+                report()
+                if error.reason == _REPLACED_LIBRARY:
                     return EXIT_FRESH_PROCESS_NEEDED
                 _wait(stop, backoff_seconds, report)
                 backoff_seconds = min(2 * backoff_seconds, longest_seconds)
@@ -203,18 +203,6 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
     finally:
         source.close()
     return 0
-
-
-def _closed(source: ReadingSource, error: SourceError, say: Callable[..., None]) -> Callable[[], None]:
-    """Close a failed source, report the reason, and return the function that reports it again."""
-    source.close()
-    report = partial(say, SourceState.FAILED, error.reason, str(error))
-    if error.reason == _OTHER_LIBRARY:
-        # Not a failure yet: this process restarts with the other library.
-        _log.warning("%s", error)
-    else:
-        report()
-    return report
 
 
 def _samples(

@@ -550,8 +550,8 @@ def uninstall() -> None:
     library.uninstall()
 
 
-def knock(address: str, _seconds: float) -> None:
-    """Connect to an endpoint as a plain socket does; ``address`` is ``host:port`` or ``unix:///path``.
+def knock(address: str, _seconds: float) -> str:
+    """Connect to an endpoint as a plain socket does, and return the address: ``host:port`` or ``unix:///path``.
 
     Raises:
         OSError: as the socket does: refused, or no such file.
@@ -560,6 +560,7 @@ def knock(address: str, _seconds: float) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     if Fault.ENGINE_DOWN in _installed.get().now().faults or address not in _ADDRESSES:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return address
 
 
 def held() -> dict[str, int]:

@@ -6,37 +6,22 @@ import time
 from collections.abc import Callable, Iterable
 from ctypes import byref
 
-from exporter.errors import SourceError
+from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library as libdcgm
 from exporter.gpu.dcgm.library import Code, Handle, Library, reason_of
 
 UNIX = "unix://"
 
 
-def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> str:
-    """Check that an address accepts connections.
-
-    Args:
-        address: ``host:port`` or ``unix:///path``.
-        timeout_seconds: Maximum wait for an answer.
-        by: Function that tries the connection instead of a socket; raises the same errors.
+def knock(address: str, timeout_seconds: float) -> str:
+    """Check that an address (``host:port`` or ``unix:///path``) accepts connections.
 
     Returns:
         The resolved address: libdcgm would resolve only IPv4, and use the first of several.
 
     Raises:
-        SourceError: No connection is accepted; the message has the cause and the fix.
+        OSError, UnicodeError: No connection is accepted.
     """
-    try:
-        if by is None:
-            return _knock_at_socket(address, timeout_seconds)
-        by(address, timeout_seconds)
-    except (OSError, UnicodeError) as error:
-        raise _unreachable(address, error) from error
-    return address
-
-
-def _knock_at_socket(address: str, timeout_seconds: float) -> str:
     path = address.removeprefix(UNIX)
     if path != address:
         with socket.socket(socket.AF_UNIX) as one:
@@ -89,38 +74,36 @@ _SILENT_PART = 0.8
 """Part of the connection timeout after which the engine counts as silent; a refusal is quicker."""
 _UNINITIALIZED = -10
 _GONE = frozenset({Code.CONNECTION_LOST, _UNINITIALIZED})
+_REFUSED = _GONE | {Code.VERSION_MISMATCH}
+"""Codes of an engine that refuses to report its version; an engine that cannot report it is accepted."""
 _AUTOMATIC = 1
 
-NO_VALUES = "dcgm_no_values"
-"""Reason: the engine has GPUs but no values of them."""
 
-
-def no_values(address: str, gpus: int) -> str:
-    """Return the message for an engine that has GPUs but no values, with the fix."""
-    return (
+def no_values(address: str, gpus: int) -> NoValuesError:
+    """Return the error of an engine that has GPUs but no values, with the fix."""
+    return NoValuesError(
+        "dcgm_no_values",
         f"the DCGM host engine at {address} has {gpus} GPUs and gives no values of them: its telemetry is paused, as a"
         " diagnosis (dcgmi diag) does, or it cannot read the driver; wait for the diagnosis to end, which a restart of"
-        " the engine would abort; else see the engine's log"
+        " the engine would abort; else see the engine's log",
     )
 
 
-NO_GPUS = "dcgm_no_gpus"
-"""Reason: the engine lists no GPU."""
-
-
-def no_gpus(address: str) -> str:
-    """Return the message for an engine that lists no GPU, with the fix."""
-    return (
+def no_gpus(address: str) -> NoValuesError:
+    """Return the error of an engine that lists no GPU, with the fix."""
+    return NoValuesError(
+        "dcgm_no_gpus",
         f"the DCGM host engine at {address} has no GPU: see nvidia-smi on its machine; an engine that was"
-        " started before the driver has to be restarted"
+        " started before the driver has to be restarted",
     )
 
 
-def no_room(address: str, gpus: int) -> str:
-    """Return the message for an engine without room for another group, with the fix."""
-    return (
+def no_room(address: str, gpus: int) -> NoValuesError:
+    """Return the error of an engine without room for another group, with the fix."""
+    return NoValuesError(
+        "dcgm_limit_reached",
         f"the DCGM host engine at {address} has {gpus} GPUs and no room for another group, so that none of them is"
-        " watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again every minute"
+        " watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again every minute",
     )
 
 
@@ -253,8 +236,11 @@ def connect(
         SourceError: There is no library, no listener, another kind of listener, ...; the message has the fix.
     """
     library = libdcgm.load()
-    # The library itself uses its whole timeout for a closed port and has one code for all errors.
-    reached = address if address == EMBEDDED else knock(address, _CONNECT_SECONDS, library.knock)
+    try:
+        # The library itself uses its whole timeout for a closed port and has one code for all errors.
+        reached = address if address == EMBEDDED else (library.knock or knock)(address, _CONNECT_SECONDS)
+    except (OSError, UnicodeError) as error:
+        raise _unreachable(address, error) from error
     code = library.call("dcgmInit")
     if code != Code.OK:
         raise SourceError(
@@ -266,8 +252,8 @@ def connect(
     engine = Engine(library, handle, address, count=count, progress=progress)
     if connected == Code.OK:
         # It returns OK also for a failed login, and closes the connection: the next call fails.
-        code, engine.version = _engine_version(library, handle)
-    if code != Code.OK:
+        code, engine.version = _version_of(library, "dcgmHostengineVersionInfo", handle)
+    if code in _REFUSED or connected != Code.OK:
         silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
         trouble = _refusal(library, address, code, silent=silent)
     elif engine.version is not None and not engine.version.startswith(f"{library.major}."):
@@ -297,19 +283,12 @@ def _open(library: Library, address: str, handle: Handle) -> int:
     return library.call("dcgmConnect_v2", path.encode(), byref(older), byref(handle))
 
 
-def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
-    """Return the code of the call, and the version; an engine that does not report it is accepted."""
+def _version_of(library: Library, function: str, *handle: Handle) -> tuple[int, str | None]:
+    """Return the code of a call for a version, and the version: ``4.6.0``; ``None`` if it is not reported."""
     info = libdcgm.versioned(libdcgm.VersionInfo)
-    code = library.call("dcgmHostengineVersionInfo", handle, byref(info))
-    if code == Code.OK:
-        return code, _version_in(info)
-    return (code if code in _GONE or code == Code.VERSION_MISMATCH else Code.OK), None
-
-
-def library_version(library: Library) -> str | None:
-    """Return the version of libdcgm itself: ``4.6.0``; ``None`` if it does not report it."""
-    info = libdcgm.versioned(libdcgm.VersionInfo)
-    return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == Code.OK else None
+    code = library.call(function, *handle, byref(info))
+    parts = (part.partition(":") for part in info.rawBuildInfoString.decode("ascii", "replace").split(";"))
+    return code, {name: value for name, _, value in parts}.get("version") or None
 
 
 def library_report(field_ids: Iterable[int]) -> dict[str, object]:
@@ -322,19 +301,10 @@ def library_report(field_ids: Iterable[int]) -> dict[str, object]:
     code = library.call("dcgmInit")
     if code != Code.OK:
         return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM again"}
-    version = library_version(library) or ""
+    _, version = _version_of(library, "dcgmVersionInfo")
     unknown = [int(one) for one in field_ids if library.field_meta(one) is None]
     library.call("dcgmShutdown")
-    return {"soname": library.soname, "version": version, "unknown": unknown}
-
-
-def _version_in(info: libdcgm.VersionInfo) -> str | None:
-    text: bytes = info.rawBuildInfoString
-    for part in text.decode("ascii", "replace").split(";"):
-        name, _, value = part.partition(":")
-        if name == "version" and value:
-            return value
-    return None
+    return {"soname": library.soname, "version": version or "", "unknown": unknown}
 
 
 def _refusal(library: Library, address: str, code: int, *, silent: bool) -> SourceError:
@@ -366,7 +336,7 @@ def _refusal(library: Library, address: str, code: int, *, silent: bool) -> Sour
 
 
 def _mismatch(library: Library, address: str, engine_version: str | None) -> SourceError:
-    own = library_version(library) or f"{library.major}.x"
+    own = _version_of(library, "dcgmVersionInfo")[1] or f"{library.major}.x"
     theirs = engine_version or "of another major version"
     wanted = f"{engine_version.split('.')[0]}.x" if engine_version else "of the engine's major version"
     return SourceError(

@@ -343,8 +343,7 @@ class Library:
     Args:
         functions: Object with the C functions as attributes: a ``ctypes.CDLL``, or the simulator's replacement.
         soname: Name of the library; the digit at its end is its major version.
-        knock: Replaces a first connection to an engine's address (``host:port``, ``unix:///path``) within some
-            seconds, and raises the OSError of a socket; ``None``: a socket is used.
+        knock: Replaces ``engine.knock``; ``None``: a socket is used.
 
     Raises:
         SourceError: A function that every supported DCGM has is missing; reason ``dcgm_library_incomplete``.
@@ -354,27 +353,23 @@ class Library:
         self,
         functions: Any,  # noqa: ANN401 - a CDLL has any attribute
         soname: str,
-        knock: Callable[[str, float], None] | None = None,
+        knock: Callable[[str, float], str] | None = None,
     ) -> None:
         self.soname = soname
         self.knock = knock
         self._functions: dict[str, Callable[..., Any]] = {}
-        for name, arguments in {**SIGNATURES, **OPTIONAL_SIGNATURES}.items():
-            self._declare(functions, name, ctypes.c_int, arguments)
-        for name, (result, arguments) in OTHER_SIGNATURES.items():
-            self._declare(functions, name, result, arguments)
+        codes = {name: (c_int, arguments) for name, arguments in {**SIGNATURES, **OPTIONAL_SIGNATURES}.items()}
+        for name, (result, arguments) in {**codes, **OTHER_SIGNATURES}.items():
+            function = getattr(functions, name, None)
+            if function is not None:
+                function.restype, function.argtypes = result, list(arguments)
+                self._functions[name] = function
         missing = sorted((SIGNATURES.keys() | OTHER_SIGNATURES.keys()) - self._functions.keys())
         if missing:
             raise SourceError(
                 "dcgm_library_incomplete",
                 f"{soname} lacks {', '.join(missing)}: install DCGM 3.3 or later (package datacenter-gpu-manager)",
             )
-
-    def _declare(self, functions: Any, name: str, result: object, arguments: tuple[object, ...]) -> None:  # noqa: ANN401 - as above
-        function = getattr(functions, name, None)
-        if function is not None:
-            function.restype, function.argtypes = result, list(arguments)
-            self._functions[name] = function
 
     @property
     def major(self) -> int:
@@ -407,7 +402,7 @@ class _Loaded:
     preferred = SONAMES[0]
 
 
-def install(functions: object, soname: str = SONAMES[0], *, knock: Callable[[str, float], None] | None = None) -> None:
+def install(functions: object, soname: str = SONAMES[0], *, knock: Callable[[str, float], str] | None = None) -> None:
     """Replace the library, as if the process had just loaded the replacement; used by the simulator."""
     _Loaded.library = Library(functions, soname, knock)
 

@@ -9,23 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from exporter.errors import NoValuesError, SourceError
+from exporter.errors import SourceError
 from exporter.gpu.dcgm import library
-from exporter.gpu.dcgm import readings as dcgm_wanted
-from exporter.gpu.dcgm.engine import (
-    MISMATCH,
-    NO_GPUS,
-    NO_VALUES,
-    Engine,
-    advice_of,
-    connect,
-    no_gpus,
-    no_room,
-    no_values,
-)
+from exporter.gpu.dcgm.engine import MISMATCH, Engine, advice_of, connect, no_gpus, no_room, no_values
 from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities, Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
-from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, SessionFields, Value, decode
+from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, SessionFields, Value, decode, sort
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches
 from exporter.model import (
     DeviceState,
@@ -233,7 +222,10 @@ class Session:
         if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one or not self.layout.listed:
             self.look(now)
         values, codes = self._watches.read(now)
-        if self._fell_silent():
+        spoke, devices = self._speaking, self.layout.devices
+        self._speaking = frozenset(one.gpu.uuid for one in devices if self._watches.speaks(one.entity))
+        if not spoke <= self._speaking:
+            # The state of a GPU that has no values any more is read at once.
             self.look(now)
         self._profiling.look(now, at_once=self._profiling.paused or self._watches.profiling_stopped)
         self._note_silence(codes, now)
@@ -252,12 +244,6 @@ class Session:
         value = self._entities.node_values.get(int(field))
         return value if isinstance(value, str) else None
 
-    def _fell_silent(self) -> bool:
-        """Return whether a GPU that had values at the last sample has none now; its state is then read at once."""
-        speaking = frozenset(device.gpu.uuid for device in self.layout.devices if self._watches.speaks(device.entity))
-        before, self._speaking = self._speaking, speaking
-        return not before <= speaking
-
     def _note_silence(self, codes: Mapping[Entity, int], now: float) -> None:
         """Record since when each GPU has no values.
 
@@ -266,18 +252,16 @@ class Session:
                 of the engine and not of the GPUs.
         """
         if all(one.state is DeviceState.MISSING for one in self.layout.devices):
-            raise NoValuesError(NO_GPUS, no_gpus(self.engine.address))
+            raise no_gpus(self.engine.address)
         up = [one for one in self.layout.devices if one.state is DeviceState.UP and one.entity not in codes]
-        self._spoke_at = {one.gpu.uuid: self._spoke_at.get(one.gpu.uuid, now) for one in up}
+        uuids = [one.gpu.uuid for one in up]
+        self._spoke_at = {uuid: now if uuid in self._speaking else self._spoke_at.get(uuid, now) for uuid in uuids}
         if not self._wanted.levels:
             return
-        for one in up:
-            if self._watches.speaks(one.entity):
-                self._spoke_at[one.gpu.uuid] = now
         if up and self._watches.full:
-            raise NoValuesError("dcgm_limit_reached", no_room(self.engine.address, len(up)))
+            raise no_room(self.engine.address, len(up))
         if up and all(self._is_silent(one, now) for one in up):
-            raise NoValuesError(NO_VALUES, no_values(self.engine.address, len(up)))
+            raise no_values(self.engine.address, len(up))
 
     def _is_silent(self, device: DcgmDevice, now: float) -> bool:
         spoke_at = self._spoke_at.get(device.gpu.uuid, now)
@@ -406,15 +390,15 @@ class DcgmSource:
             raise
 
     def _begin(self, engine: Engine) -> Session:
-        wanted = dcgm_wanted.sort(self._fields, engine.library)
+        wanted = sort(self._fields, engine.library)
         self._log_left_out(wanted, engine.version)
         session = Session(engine, wanted, self._interval_seconds, self._inbox)
         session.look(self._monotonic())
         if session.layout.devices:
             return session
         if session.layout.listed:
-            raise SourceError(NO_VALUES, no_values(self._address, session.layout.listed))
-        raise SourceError(NO_GPUS, no_gpus(self._address))
+            raise no_values(self._address, session.layout.listed)
+        raise no_gpus(self._address)
 
     def close(self) -> None:
         """Close the connection with all its watches; GPUs that were seen stay known."""
@@ -470,7 +454,7 @@ class DcgmSource:
             self._logged.add(reason)
             _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
 
-    def _log_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
+    def _log_left_out(self, wanted: SessionFields, version: str | None) -> None:
         """Log the fields that cannot be read once, not at every connection."""
         new = wanted.left_out.keys() - self._left_out
         self._left_out |= new
