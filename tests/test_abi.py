@@ -86,7 +86,6 @@ async def watched(
         deadline_seconds=DEADLINE_SECONDS,
         start_deadline_seconds=start_deadline_seconds,
         env={**os.environ, **stub.environment(library, control_path)},
-        clock=time.time,
     )
     task = asyncio.create_task(worker.run())
     try:

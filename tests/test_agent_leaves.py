@@ -50,7 +50,7 @@ def broken():
 
 async def main():
     sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
-    worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0, clock=time.monotonic)
+    worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0)
     nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
     viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
     metering = Metering(

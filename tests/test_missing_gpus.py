@@ -84,7 +84,6 @@ class Faults:
             interval_seconds=0.05,
             deadline_seconds=0.5,
             start_deadline_seconds=3.0,
-            clock=time.monotonic,
         )
 
 

@@ -23,9 +23,7 @@ EPOCH = 1_700_000_000.0
 
 async def readings(node: SimulatedNode, directory: Path, count: int) -> list[Reading]:
     """The first readings of a real child of this node."""
-    worker = Worker(
-        name="nvml", command=node.child_command(0.25, DEFAULT.fields), interval_seconds=0.25, clock=time.time
-    )
+    worker = Worker(name="nvml", command=node.child_command(0.25, DEFAULT.fields), interval_seconds=0.25)
     task = asyncio.create_task(worker.run())
     taken: list[Reading] = []
     try:

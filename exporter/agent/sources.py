@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +163,6 @@ def workers_of(
             name=name,
             command=commands.get(name) or _command(config, name, fields),
             interval_seconds=config.sampling.interval_seconds,
-            clock=time.monotonic,
         )
         for name in sources_of(config)
     )

@@ -270,7 +270,6 @@ async def listen(around: Surroundings, name: str, command: Sequence[str], *, eno
         deadline_seconds=2 * deadline_seconds,
         start_deadline_seconds=2 * deadline_seconds,
         env=around.worker_env,
-        clock=around.wall,
     )
     task = asyncio.ensure_future(worker.run())
     try:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
@@ -82,7 +82,6 @@ class Worker:
         deadline_seconds: Maximum silence of a child that has sent a reading before it is killed.
         start_deadline_seconds: Maximum silence while it opens the driver.
         env: Environment of the child in addition to this process's own.
-        clock: Current seconds of the monotonic clock, which times a release.
     """
 
     def __init__(
@@ -94,14 +93,12 @@ class Worker:
         deadline_seconds: float = 10.0,
         start_deadline_seconds: float = 60.0,
         env: Mapping[str, str] | None = None,
-        clock: Callable[[], float],
     ) -> None:
         self._command = tuple(command)
         self._deadline_seconds = max(deadline_seconds, 3 * interval_seconds)
         self._start_deadline_seconds = start_deadline_seconds
         self._ready_deadline_seconds = start_deadline_seconds + _READY_READINGS * interval_seconds
         self._env = None if env is None else {**os.environ, **env}
-        self._clock = clock
         self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
         self.errors: Counter[str] = Counter()
         """Counts since start by reason, without the errors in readings: ``hung``, ``died``, ``garbled``,
@@ -117,6 +114,7 @@ class Worker:
         self._hung: dict[int, GpuReading | None] = {}
         """GPUs that hang, by index, as readings show them in the meantime; ``None``: never seen before."""
         self._patience: asyncio.Timeout | None = None
+        """Limit of the current wait for a message."""
         self.profiling_begun = asyncio.Event()
         """Set by the first reading with profiling fields after one without; the waiting task clears it."""
         self._profiles = False
@@ -124,7 +122,8 @@ class Worker:
         self._backoff_seconds = 0.0
         self._heard = False
         self._failure = ""
-        self._leaves = False
+        self._leave_by: float | None = None
+        """Time at which the child must have ended, after it was asked to; its messages no longer count."""
         self._patience_seconds = start_deadline_seconds
         self._released_until = -math.inf
         self._release_asked = asyncio.Event()
@@ -137,7 +136,10 @@ class Worker:
         return None if self._child is None else self._child.process.pid
 
     def _is_released(self) -> bool:
-        return self._released_until > self._clock()
+        return self._released_until > _now()
+
+    def _leaves(self) -> bool:
+        return self._leave_by is not None
 
     @property
     def well_gpus(self) -> int | None:
@@ -153,10 +155,10 @@ class Worker:
 
     def release(self, seconds: float) -> None:
         """Close the driver for a time, so that a GPU can be reset or the driver replaced; 0 ends that time now."""
-        self._released_until = self._clock() + seconds
+        self._released_until = _now() + seconds
+        self._release_asked.set()
         if seconds <= 0:
             return
-        self._release_asked.set()
         if self._prepared is not None:
             _kill_group(self._prepared.process, signal.SIGKILL)
         self._send_away(signal.SIGTERM, _GRACE_SECONDS)
@@ -192,22 +194,19 @@ class Worker:
     async def _stay_alive(self) -> None:
         while True:
             await self._stay_released()
-            started = asyncio.get_running_loop().time()
+            started = _now()
             await self._live_once()
             if self._is_released():
                 self._backoff_seconds = 0.0
             elif self._successor is None:
                 self.status = replace(self.status, restarts=self.status.restarts + 1)
-                await self._back_off(asyncio.get_running_loop().time() - started)
+                await self._back_off(_now() - started)
 
     async def _renew_when_due(self) -> None:
         """Prepare a successor on request, and at increasing intervals while a GPU hangs."""
         pause_seconds = _FIRST_RENEWAL_SECONDS
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_seconds if self._hung else None):
-                    await self._renewal_asked.wait()
-            self._renewal_asked.clear()
+            await _wait_for(self._renewal_asked, pause_seconds if self._hung else None)
             # Children stuck in the kernel must leave room for the one that does the work.
             if self.status.state is SourceState.UP and len(self._stuck) < _STUCK_LIMIT - 1:
                 await self._renew()
@@ -255,7 +254,7 @@ class Worker:
         if self._is_released():
             return False
         readings = 0
-        async for message in self._messages(child):
+        while message := await self._message(child):
             if isinstance(message, Reading):
                 readings += 1
                 if readings == _READY_READINGS:
@@ -267,10 +266,10 @@ class Worker:
     def _send_away(self, number: signal.Signals, patience_seconds: float) -> None:
         """Ask the current child to end; ignore its messages from now on."""
         if self._child is not None:
-            self._leaves = True
+            self._leave_by = _now() + patience_seconds
             _kill_group(self._child.process, number)
         if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time() + patience_seconds)
+            self._patience.reschedule(self._leave_by)
 
     async def _stay_released(self) -> None:
         if not self._is_released():
@@ -281,8 +280,8 @@ class Worker:
             "released",
             "the driver is closed on request, for a GPU reset or a driver upgrade; it opens again by itself",
         )
-        while self._is_released():  # noqa: ASYNC110 - the clock is an argument and can only be polled
-            await asyncio.sleep(_POLL_SECONDS)
+        while self._is_released():
+            await _wait_for(self._release_asked, self._released_until - _now())
         self._set(SourceState.STARTING)
 
     async def _back_off(self, lived_seconds: float) -> None:
@@ -291,17 +290,13 @@ class Worker:
             self._backoff_seconds = 0.0
         seconds = self._backoff_seconds
         self._backoff_seconds = min(max(2 * seconds, _FIRST_BACKOFF_SECONDS), _LONGEST_BACKOFF_SECONDS)
-        self._release_asked.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._release_asked.wait()
+        await _wait_for(self._release_asked, seconds)
         while len(self._stuck) >= _STUCK_LIMIT:  # noqa: ASYNC110 - ends when any of several tasks does, rarely
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _live_once(self) -> None:
         """Start a child, read its messages until it ends or hangs, and wait for its end."""
-        self._heard = self._leaves = False
-        self._failure = ""
+        self._heard, self._failure, self._leave_by = False, "", None
         self._patience_seconds = self._start_deadline_seconds
         child, self._successor = self._successor, None
         try:
@@ -324,7 +319,7 @@ class Worker:
         finally:
             self._child = None
             code = await self._end(child, at_once=not ended)
-        if not self._leaves and not self._is_released():
+        if not self._leaves() and not self._is_released():
             self._note_end(code, hung=silent, hung_at=hung_at)
 
     async def _start(self, left_out: frozenset[int]) -> _Child:
@@ -370,40 +365,34 @@ class Worker:
         """
         seconds, last_chance = self._start_deadline_seconds, False
         while True:
-            heard = False
             try:
-                async with asyncio.timeout(seconds) as patience:
-                    self._patience = patience
-                    async for message in self._messages(child):
-                        heard = True
-                        self._take_in(message)
-                        if not self._leaves:
-                            working = isinstance(message, Reading)
-                            self._patience_seconds = self._deadline_seconds if working else self._start_deadline_seconds
-                            patience.reschedule(asyncio.get_running_loop().time() + self._patience_seconds)
+                async with asyncio.timeout_at(self._leave_by or _now() + seconds) as self._patience:
+                    message = await self._message(child)
             except TimeoutError:
-                if self._leaves or (last_chance and not heard):
+                if last_chance or self._leaves():
                     raise
                 # After this process itself was stopped, its timer fires before it reads the child's messages.
                 seconds, last_chance = _LAST_CHANCE_SECONDS, True
-            else:
-                return
+                continue
             finally:
                 self._patience = None
+            if message is None:
+                return
+            self._take_in(message)
+            seconds = self._deadline_seconds if isinstance(message, Reading) else self._start_deadline_seconds
+            self._patience_seconds, last_chance = seconds, False
 
-    async def _messages(self, child: _Child) -> AsyncIterator[Reading | SourceStatus]:
-        if child.process.stdout is None:
-            return
-        while True:
+    async def _message(self, child: _Child) -> Reading | SourceStatus | None:
+        """Return the next message of a child; ``None`` at its end."""
+        while child.process.stdout is not None:
             try:
                 line = await child.process.stdout.readline()
-                if not line:
-                    return
-                yield wire.decode(line)
+                return wire.decode(line) if line else None
             except (SourceError, ValueError) as error:
                 # ValueError: raised by the stream for a line without an end.
                 self.errors["garbled"] += 1
                 _log.warning("garbled: %s", error)
+        return None
 
     def _take_in(self, message: Reading | SourceStatus) -> None:
         if isinstance(message, Reading):
@@ -414,9 +403,9 @@ class Worker:
             self._readings.append(message)
             self._gpus = message.gpus
             self._note_profiling(message)
-            if not self._leaves:
+            if not self._leaves():
                 self._set(SourceState.UP)
-        elif message.state is not SourceState.STARTING and not self._leaves:
+        elif message.state is not SourceState.STARTING and not self._leaves():
             # A restart after a failure: until it has succeeded, the failure stays the state.
             if message.reason != self._failure:
                 self.errors[message.reason] += 1
@@ -494,6 +483,18 @@ class Worker:
         self._profiles = self._profiles and state is SourceState.UP
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for an event for a time at most, and clear it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    event.clear()
+
+
 def _up(gpus: Iterable[GpuReading]) -> frozenset[str]:
     return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP)
 
@@ -506,10 +507,9 @@ def _kill_group(process: asyncio.subprocess.Process, number: signal.Signals) -> 
 
 async def _outlast_cancellation(task: asyncio.Task[int], seconds: float) -> None:
     """Wait for a task for a time; if cancelled, continue to wait and be cancelled at the end."""
-    now = asyncio.get_running_loop().time
-    until = now() + seconds
+    until = _now() + seconds
     cancelled: asyncio.CancelledError | None = None
-    while not task.done() and (left := until - now()) > 0:
+    while not task.done() and (left := until - _now()) > 0:
         try:
             await asyncio.wait({task}, timeout=left)
         except asyncio.CancelledError as error:
