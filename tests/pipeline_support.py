@@ -43,7 +43,6 @@ EPOCH_SECONDS = 1_800_000_000.0
 FOLLOW_SECONDS = 120.0
 """The first answer waits for the package that reads kubeconfigs: 1.6 s of CPU time, of which a busy machine gives a
 tenth or less. The wait ends as soon as the answer is there."""
-TOLD_SECONDS = 30.0
 KUBELET_SECONDS = 60.0
 """A busy machine may leave the server without time for longer than the agent would wait."""
 KUBELET_INTERVAL_SECONDS = 5.0
@@ -165,7 +164,6 @@ class Pipeline:
         self.clock.seconds = seconds
         write_filesystem(self.truth, self.directory / "proc", self.directory / "pods")
         now = EPOCH_SECONDS + seconds
-        await self._events_told()
         for one in self.sampled:
             one.sample(now)
         if self.kubelet.latest is None or now - self.kubelet.latest.answered_at_seconds >= KUBELET_INTERVAL_SECONDS:
@@ -173,14 +171,6 @@ class Pipeline:
         if self.metadata:
             await self._api_followed(self.metadata, now)
         return self.node.tick(now, self.clock.seconds)
-
-    async def _events_told(self) -> None:
-        """Wait, in real time, for NVML's thread of events: a sample that finds a GPU lost ends its watch."""
-        deadline = time.monotonic() + TOLD_SECONDS
-        while any(one.is_open and isinstance(one.source, NvmlSource) for one in self.sampled):
-            if driver.events_told() or time.monotonic() >= deadline:
-                return
-            await asyncio.sleep(0.005)
 
     async def _api_followed(self, metadata: Metadata, now: float) -> None:
         """Wait, in real time, until what is known of the API is the truth of this instant."""

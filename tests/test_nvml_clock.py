@@ -1,6 +1,5 @@
 """The wall clock of a node is set while its GPUs are sampled: nothing waits by it, and nobody is idle for it."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,7 +83,6 @@ def test_after_a_clock_was_set_back_nobody_is_idle_because_no_sample_is_newer_th
 def readings_between_silences() -> Iterator[GpuReading]:
     """A GPU at an even load, sampled every 0.15 s, whose driver is silent for 3 s at the begin of each fifth sample."""
     at, silent_until = 100.0, 0.0
-    mine, done = threading.get_ident(), threading.Event()
 
     def truth() -> NodeTruth:
         faults = {Fault.HANG: 0.0} if at < silent_until else {}
@@ -93,9 +91,7 @@ def readings_between_silences() -> Iterator[GpuReading]:
 
     def sleep(seconds: float) -> None:
         nonlocal at
-        # Who waits for events beside would move time in the middle of a sample.
-        if threading.get_ident() == mine or done.wait(0.01):
-            at += seconds
+        at += seconds
 
     driver.install(truth, cache_seconds=0.0, monotonic=lambda: at, sleep=sleep)
     source = NvmlSource(frozenset(Field), clock=lambda: at)
@@ -111,7 +107,6 @@ def readings_between_silences() -> Iterator[GpuReading]:
                 yield source.sample(EPOCH + at).gpus[0]
                 sleep(0.15)
     finally:
-        done.set()
         source.close()
         driver.uninstall()
 

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import select
 import signal
 import sys
 import time
@@ -24,6 +23,8 @@ _OTHER_LIBRARY = "dcgm_other_library"
 _REPLACED_LIBRARY = "library_mismatch"
 """Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
 _HEARTBEAT_SECONDS = 1.0
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Blocked, so that they end a pause and never interrupt a call of the driver."""
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("exporter.gpu.child")
@@ -53,23 +54,9 @@ class ReadingSource(Protocol):
         """Release the driver; may be called when the source is not open."""
 
 
-class _Stop:
-    """Converts SIGTERM and SIGINT into a flag that also ends a pause at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, _number: int, _frame: object) -> None:
-        self.asked = True
-
-    def pause(self, seconds: float) -> None:
-        if not self.asked and seconds > 0 and select.select([self._reader], [], [], seconds)[0]:
-            os.read(self._reader, 64)  # a byte left by a signal would end every later pause too
+def _pause(seconds: float) -> bool:
+    """Wait, and return whether this process was asked to end; also for a signal from before."""
+    return signal.sigtimedwait(_END_SIGNALS, max(0.0, seconds)) is not None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -172,19 +159,19 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
         The exit code: 0 after SIGTERM or when the pipe is closed, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
         new process can open the source.
     """
-    stop = _Stop()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     say = partial(_say, out, source.name)
     source.announce = partial(say, SourceState.STARTING)
     first_seconds, longest_seconds = source.waits_seconds
     backoff_seconds = first_seconds
     try:
-        while not stop.asked:
+        while True:
             try:
                 say(SourceState.STARTING)
                 source.open()
                 gc.collect()
                 gc.freeze()
-                for reading in _samples(source, stop, interval_seconds, say):
+                for reading in _samples(source, interval_seconds, say):
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
             except SourceError as error:
@@ -196,24 +183,25 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
                 report()
                 if error.reason == _REPLACED_LIBRARY:
                     return EXIT_FRESH_PROCESS_NEEDED
-                _wait(stop, backoff_seconds, report)
+                if _is_asked_to_end(backoff_seconds, report):
+                    return 0
                 backoff_seconds = min(2 * backoff_seconds, longest_seconds)
+            else:
+                return 0
     except BrokenPipeError:
         _log.info("parent closed the pipe; exiting")
+        return 0
     finally:
         source.close()
-    return 0
 
 
-def _samples(
-    source: ReadingSource, stop: _Stop, interval_seconds: float, say: Callable[..., None]
-) -> Iterator[Reading]:
+def _samples(source: ReadingSource, interval_seconds: float, say: Callable[..., None]) -> Iterator[Reading]:
     """Yield one reading per interval until a signal; intervals that a slow sample missed are skipped.
 
     If the source has no values, the reason is reported instead, and the source stays open.
     """
-    due = time.monotonic()
-    while not stop.asked:
+    due, asked = time.monotonic(), False
+    while not asked:
         try:
             reading = source.sample(time.time())
         except NoValuesError as error:
@@ -222,15 +210,16 @@ def _samples(
             yield reading
         late = time.monotonic() - due
         due += interval_seconds * max(1, math.ceil(late / interval_seconds))
-        stop.pause(due - time.monotonic())
+        asked = _pause(due - time.monotonic())
 
 
-def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None]) -> None:
+def _is_asked_to_end(seconds: float, heartbeat: Callable[[], None]) -> bool:
     """Wait, with a heartbeat: the parent considers a silent child hung."""
-    until = time.monotonic() + seconds
-    while not stop.asked and (left := until - time.monotonic()) > 0:
-        stop.pause(min(left, _HEARTBEAT_SECONDS))
+    until, asked = time.monotonic() + seconds, False
+    while not asked and (left := until - time.monotonic()) > 0:
+        asked = _pause(min(left, _HEARTBEAT_SECONDS))
         heartbeat()
+    return asked
 
 
 def _say(out: BinaryIO, name: str, state: SourceState, reason: str = "", message: str = "") -> None:

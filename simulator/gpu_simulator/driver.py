@@ -182,7 +182,6 @@ def _utilisation_info(target: Target, struct: CArgument) -> None:
 _ECC_EVENTS = 0x1 | 0x2
 _XID = 0x8
 _MIG_CONFIG_CHANGE = 0x100
-_POLL_SECONDS = 0.1
 _Event = tuple[str, int, int, tuple[int, ...]]
 """GPU UUID, event type, data, ids of the part."""
 
@@ -251,21 +250,14 @@ def _next_event(registered: EventSet, node: NodeTruth) -> _Event | None:
 
 
 @system("nvmlEventSetWait_v2")
-def _wait(session: DriverSession, event_set: int, struct: CArgument, timeout_ms: int) -> None:
-    deadline = session.monotonic() + timeout_ms / 1000
-    event: _Event | None = None
-    while event is None:
-        registered = session.event_sets.get(event_set)
-        if registered is None:
-            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT if session.references else pynvml.NVML_ERROR_UNINITIALIZED)
-        event = None if registered.undefined else _next_event(registered, session.now())
-        registered.waits = event is None
-        if event is None:
-            left = deadline - session.monotonic()
-            if left <= 0:
-                raise Refused(pynvml.NVML_ERROR_TIMEOUT)
-            session.sleep(min(left, _POLL_SECONDS))
-            session.gate("nvmlEventSetWait_v2")
+def _wait(session: DriverSession, event_set: int, struct: CArgument, _timeout_ms: int) -> None:
+    """Return an event that has arrived: the product never waits for one."""
+    registered = session.event_sets.get(event_set)
+    if registered is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    event = None if registered.undefined else _next_event(registered, session.now())
+    if event is None:
+        raise Refused(pynvml.NVML_ERROR_TIMEOUT)
     uuid, struct.eventType, struct.eventData, part = event
     struct.device = pointer_field(struct.device, session.pointer((uuid, "")))
     struct.gpuInstanceId, struct.computeInstanceId = (*part, _NO_INSTANCE, _NO_INSTANCE)[:2]
@@ -296,19 +288,3 @@ def _swap(library: object) -> None:
     pynvml.nvmlLib = library
     pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - pointers are cached by name for the process's life
     pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the new library was never initialised
-
-
-def events_told() -> bool:
-    """Return whether every event set has delivered its events so far and is waited on again; true without a set."""
-    session = _installed.get()
-    node = session.now(fresh=True)
-    return all(
-        registered.waits
-        and not any(
-            (mask & _XID and registered.told.get(gpu.uuid, 0) < len(gpu.xids))
-            or (mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu))
-            for gpu in node.gpus
-            if (mask := registered.masks.get(gpu.uuid, 0))
-        )
-        for registered in list(session.event_sets.values())
-    )

@@ -237,8 +237,6 @@ class EventSet:
     masks: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     layouts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    waits: bool = False
-    """Whether its owner waits and has taken all that was delivered."""
     undefined: bool = False
     """Whether a registration ended in an unknown error: such a set delivers nothing any more."""
 

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from ctypes import byref
+from dataclasses import dataclass
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library as libdcgm
@@ -122,33 +123,22 @@ def advice_of(reason: str) -> str:
     return _ADVICE.get(reason, "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons")
 
 
+@dataclass(slots=True, kw_only=True)
 class Engine:
-    """An open connection, until ``close`` or until a call reports that it is gone.
+    """An open connection, until ``close`` or until a call reports that it is gone."""
 
-    Args:
-        library: Library that opened it.
-        handle: Handle of the connection.
-        address: Address of the engine, for messages.
-        count: Called with the reason of each error.
-        progress: Called after each call that returned.
-    """
-
-    def __init__(
-        self,
-        library: Library,
-        handle: Handle,
-        address: str,
-        *,
-        count: Callable[[str], None],
-        progress: Callable[[], None],
-    ) -> None:
-        self.library = library
-        self.handle = handle
-        self.address = address
-        self.count = count
-        self._progress = progress
-        self.version: str | None = None
-        """Version of the engine: ``4.6.0``."""
+    library: Library
+    """Library that opened it."""
+    handle: Handle
+    """Handle of the connection."""
+    address: str
+    """Address of the engine, for messages."""
+    count: Callable[[str], None]
+    """Called with the reason of each error."""
+    progress: Callable[[], None]
+    """Called after each call that returned."""
+    version: str | None = None
+    """Version of the engine: ``4.6.0``."""
 
     def call(self, name: str, *arguments: object) -> int:
         """Call a function of this connection and return its code.
@@ -157,7 +147,7 @@ class Engine:
             SourceError: The engine is gone.
         """
         code = self.library.call(name, self.handle, *arguments)
-        self._progress()
+        self.progress()
         if code in _GONE:
             raise SourceError(
                 "dcgm_connection_lost",
@@ -249,7 +239,7 @@ def connect(
     handle = Handle()
     started = monotonic()
     connected = code = _open(library, reached, handle)
-    engine = Engine(library, handle, address, count=count, progress=progress)
+    engine = Engine(library=library, handle=handle, address=address, count=count, progress=progress)
     if connected == Code.OK:
         # It returns OK also for a failed login, and closes the connection: the next call fails.
         code, engine.version = _version_of(library, "dcgmHostengineVersionInfo", handle)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_uint, c_ushort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine
@@ -61,18 +61,15 @@ def whole(value: Value | None) -> int | None:
     return None if value is None or isinstance(value, str) else int(value)
 
 
+@dataclass(frozen=True, slots=True)
 class CurrentValues:
-    """Distinguishes a current value from one of a dead watch: its timestamp changes, checked on our own clock.
+    """Distinguishes a current value from one of a dead watch: its timestamp changes, checked on our own clock."""
 
-    Args:
-        lasts_seconds: Time for which a value with an unchanged timestamp is still valid.
-        count: Called with a reason when a value stops changing, once each time, and for a ratio out of range.
-    """
-
-    def __init__(self, lasts_seconds: float, count: Callable[[str], None]) -> None:
-        self._lasts_seconds = lasts_seconds
-        self._count = count
-        self._seen: dict[Entity, dict[int, tuple[int, float]]] = {}
+    lasts_seconds: float
+    """Time for which a value with an unchanged timestamp is still valid."""
+    count: Callable[[str], None]
+    """Called with a reason when a value stops changing, once each time, and for a ratio out of range."""
+    _seen: dict[Entity, dict[int, tuple[int, float]]] = field(default_factory=dict)
 
     def values(self, entity: Entity, some: Iterable[Record], now: float) -> dict[int, Value]:
         """Return the valid values of an entity's records by field id.
@@ -91,7 +88,7 @@ class CurrentValues:
             if field_id in RATIOS and not isinstance(value, str):
                 value, clamped = ratio_in_range(field_id, value)
                 if clamped:
-                    self._count("dcgm_clamped")
+                    self.count("dcgm_clamped")
             if value is not None:
                 values[field_id] = value
         return values
@@ -101,10 +98,10 @@ class CurrentValues:
         if before is None or before[0] != record.at_microseconds:
             seen[record.field_id] = (record.at_microseconds, now)
             return True
-        if now - before[1] <= self._lasts_seconds:
+        if now - before[1] <= self.lasts_seconds:
             return True
         if before[1] > -math.inf:
-            self._count("dcgm_stale")
+            self.count("dcgm_stale")
             seen[record.field_id] = (record.at_microseconds, -math.inf)
         return False
 
@@ -260,22 +257,19 @@ def state_of(code: int) -> ProfilingState:
     return _STATES.get(code, ProfilingState.REFUSED)
 
 
+@dataclass(slots=True)
 class Profiling:
-    """The profiling capabilities of the engine, over one connection.
+    """The profiling capabilities of the engine, over one connection."""
 
-    Args:
-        engine: Connected engine.
-        wanted: Selected profiling fields.
-    """
-
-    def __init__(self, engine: Engine, wanted: Iterable[int]) -> None:
-        self._engine = engine
-        self._wanted = frozenset(wanted)
-        self._can: dict[int, tuple[int, frozenset[int]]] = {}
-        self._asked_at: dict[int, float] = {}
-        self.paused = False
-        """Whether profiling was paused at the last ``look``."""
-        self._looked_at = -math.inf
+    engine: Engine
+    wanted: frozenset[int]
+    """Selected profiling fields."""
+    paused: bool = False
+    """Whether profiling was paused at the last ``look``."""
+    _can: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    """Code of the engine's answer, and the available fields, by its number of the GPU."""
+    _asked_at: dict[int, float] = field(default_factory=dict)
+    _looked_at: float = -math.inf
 
     def follow(self, gpu_ids: Iterable[int], now: float) -> None:
         """Read the available fields of new GPUs, and again of those without any.
@@ -287,7 +281,7 @@ class Profiling:
         Raises:
             SourceError: The engine is gone.
         """
-        if not self._wanted:
+        if not self.wanted:
             return
         present = set(gpu_ids)
         for gone in self._can.keys() - present:
@@ -297,15 +291,15 @@ class Profiling:
             if code == Code.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
                 continue
             before = code
-            self._can[gpu_id] = self._engine.profiling_fields(gpu_id)
+            self._can[gpu_id] = self.engine.profiling_fields(gpu_id)
             self._asked_at[gpu_id] = now
             code = self._can[gpu_id][0]
             if code not in (Code.OK, before):
-                self._engine.count(reason_of(code))
+                self.engine.count(reason_of(code))
 
     def fields_of(self, gpu_id: int) -> frozenset[int]:
         """Return the selected profiling fields that a GPU supports."""
-        return self._wanted & self._can.get(gpu_id, (0, frozenset()))[1]
+        return self.wanted & self._can.get(gpu_id, (0, frozenset()))[1]
 
     def state(self, gpu_id: int, refusal: int | None) -> ProfilingState | None:
         """Return the profiling state of a GPU; ``None`` if no profiling field is selected.
@@ -335,8 +329,8 @@ class Profiling:
         Raises:
             SourceError: The engine is gone.
         """
-        if not self._wanted or (not at_once and now - self._looked_at < _LOOK_SECONDS):
+        if not self.wanted or (not at_once and now - self._looked_at < _LOOK_SECONDS):
             return
         self._looked_at = now
-        paused = self._engine.profiling_paused()
+        paused = self.engine.profiling_paused()
         self.paused = self.paused if paused is None else paused

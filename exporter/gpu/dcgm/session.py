@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from exporter.errors import SourceError
@@ -51,23 +51,19 @@ _QUIET = frozenset({Code.OK, Code.NO_DATA})
 _NEVER = -1
 
 
+@dataclass(slots=True)
 class Xids:
-    """Reads the events of all GPUs and instances of one connection.
+    """Reads the events of all GPUs and instances of one connection."""
 
-    Args:
-        engine: Connected engine.
-        every_seconds: Interval at which the engine checks for events.
-        inbox: Receives the events.
-    """
-
-    def __init__(self, engine: Engine, every_seconds: float, inbox: Inbox) -> None:
-        self._engine = engine
-        self._every_seconds = every_seconds
-        self._inbox = inbox
-        self._groups: tuple[FieldGroup, ...] = ()
-        self._members: frozenset[Entity] = frozenset()
-        self._reported_to: dict[Entity, int] = {}
-        """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
+    engine: Engine
+    every_seconds: float
+    """Interval at which the engine checks for events."""
+    inbox: Inbox
+    """Receives the events."""
+    _groups: tuple[FieldGroup, ...] = ()
+    _members: frozenset[Entity] = frozenset()
+    _reported_to: dict[Entity, int] = field(default_factory=dict)
+    """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
 
     def follow(self, up: set[Entity], present: set[Entity]) -> None:
         """Watch the entities that are up from now on.
@@ -92,15 +88,15 @@ class Xids:
             some = members[start : start + MAX_ENTITIES_PER_GROUP]
             try:
                 yield FieldGroup(
-                    self._engine,
+                    self.engine,
                     some,
                     (Field.XID_ERRORS,),
-                    every_seconds=self._every_seconds,
+                    every_seconds=self.every_seconds,
                     keep_seconds=_KEPT_SECONDS,
                     samples=_KEPT_SAMPLES,
                 )
             except RefusedError as refusal:
-                self._engine.count(f"xids_{reason_of(refusal.code)}")
+                self.engine.count(f"xids_{reason_of(refusal.code)}")
                 # The next look tries again.
                 self._members = frozenset()
 
@@ -143,7 +139,7 @@ class Xids:
 
     def _ask(self, call: Callable[[Callable[..., int]], int]) -> list[Event] | None:
         """Return events, oldest first; ``None`` if the engine does not answer."""
-        code, found = self._inbox.fetch(call)
+        code, found = self.inbox.fetch(call)
         if code in _QUIET:
             events = [
                 (entity, value, record.at_microseconds)
@@ -152,7 +148,7 @@ class Xids:
                 if isinstance(value := decode(record), int)
             ]
             return sorted(events, key=lambda event: event[2])
-        self._engine.count(f"xids_{reason_of(code)}")
+        self.engine.count(f"xids_{reason_of(code)}")
         if code == Code.NOT_CONFIGURED:
             # The next look watches again.
             self._members = frozenset()

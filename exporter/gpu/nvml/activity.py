@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from exporter.gpu.nvml import library
-from exporter.gpu.nvml.library import Driver, Handle, NvmlCode, Retries
+from exporter.gpu.nvml.library import Driver, Handle, Retries
 from exporter.model import (
     CODECS,
     DECODERS,
@@ -216,7 +216,11 @@ class Sampler:
                 code = self._ask([metric])[metric][0]
             except pynvml.NVMLError as error:
                 code = library.code_unless_fatal(error)
-            if code not in (NvmlCode.NOT_SUPPORTED, NvmlCode.INVALID_ARGUMENT, NvmlCode.FUNCTION_NOT_FOUND):
+            if code not in (
+                pynvml.NVML_ERROR_NOT_SUPPORTED,
+                pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            ):
                 known[field] = metric
         self._known = known
         self._retries.put_off(_PROBE, math.inf if len(known) == len(self._fields) else now + self._probe_pause)
@@ -227,7 +231,9 @@ _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _GRAPHICS_LIST = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", _GRAPHICS_LIST, _MPS_LIST)
 _SAMPLES = "samples"
-_NO_SUCH_LIST = frozenset({NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.INVALID_ARGUMENT})
+_NO_SUCH_LIST = frozenset(
+    {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}
+)
 """Codes after which a list has no process; after any other code, processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
@@ -395,8 +401,8 @@ class Poller:
     def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
         call = library.function(name)
         if call is None:
-            raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
-        code = NvmlCode.INSUFFICIENT_SIZE
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        code = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             size = ctypes.c_uint(self._room[name])
             records = (self._record * size.value)()
@@ -407,7 +413,7 @@ class Poller:
                     for one in records[: min(size.value, len(records))]
                     if one.pid
                 ]
-            if code != NvmlCode.INSUFFICIENT_SIZE:
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
             # With room for processes that start in the meantime.
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
@@ -429,7 +435,7 @@ class Poller:
         return None if first else {one.pid: one for one in samples}
 
     def _ask_samples(self) -> list[ProcessSample]:
-        code = NvmlCode.NOT_SUPPORTED
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
             self._with_jpg_ofa = call is newer
@@ -438,12 +444,12 @@ class Poller:
                     rows = call(self._handle, self._last_us)
                 except pynvml.NVMLError as error:
                     code = library.code_of(error)
-                    if code in (_SUCCESS, NvmlCode.NOT_FOUND):
+                    if code in (_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
                         return []
-                    if code == NvmlCode.INSUFFICIENT_SIZE:
+                    if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                         # More processes have started since the first of the binding's two calls.
                         continue
-                    if code in library.UNAVAILABLE or code == NvmlCode.INVALID_ARGUMENT:
+                    if code in library.UNAVAILABLE or code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                         # The older call may exist.
                         break
                     raise

@@ -10,7 +10,7 @@ import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import library, mig
-from exporter.gpu.nvml.library import Handle, NvmlCode
+from exporter.gpu.nvml.library import Handle
 from exporter.model import Field, Gpu
 
 Number = int | float
@@ -51,7 +51,7 @@ def _call(name: str, handle: Handle, *arguments: int) -> Any:  # noqa: ANN401 - 
     """Call a function of the binding; a binding of another version may lack one, and then only its field is absent."""
     target = getattr(pynvml, name, None)
     if target is None:
-        raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     return target(handle, *arguments)
 
 
@@ -66,7 +66,7 @@ def _utilisation(handle: Handle) -> tuple[int, int]:
     return rates.gpu, rates.memory
 
 
-_OLD_MEMORY_CALL = (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH)
+_OLD_MEMORY_CALL = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED, Field.FB_USED_PERCENT)
 
 
@@ -97,7 +97,7 @@ def _limits(handle: Handle) -> tuple[int, int]:
 
 def _licence(handle: Handle) -> int:
     """Return 1 if a vGPU guest has its licence; 0 without one, like dcgm-exporter."""
-    absent = (NvmlCode.NOT_SUPPORTED,)
+    absent = (pynvml.NVML_ERROR_NOT_SUPPORTED,)
     features = library.optional(pynvml.nvmlDeviceGetGridLicensableFeatures, handle, absent=absent)
     for feature in features.gridLicensableFeatures[: features.licensableFeaturesCount] if features else ():
         if feature.featureCode == pynvml.NVML_GRID_LICENSE_FEATURE_CODE_VGPU:

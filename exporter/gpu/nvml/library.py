@@ -3,7 +3,7 @@
 import ctypes
 import math
 from collections.abc import Callable, Container, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
@@ -15,50 +15,30 @@ Handle = Any
 """A handle from pynvml; never a number, which ctypes would cut to 32 bits."""
 
 
-class NvmlCode:
-    """Return codes (nvmlReturn_t) in use. No enum: access to its members takes ten times as long."""
+_REASONS: Mapping[int, str] = {
+    **{
+        code: name.removeprefix("NVML_ERROR_").lower()
+        for name, code in vars(pynvml).items()
+        if name.startswith("NVML_ERROR_")
+    },
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library_mismatch",
+    pynvml.NVML_ERROR_UNKNOWN: "unknown_error",
+}
 
-    UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    NOT_FOUND = 6
-    INSUFFICIENT_SIZE = 7
-    DRIVER_NOT_LOADED = 9
-    TIMEOUT = 10
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    CORRUPTED_INFOROM = 14
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    OPERATING_SYSTEM = 17
-    LIBRARY_MISMATCH = 18
-    IN_USE = 19
-    MEMORY = 20
-    NO_DATA = 21
-    INSUFFICIENT_RESOURCES = 23
-    ARGUMENT_VERSION_MISMATCH = 25
-    DEPRECATED = 26
-    NOT_READY = 27
-    GPU_NOT_FOUND = 28
-    INVALID_STATE = 29
-    UNKNOWN_ERROR = 999
-
-
-_REASONS: Mapping[int, str] = {code: name.lower() for name, code in vars(NvmlCode).items() if name.isupper()}
-
-DRIVER_GONE = frozenset({NvmlCode.UNINITIALIZED, NvmlCode.DRIVER_NOT_LOADED, NvmlCode.LIBRARY_MISMATCH})
+DRIVER_GONE = frozenset(
+    {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}
+)
 """Codes about the driver as a whole, from a call on any device. NOT_READY is not one: a GPU may return it for one field
 (in confidential-computing mode, for example)."""
 
 UNAVAILABLE = frozenset(
     {
-        NvmlCode.NOT_SUPPORTED,
-        NvmlCode.NO_PERMISSION,
-        NvmlCode.FUNCTION_NOT_FOUND,
-        NvmlCode.CORRUPTED_INFOROM,
-        NvmlCode.ARGUMENT_VERSION_MISMATCH,
-        NvmlCode.DEPRECATED,
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_CORRUPTED_INFOROM,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
     }
 )
 """Codes that will be the same at the next sample, so the call is skipped for a while."""
@@ -95,7 +75,7 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
         pynvml.NVMLError: The same error, if the device is lost or the driver as a whole is gone.
     """
     code = code_of(error)
-    if code == NvmlCode.GPU_IS_LOST or code in DRIVER_GONE:
+    if code == pynvml.NVML_ERROR_GPU_IS_LOST or code in DRIVER_GONE:
         raise error
     return code
 
@@ -118,18 +98,15 @@ class Driver:
     """Longest time over which a mean is still reported."""
 
 
+@dataclass(frozen=True, slots=True)
 class Retries:
-    """The calls of one device that failed, and when each is due again.
+    """The calls of one device that failed, and when each is due again."""
 
-    Args:
-        count: Called with the reason of each failure, but not of a missing feature.
-        prefix: Start of these reasons.
-    """
-
-    def __init__(self, count: Callable[[str], None], prefix: str = "") -> None:
-        self._count = count
-        self._prefix = prefix
-        self._due_at: dict[Hashable, float] = {}
+    count: Callable[[str], None]
+    """Called with the reason of each failure, but not of a missing feature."""
+    prefix: str = ""
+    """Start of these reasons."""
+    _due_at: dict[Hashable, float] = field(default_factory=dict)
 
     def is_due(self, call: Hashable, now: float) -> bool:
         """Return whether a call must be made now."""
@@ -146,11 +123,11 @@ class Retries:
             pynvml.NVMLError: The same error, if the device is lost or the driver as a whole is gone.
         """
         code = code_unless_fatal(error)
-        if code not in UNAVAILABLE or code == NvmlCode.NO_PERMISSION:
-            self._count(self._prefix + reason_of(code))
+        if code not in UNAVAILABLE or code == pynvml.NVML_ERROR_NO_PERMISSION:
+            self.count(self.prefix + reason_of(code))
         seconds = _RETRY_SECONDS if code in UNAVAILABLE else soon_seconds
         # A function that the library lacks stays missing; other errors may end (ECC enabled, MIG disabled).
-        self._due_at[call] = now + (math.inf if code == NvmlCode.FUNCTION_NOT_FOUND else seconds)
+        self._due_at[call] = now + (math.inf if code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND else seconds)
 
 
 def optional(call: Callable[..., Any], *arguments: object, absent: Container[int] = UNAVAILABLE) -> Any:  # noqa: ANN401 - pynvml is untyped

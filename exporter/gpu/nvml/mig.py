@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import pynvml
 
 from exporter.gpu.nvml import library
-from exporter.gpu.nvml.library import Handle, NvmlCode
+from exporter.gpu.nvml.library import Handle
 from exporter.model import MigInstance
 
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _PROFILE_INFO_VERSION = 1
-_NOT_OFFERED = library.UNAVAILABLE | {NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND}
+_NOT_OFFERED = library.UNAVAILABLE | {pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND}
 """Codes for a missing feature or object; any other code does not imply that it is missing."""
-_VANISHED = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND})
+_VANISHED = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
 """Codes of calls with the handle of a destroyed instance."""
 
 
@@ -120,27 +120,11 @@ def instances(
     return [*found, *kept], not undescribed
 
 
-def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int) -> str:
-    """Return the profile's name from its size, for drivers that do not put it into the device's name."""
-    eighths = -(-_FULL_MEMORY_SLICES * memory_mib // total_mib) if total_mib else 0
-    gigabytes = round(eighths / _FULL_MEMORY_SLICES * -(-total_mib // 1024))
-    prefix = f"{compute_slices}c." if compute_slices < instance_slices else ""
-    return f"{prefix}{instance_slices}g.{gigabytes}gb"
-
-
 def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, parent_uuid: str, of: Shape) -> Found:
     gpu_instance = int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
-    name = library.optional(pynvml.nvmlDeviceGetName, handle)
-    _, separator, profile = str(name or "").rpartition(" MIG ")
-    if not separator:
-        profile = profile_name(
-            compute_slices=compute_slices,
-            instance_slices=instance_slices,
-            memory_mib=attributes.memorySizeMB,
-            total_mib=of.memory_mib,
-        )
+    name = str(library.optional(pynvml.nvmlDeviceGetName, handle) or "")
     # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
     parts = round(of.memory_slices * attributes.memorySizeMB / of.memory_mib) if of.memory_mib else 0
     profile_id, placement_start = _placement(parent, gpu_instance)
@@ -150,7 +134,7 @@ def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, parent_uuid:
             parent_uuid=parent_uuid,
             gpu_instance_id=gpu_instance,
             compute_instance_id=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
-            profile=profile,
+            profile=name.rpartition(" MIG ")[2] or "unknown",
             compute_slices=compute_slices,
             memory_slices=max(1, parts),
             profile_id=profile_id,

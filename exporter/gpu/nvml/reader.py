@@ -26,7 +26,7 @@ from exporter.gpu.nvml.fields import (
     getters,
     memory,
 )
-from exporter.gpu.nvml.library import Driver, Handle, NvmlCode, Retries
+from exporter.gpu.nvml.library import Driver, Handle, Retries
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
 _KIB = 1024
@@ -36,7 +36,9 @@ _SLOT = struct.Struct("8xq8xII8s")
 _VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
 """Formats by ``nvmlValueType_t``."""
 _SOON_SECONDS = 10.0
-_NOT_SUPPORTED, _RESET_REQUIRED = map(library.reason_of, (NvmlCode.NOT_SUPPORTED, NvmlCode.RESET_REQUIRED))
+_NOT_SUPPORTED, _RESET_REQUIRED = map(
+    library.reason_of, (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_RESET_REQUIRED)
+)
 
 
 class Batch:
@@ -61,7 +63,7 @@ class Batch:
         ctypes.memmove(self._array, self._template, len(self._template))
         call = library.function("nvmlDeviceGetFieldValues")
         if call is None:
-            raise pynvml.NVMLError(NvmlCode.FUNCTION_NOT_FOUND)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         code = call(handle, ctypes.c_int32(len(self.items)), ctypes.byref(self._array))
         if code != 0:
             raise pynvml.NVMLError(code)
@@ -74,15 +76,15 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
         return code, 0
     if kind == _DOUBLE and timestamp == 0:
         # Left untouched by the driver (error counters with ECC off): a zero that was not measured.
-        return NvmlCode.NOT_SUPPORTED, 0
+        return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
     if item.id <= LAST_ECC_ID:
         # The driver may report the type "double" for these though the value is a whole number.
         return 0, int.from_bytes(raw, sys.byteorder)
     if kind >= len(_VALUES):
-        return NvmlCode.NOT_SUPPORTED, 0
+        return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
     value: Number = _VALUES[kind].unpack_from(raw)[0]
     if isinstance(value, float) and not math.isfinite(value):
-        return NvmlCode.NOT_SUPPORTED, 0
+        return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
     return 0, value if item.convert is None else item.convert(value)
 
 
@@ -163,7 +165,7 @@ class NvmlDevice:
                 answered = True
             else:
                 # In a batch, an invalid argument of one item means "not supported".
-                shown = NvmlCode.NOT_SUPPORTED if code == NvmlCode.INVALID_ARGUMENT else code
+                shown = pynvml.NVML_ERROR_NOT_SUPPORTED if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else code
                 self._retries.failed(item, pynvml.NVMLError(shown), now)
                 self._fast = None
         return answered
@@ -295,9 +297,9 @@ class Unit:
         try:
             return self._sample(now)
         except pynvml.NVMLError as error:
-            if library.code_of(error) != NvmlCode.GPU_IS_LOST:
+            if library.code_of(error) != pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
-            reason = library.reason_of(NvmlCode.GPU_IS_LOST)
+            reason = library.reason_of(pynvml.NVML_ERROR_GPU_IS_LOST)
             self._driver.count(reason)
             return self._down(DeviceState.LOST, reason)
 

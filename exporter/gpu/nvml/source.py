@@ -1,20 +1,18 @@
 """Reads all GPUs of a node through NVML, the state of GPUs that do not answer, and the driver's events."""
 
 import math
-import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import pynvml
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml import activity, library
 from exporter.gpu.nvml.fields import identity_of
-from exporter.gpu.nvml.library import Driver, Handle, NvmlCode
+from exporter.gpu.nvml.library import Driver, Handle
 from exporter.gpu.nvml.reader import Unit, without_means
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
@@ -22,109 +20,93 @@ NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
 """Smaller steps back are slewing of the clock, or the time between two readings of clocks."""
-_NOT_THERE = frozenset(map(library.reason_of, (NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND, NvmlCode.GPU_NOT_FOUND)))
+_NOT_THERE = frozenset(
+    map(
+        library.reason_of,
+        (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND),
+    )
+)
 """Reasons why a GPU is not found at its bus id."""
 
 _XID = 0x8
 _MIG_CHANGE = 0x100
-_WAIT_MILLISECONDS = 500
-_PAUSE_SECONDS = 0.05
 _EVENTS_RETRY_SECONDS = 10.0
 _EVENTS_UNAVAILABLE_RETRY_SECONDS = 600.0
-_JOIN_SECONDS = 5.0
+_MOST_EVENTS = 4096
 _NO_INSTANCE = 0xFFFFFFFF
 """Id of a GPU instance or compute instance in an event of the whole GPU or the whole GPU instance."""
-_LIMIT = 4096
-_Item = TypeVar("_Item")
 
 
-class EventWatch:
-    """Owns one event set from start to end: operations on a set are not thread-safe.
+class Events:
+    """Xids and changes of the MIG layout of the attached GPUs, from one event set.
 
     Args:
-        handles: Handles of the GPUs to watch, by UUID.
-        monotonic: Clock in seconds for retries of GPUs that could not be registered.
+        count: Called with the reason of each error.
     """
 
-    def __init__(self, handles: Mapping[str, Handle], monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._handles = dict(handles)
-        self._monotonic = monotonic
-        self._xids: deque[XidEvent] = deque(maxlen=_LIMIT)
-        self._changed: deque[str] = deque(maxlen=_LIMIT)
-        self._errors: deque[str] = deque(maxlen=_LIMIT)
-        self._stopping = False
-        self._renewed = threading.Event()
-        """Set when the thread's GPUs are out of date, and to wake it."""
-        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+    def __init__(self, count: Callable[[str], None]) -> None:
+        self._count = count
+        self._handles: dict[str, Handle] = {}
+        self._set: Handle | None = None
+        self._uuids: dict[int, str] = {}
+        """UUIDs of the GPUs in the set, by the number of their handle."""
+        self._unwatched: dict[str, Handle] = {}
+        """GPUs to add to the set."""
+        self._add_at = -math.inf
+        self._xids: list[XidEvent] = []
+        self._changed: set[str] = set()
 
-    def start(self) -> None:
-        """Start waiting; returns at once."""
-        self._thread.start()
-
-    def renew(self, handles: Mapping[str, Handle]) -> None:
-        """Watch other GPUs from now on; returns at once, the thread switches by itself."""
+    def watch(self, handles: Mapping[str, Handle]) -> None:
+        """Watch these GPUs, by UUID, from the next ``drain`` on; events so far are kept."""
+        self._take()
+        self.close()
         self._handles = dict(handles)
-        self._renewed.set()
+        self._unwatched, self._add_at = self._handles.copy(), -math.inf
 
     def close(self) -> None:
-        """Stop waiting; call it before the driver is shut down."""
-        self._stopping = True
-        self._renewed.set()
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_SECONDS)
+        """Free the set; call it before the driver is shut down."""
+        if self._set is not None:
+            self._free(self._set)
+        self._set, self._uuids = None, {}
 
-    def drain(self) -> tuple[list[XidEvent], list[str], list[str]]:
-        """Return Xids, UUIDs of GPUs with a new MIG layout, and reasons of errors since the last call."""
-        return _emptied(self._xids), _emptied(self._changed), _emptied(self._errors)
+    def drain(self, now: float) -> tuple[list[XidEvent], frozenset[str]]:
+        """Return Xids, and UUIDs of GPUs with a new MIG layout, since the last call.
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._renewed.clear()
-            pause_seconds = _EVENTS_RETRY_SECONDS
-            try:
-                if not self._watch():
-                    pause_seconds = _EVENTS_UNAVAILABLE_RETRY_SECONDS
-            except pynvml.NVMLError as error:
-                # A lost GPU makes every wait fail at once: register without it.
-                self._errors.append(f"events_{library.reason_of(library.code_of(error))}")
-            if not self._stopping:
-                self._renewed.wait(pause_seconds)
+        Args:
+            now: Seconds; only differences matter.
+        """
+        if self._unwatched and now >= self._add_at:
+            self._add_at = now + self._add()
+        if not self._take():
+            # A lost GPU makes every call fail: it is detached by the next attempt.
+            self.close()
+            self._unwatched, self._add_at = self._handles.copy(), now + _EVENTS_RETRY_SECONDS
+        xids, self._xids = self._xids, []
+        changed, self._changed = self._changed, set()
+        return xids, frozenset(changed)
 
-    def _watch(self) -> bool:
-        """Wait on one set until it is out of date; return False if there is nothing to wait for, now or soon."""
+    def _add(self) -> float:
+        """Add GPUs to the set, and return the seconds to the next attempt for the others.
+
+        With a second set, events of the other GPUs would be lost or duplicated.
+        """
         try:
-            event_set = pynvml.nvmlEventSetCreate()
+            self._set = pynvml.nvmlEventSetCreate() if self._set is None else self._set
         except pynvml.NVMLError as error:
-            self._errors.append("events_unavailable")
-            return library.code_of(error) not in library.UNAVAILABLE
-        try:
-            uuids, left_out = self._register(event_set, self._handles)
-            retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
-            # Both: the thread may have consumed the wake-up of a close at its own start.
-            while uuids and not (self._stopping or self._renewed.is_set()):
-                self._wait(event_set, uuids)
-                if left_out and self._monotonic() >= retry_at:
-                    # Into the same set: with a second one, events of the other GPUs would be lost or duplicated.
-                    added, left_out = self._register(event_set, left_out)
-                    uuids.update(added)
-                    retry_at = self._monotonic() + _EVENTS_RETRY_SECONDS
-        finally:
-            self._free(event_set)
-        return bool(uuids or left_out)
-
-    def _register(self, event_set: Handle, handles: Mapping[str, Handle]) -> tuple[dict[int, str], dict[str, Handle]]:
-        """Return the UUIDs of the GPUs that are watched now, by the number of their handle, and those to retry."""
-        uuids, left_out = {}, {}
-        for uuid, handle in handles.items():
+            self._count("events_unavailable")
+            unavailable = library.code_of(error) in library.UNAVAILABLE
+            return _EVENTS_UNAVAILABLE_RETRY_SECONDS if unavailable else _EVENTS_RETRY_SECONDS
+        for uuid, handle in list(self._unwatched.items()):
             try:
-                pynvml.nvmlDeviceRegisterEvents(handle, self._mask(handle), event_set)
+                pynvml.nvmlDeviceRegisterEvents(handle, self._mask(handle), self._set)
             except pynvml.NVMLError as error:
-                self._errors.append("events_unavailable")
+                self._count("events_unavailable")
                 if library.code_of(error) not in library.UNAVAILABLE:
-                    left_out[uuid] = handle
-                continue
-            uuids[library.address(handle)] = uuid
-        return uuids, left_out
+                    continue
+            else:
+                self._uuids[library.address(handle)] = uuid
+            del self._unwatched[uuid]
+        return _EVENTS_RETRY_SECONDS
 
     def _mask(self, handle: Handle) -> int:
         """Return the types of events that a GPU accepts for registration.
@@ -134,7 +116,7 @@ class EventWatch:
         """
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
-            raise pynvml.NVMLError(NvmlCode.NOT_SUPPORTED)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         try:
             self._try_mask(handle, mask)
         except pynvml.NVMLError:
@@ -157,41 +139,37 @@ class EventWatch:
         try:
             pynvml.nvmlEventSetFree(event_set)
         except pynvml.NVMLError:
-            self._errors.append("events_not_freed")
+            self._count("events_not_freed")
 
-    def _wait(self, event_set: Handle, uuids: Mapping[int, str]) -> None:
-        began = self._monotonic()
-        try:
-            data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
-        except pynvml.NVMLError as error:
-            if library.code_of(error) != NvmlCode.TIMEOUT:
-                raise
-            # A driver that returns "timeout" without waiting must not cause a busy loop.
-            if self._monotonic() - began < _PAUSE_SECONDS:
-                self._renewed.wait(_PAUSE_SECONDS)
-            return
-        uuid = uuids.get(library.address(data.device))
+    def _take(self) -> bool:
+        """Keep the events that have arrived, without waiting; return False if the set does not work."""
+        for _ in range(_MOST_EVENTS if self._uuids else 0):
+            try:
+                data = pynvml.nvmlEventSetWait_v2(self._set, 0)
+            except pynvml.NVMLError as error:
+                code = library.code_of(error)
+                if code == pynvml.NVML_ERROR_TIMEOUT:
+                    break
+                self._count(f"events_{library.reason_of(code)}")
+                return False
+            self._keep(data)
+        return True
+
+    def _keep(self, data: Any) -> None:  # noqa: ANN401 - pynvml is untyped
+        uuid = self._uuids.get(library.address(data.device))
         if data.eventType == _MIG_CHANGE:
-            self._changed.extend([uuid] if uuid else uuids.values())
+            self._changed.update([uuid] if uuid else self._uuids.values())
         elif data.eventType == _XID and uuid is not None:
+            instance, part = (
+                None if number == _NO_INSTANCE else int(number)
+                for number in (data.gpuInstanceId, data.computeInstanceId)
+            )
             event = XidEvent(
-                uuid=uuid,
-                xid=int(data.eventData),
-                at_seconds=0.0,
-                gpu_instance_id=_instance(data.gpuInstanceId),
-                compute_instance_id=_instance(data.computeInstanceId),
+                uuid=uuid, xid=int(data.eventData), at_seconds=0.0, gpu_instance_id=instance, compute_instance_id=part
             )
             self._xids.append(event)
         else:
-            self._errors.append("events_unknown_device" if uuid is None else "events_unknown_type")
-
-
-def _instance(number: int) -> int | None:
-    return None if number == _NO_INSTANCE else int(number)
-
-
-def _emptied(queue: deque[_Item]) -> list[_Item]:
-    return [queue.popleft() for _ in range(len(queue))]
+            self._count("events_unknown_device" if uuid is None else "events_unknown_type")
 
 
 @dataclass(slots=True)
@@ -244,7 +222,7 @@ class NvmlSource:
         self._down: dict[str, _Down] = {}
         self._nameless: dict[int, float] = {}
         """Time of the next attempt by index, for GPUs that did not report their UUID."""
-        self._events: EventWatch | None = None
+        self._events = Events(self._count)
         self._xids: list[XidEvent] = []
         """Xid events for the next reading."""
         self._versions: tuple[str | None, ...] = (None, None)
@@ -268,9 +246,7 @@ class NvmlSource:
 
     def close(self) -> None:
         """Close the driver, so that a GPU can be reset; GPUs that were seen stay known."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        self._events.close()
         for unit in self._units.values():
             unit.close()
         self._units.clear()
@@ -286,7 +262,7 @@ class NvmlSource:
             SourceError: The driver as a whole is gone; close, and open again later.
         """
         started = self._begin(now)
-        self._drain_events()
+        self._drain_events(started)
         try:
             self._look_for_nameless(started)
             gpus = [self._read(uuid, started) for uuid in sorted(self._known, key=lambda one: self._known[one].index)]
@@ -294,7 +270,7 @@ class NvmlSource:
             raise library.driver_error(error) from error
         finally:
             self._note_asked(None)
-        changed = self._drain_events()
+        changed = self._drain_events(started)
         xids, self._xids = self._xids, []
         errors, self._errors = self._errors, Counter()
         ended = self._clock()
@@ -381,12 +357,7 @@ class NvmlSource:
         return reason
 
     def _watch_events(self) -> None:
-        handles = {uuid: unit.handle for uuid, unit in self._units.items()}
-        if self._events is None:
-            self._events = EventWatch(handles)
-            self._events.start()
-        else:
-            self._events.renew(handles)
+        self._events.watch({uuid: unit.handle for uuid, unit in self._units.items()})
 
     def _read(self, uuid: str, now: float) -> GpuReading:
         self._note_asked(self._known[uuid].index)
@@ -431,16 +402,13 @@ class NvmlSource:
                 del self._nameless[index]
                 self._watch_events()
 
-    def _drain_events(self) -> frozenset[str]:
+    def _drain_events(self, now: float) -> frozenset[str]:
         """Keep the Xids for the reading, and return the UUIDs of the GPUs with a changed MIG layout."""
-        if self._events is None:
-            return frozenset()
-        xids, changed, errors = self._events.drain()
-        self._errors.update(errors)
+        xids, changed = self._events.drain(now)
         for uuid in self._units.keys() & changed:
             self._units[uuid].layout_changed()
         self._xids += xids
-        return frozenset(changed)
+        return changed
 
 
 def _version(call: Callable[[], object]) -> str | None:
