@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
@@ -69,40 +69,38 @@ class _Child:
     """Indexes of the GPUs that it does not read."""
 
 
+@dataclass(kw_only=True)
 class Worker:
     """One source in a child process.
 
     A GPU with hanging calls affects only itself: the child is killed, and the next one leaves that GPU out. Successors
     retry it at increasing intervals; one takes over once it has measured the GPU. Until then, the current child works.
-
-    Args:
-        name: Name of the source, for its status.
-        command: Program and arguments of the child, which writes wire lines to its standard output.
-        interval_seconds: Time between the child's samples.
-        deadline_seconds: Maximum silence of a child that has sent a reading before it is killed.
-        start_deadline_seconds: Maximum silence while it opens the driver.
-        env: Environment of the child in addition to this process's own.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        command: Sequence[str],
-        interval_seconds: float,
-        deadline_seconds: float = 10.0,
-        start_deadline_seconds: float = 60.0,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self._command = tuple(command)
-        self._deadline_seconds = max(deadline_seconds, 3 * interval_seconds)
-        self._start_deadline_seconds = start_deadline_seconds
-        self._ready_deadline_seconds = start_deadline_seconds + _READY_READINGS * interval_seconds
-        self._env = None if env is None else {**os.environ, **env}
+    name: str
+    """Name of the source, for its status."""
+    command: Sequence[str]
+    """Program and arguments of the child, which writes wire lines to its standard output."""
+    interval_seconds: float
+    """Time between the child's samples."""
+    deadline_seconds: float = 10.0
+    """Maximum silence of a child that has sent a reading before it is killed; at least three intervals."""
+    start_deadline_seconds: float = 60.0
+    """Maximum silence while it opens the driver."""
+    env: Mapping[str, str] | None = None
+    """Environment of the child in addition to this process's own."""
+    errors: Counter[str] = field(default_factory=Counter, init=False)
+    """Counts since start by reason, without the errors in readings: ``hung``, ``died``, ``garbled``,
+    ``unkillable``, ``dropped``, ``not_started``, and the reasons of the source's failures."""
+    profiling_begun: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set by the first reading with profiling fields after one without; the waiting task clears it."""
+    status: SourceStatus = field(init=False)
+    """Current state of the source."""
+
+    def __post_init__(self) -> None:
+        """Begin without a child."""
+        self.status = SourceStatus(name=self.name, state=SourceState.STARTING)
         self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
-        self.errors: Counter[str] = Counter()
-        """Counts since start by reason, without the errors in readings: ``hung``, ``died``, ``garbled``,
-        ``unkillable``, ``dropped``, ``not_started``, and the reasons of the source's failures."""
         self._child: _Child | None = None
         self._successor: _Child | None = None
         """A child that has measured everything and is used next."""
@@ -115,8 +113,7 @@ class Worker:
         """GPUs that hang, by index, as readings show them in the meantime; ``None``: never seen before."""
         self._patience: asyncio.Timeout | None = None
         """Limit of the current wait for a message."""
-        self.profiling_begun = asyncio.Event()
-        """Set by the first reading with profiling fields after one without; the waiting task clears it."""
+        self._patience_seconds = self.start_deadline_seconds
         self._profiles = False
         self._stuck: set[asyncio.Task[int]] = set()
         self._backoff_seconds = 0.0
@@ -124,11 +121,8 @@ class Worker:
         self._failure = ""
         self._leave_by: float | None = None
         """Time at which the child must have ended, after it was asked to; its messages no longer count."""
-        self._patience_seconds = start_deadline_seconds
         self._released_until = -math.inf
         self._release_asked = asyncio.Event()
-        self.status = SourceStatus(name=name, state=SourceState.STARTING)
-        """Current state of the source."""
 
     @property
     def pid(self) -> int | None:
@@ -172,8 +166,8 @@ class Worker:
 
     def use(self, command: Sequence[str]) -> None:
         """Use another command from now on; a child of the current one ends, and the next one starts at once."""
-        if self._command != tuple(command):
-            self._command = tuple(command)
+        if tuple(self.command) != tuple(command):
+            self.command = command
             self._backoff_seconds = 0.0
             self._send_away(signal.SIGTERM, _GRACE_SECONDS)
 
@@ -233,7 +227,7 @@ class Worker:
             return None
         self._prepared, ready = child, False
         try:
-            async with asyncio.timeout(self._ready_deadline_seconds):
+            async with asyncio.timeout(self.start_deadline_seconds + _READY_READINGS * self.interval_seconds):
                 ready = await self._is_ready(child)
         except TimeoutError:
             return wire.asked(child.note)
@@ -297,13 +291,13 @@ class Worker:
     async def _live_once(self) -> None:
         """Start a child, read its messages until it ends or hangs, and wait for its end."""
         self._heard, self._failure, self._leave_by = False, "", None
-        self._patience_seconds = self._start_deadline_seconds
+        self._patience_seconds = self.start_deadline_seconds
         child, self._successor = self._successor, None
         try:
             child = child or await self._start(frozenset(self._hung))
         except OSError as error:
             self.errors["not_started"] += 1
-            message = f"the source's process could not be started: {error.strerror}: {self._command[0]}"
+            message = f"the source's process could not be started: {error.strerror}: {self.command[0]}"
             self._set(SourceState.FAILED, "not_started", message)
             return
         silent = ended = False
@@ -332,13 +326,13 @@ class Worker:
         note = wire.open_note()
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.command,
                 *without,
                 stdin=note,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LINE_LIMIT_BYTES,
-                env=self._env,
+                env=self.env and {**os.environ, **self.env},
                 start_new_session=True,
             )
         except OSError:
@@ -363,7 +357,7 @@ class Worker:
         Raises:
             TimeoutError: It was silent for too long.
         """
-        seconds, last_chance = self._start_deadline_seconds, False
+        seconds, last_chance = self.start_deadline_seconds, False
         while True:
             try:
                 async with asyncio.timeout_at(self._leave_by or _now() + seconds) as self._patience:
@@ -379,7 +373,8 @@ class Worker:
             if message is None:
                 return
             self._take_in(message)
-            seconds = self._deadline_seconds if isinstance(message, Reading) else self._start_deadline_seconds
+            working = isinstance(message, Reading)
+            seconds = max(self.deadline_seconds, 3 * self.interval_seconds) if working else self.start_deadline_seconds
             self._patience_seconds, last_chance = seconds, False
 
     async def _message(self, child: _Child) -> Reading | SourceStatus | None:
@@ -436,7 +431,7 @@ class Worker:
     def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:
         if hung:
             self.errors["hung"] += 1
-            source, fix = _HUNG_WORDS.get(self.status.name, _HUNG_WORDS["nvml"])
+            source, fix = _HUNG_WORDS.get(self.name, _HUNG_WORDS["nvml"])
             if hung_at is None:
                 self._hung.clear()  # the driver as a whole hangs, so no single GPU is the cause
             else:
@@ -478,7 +473,7 @@ class Worker:
     def _set(self, state: SourceState, reason: str = "", message: str = "") -> None:
         if (state, reason) != (self.status.state, self.status.reason):
             level = logging.INFO if state in _WELL else logging.WARNING
-            _log.log(level, "source %s is %s%s", self.status.name, state, f": {message}" if message else "")
+            _log.log(level, "source %s is %s%s", self.name, state, f": {message}" if message else "")
         self.status = replace(self.status, state=state, reason=reason, message=message)
         self._profiles = self._profiles and state is SourceState.UP
 

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_uint, c_ushort
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
 
 from exporter.gpu.dcgm import library
@@ -33,46 +33,45 @@ class RefusedError(Exception):
         self.code = code
 
 
+@dataclass(slots=True)
 class FieldGroup:
     """An active watch; ``close`` ends it.
-
-    Args:
-        engine: Engine of the connection.
-        members: Entities, of any groups; at most ``MAX_ENTITIES_PER_GROUP``.
-        field_ids: At most ``MAX_FIELDS_PER_GROUP``, each known to the library.
-        every_seconds: Interval at which the engine measures.
-        keep_seconds: Time for which it keeps values, 0.0 for no limit.
-        samples: Number of values that it keeps of each field.
 
     Raises:
         RefusedError: One of the steps was refused; the completed steps are undone.
         SourceError: The engine is gone.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        members: Sequence[Entity],
-        field_ids: Sequence[int],
-        *,
-        every_seconds: float,
-        keep_seconds: float = 0.0,
-        samples: int = 1,
-    ) -> None:
-        self.members = tuple(members)
-        self._engine = engine
-        self._group = Handle()
-        self._fields = Handle()
-        self._undo: list[tuple[str, tuple[Handle, ...]]] = []
+    engine: Engine
+    members: Sequence[Entity]
+    """Entities, of any groups; at most ``MAX_ENTITIES_PER_GROUP``."""
+    field_ids: Sequence[int]
+    """At most ``MAX_FIELDS_PER_GROUP``, each known to the library."""
+    _: KW_ONLY
+    every_seconds: float
+    """Interval at which the engine measures."""
+    keep_seconds: float = 0.0
+    """Time for which it keeps values, 0.0 for no limit."""
+    samples: int = 1
+    """Number of values that it keeps of each field."""
+    _group: Handle = field(default_factory=Handle, init=False)
+    _fields: Handle = field(default_factory=Handle, init=False)
+    _undo: list[tuple[str, tuple[Handle, ...]]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Create both groups, and watch."""
         try:
-            self._make(field_ids)
-            microseconds = c_int64(round(every_seconds * 1e6))
-            self._watch = (self._group, self._fields, microseconds, c_double(keep_seconds), c_int(samples))
+            self._make()
             self._do("dcgmWatchFields", *self._watch)
         except RefusedError:
             self.close()
             raise
         self._undo.append(("dcgmUnwatchFields", (self._group, self._fields)))
+
+    @property
+    def _watch(self) -> tuple[object, ...]:
+        microseconds = c_int64(round(self.every_seconds * 1e6))
+        return self._group, self._fields, microseconds, c_double(self.keep_seconds), c_int(self.samples)
 
     def renew(self) -> None:
         """Watch again after another group with some of the same members and fields was closed.
@@ -82,21 +81,21 @@ class FieldGroup:
         Raises:
             SourceError: The engine is gone.
         """
-        self._engine.call("dcgmWatchFields", *self._watch)
+        self.engine.call("dcgmWatchFields", *self._watch)
 
-    def _make(self, field_ids: Sequence[int]) -> None:
+    def _make(self) -> None:
         # Names of field groups are global in the engine: those of two agents must not collide.
         name = f"gpu-cost-exporter-{os.urandom(8).hex()}".encode()
         self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
         self._undo.append(("dcgmGroupDestroy", (self._group,)))
         for entity_group, entity_id in self.members:
             self._do("dcgmGroupAddEntity", self._group, c_uint(entity_group), c_uint(entity_id))
-        ids = (c_ushort * len(field_ids))(*field_ids)
-        self._do("dcgmFieldGroupCreate", c_int(len(field_ids)), ids, name, byref(self._fields))
+        ids = (c_ushort * len(self.field_ids))(*self.field_ids)
+        self._do("dcgmFieldGroupCreate", c_int(len(self.field_ids)), ids, name, byref(self._fields))
         self._undo.append(("dcgmFieldGroupDestroy", (self._fields,)))
 
     def _do(self, name: str, *arguments: object) -> None:
-        code = self._engine.call(name, *arguments)
+        code = self.engine.call(name, *arguments)
         if code != Code.OK:
             raise RefusedError(code)
 
@@ -108,11 +107,11 @@ class FieldGroup:
         """
         while self._undo:
             name, arguments = self._undo.pop()
-            self._engine.call(name, *arguments)
+            self.engine.call(name, *arguments)
 
     def latest(self, callback: Callable[..., int]) -> int:
         """Request the latest values for the callback, and return the code."""
-        return self._engine.call("dcgmGetLatestValues_v2", self._group, self._fields, callback, None)
+        return self.engine.call("dcgmGetLatestValues_v2", self._group, self._fields, callback, None)
 
     def since(self, microseconds: int, callback: Callable[..., int]) -> int:
         """Request every value since a time of the engine's clock for the callback, and return the code.
@@ -121,7 +120,7 @@ class FieldGroup:
         """
         # It returns the time to continue from on the engine's clock, which may be set back: not used.
         go_on = c_int64(0)
-        return self._engine.call(
+        return self.engine.call(
             "dcgmGetValuesSince_v2",
             *(self._group, self._fields, c_int64(microseconds), byref(go_on), callback, None),
         )
@@ -243,9 +242,8 @@ def _pace(field_id: int) -> WatchPace:
     return WatchPace.FAST if field_id in _FAST or Field(field_id).only_dcgm else WatchPace.SLOW
 
 
-_SLOW_SECONDS = 10.0
-_QUICKEST_PROFILING_SECONDS = 0.1
-"""A limit of the hardware's counters."""
+_SHORTEST_SECONDS = {WatchPace.FAST: 0.0, WatchPace.SLOW: 10.0, WatchPace.PROFILING: 0.1, WatchPace.CODECS: 0.1}
+"""Shortest interval of each pace; for profiling, a limit of the hardware's counters."""
 _MISSED_UPDATES = 3.0
 _RETRY_SECONDS = 600.0
 _FULL_RETRY_SECONDS = 60.0
@@ -290,34 +288,25 @@ class _Watch:
         return now - self.read_at >= self.every_seconds * (0.5 - _EARLY)
 
 
+@dataclass(slots=True)
 class Watches:
-    """All watches of one connection.
+    """All watches of one connection."""
 
-    Args:
-        engine: Engine of the connection.
-        interval_seconds: Time between samples.
-        inbox: Receives the values.
-        levels: Fields to watch, with the entity level of each.
-    """
-
-    def __init__(self, engine: Engine, interval_seconds: float, inbox: Inbox, levels: Mapping[int, int]) -> None:
-        self._engine = engine
-        self._inbox = inbox
-        self._levels = levels
-        self._standing: dict[Watching, _Watch] = {}
-        self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
-        """Code of each refusal, and when it is tried again, by entity and field."""
-        self._most_fields = MAX_FIELDS_PER_GROUP
-        """Maximum number of fields in one watch, as far as known."""
-        self._codecs: dict[Entity, Mapping[int, Value]] = {}
-        self.profiling_stopped = False
-        """Whether profiling values existed before the last read but do not now."""
-        self._every_seconds = {
-            WatchPace.FAST: interval_seconds,
-            WatchPace.SLOW: max(interval_seconds, _SLOW_SECONDS),
-            WatchPace.PROFILING: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
-            WatchPace.CODECS: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
-        }
+    engine: Engine
+    interval_seconds: float
+    """Time between samples."""
+    inbox: Inbox
+    """Receives the values."""
+    levels: Mapping[int, int]
+    """Fields to watch, with the entity level of each."""
+    profiling_stopped: bool = False
+    """Whether profiling values existed before the last read but do not now."""
+    _standing: dict[Watching, _Watch] = field(default_factory=dict)
+    _refused: dict[tuple[Entity, int], tuple[int, float]] = field(default_factory=dict)
+    """Code of each refusal, and when it is tried again, by entity and field."""
+    _most_fields: int = MAX_FIELDS_PER_GROUP
+    """Maximum number of fields in one watch, as far as known."""
+    _codecs: dict[Entity, Mapping[int, Value]] = field(default_factory=dict)
 
     def stands_for(self, entity: Entity) -> bool:
         """Return whether any field of an entity is watched."""
@@ -352,7 +341,7 @@ class Watches:
         ended: list[Watching] = []
         wanted: Sequence[Watching] = ()
         for _ in range(_ROUNDS):
-            wanted = plan(layout, self._levels, profiled, self._refused, self._most_fields)
+            wanted = plan(layout, self.levels, profiled, self._refused, self._most_fields)
             missing = [one for one in wanted if one not in self._standing]
             refusals = [one for one in missing if not self._begin(one, now)]
             made = made or len(refusals) < len(missing)
@@ -389,7 +378,7 @@ class Watches:
 
     def _hurry(self) -> None:
         """Make the engine measure all due fields at once, and wait for the end."""
-        self._engine.call("dcgmUpdateAllFields", 1)
+        self.engine.call("dcgmUpdateAllFields", 1)
 
     def read(self, now: float) -> tuple[dict[Entity, dict[int, Value]], dict[Entity, int]]:
         """Return the valid values by entity and field id, and the codes of entities that are lost or need a reset.
@@ -427,7 +416,7 @@ class Watches:
     def _read(self, watch: _Watch, now: float) -> None:
         if watch.is_awaited(now):
             self._hurry()
-        code, found = self._inbox.fetch(watch.group.latest)
+        code, found = self.inbox.fetch(watch.group.latest)
         watch.values = {entity: watch.current.values(entity, some, now) for entity, some in found.items()}
         watch.codes = {entity: one.status for entity, some in found.items() for one in some if one.status in NOT_UP}
         watch.read_at = now
@@ -437,11 +426,11 @@ class Watches:
         watch.spoke = speaks
         watch.gone = watch.gone or code == Code.NOT_CONFIGURED
         if code not in _NOTHING_YET:
-            self._engine.count(reason_of(code))
+            self.engine.count(reason_of(code))
 
     def _group(self, watching: Watching) -> FieldGroup:
-        every_seconds = self._every_seconds[watching.pace]
-        return FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
+        every_seconds = max(self.interval_seconds, _SHORTEST_SECONDS[watching.pace])
+        return FieldGroup(self.engine, watching.members, watching.field_ids, every_seconds=every_seconds)
 
     def _begin(self, watching: Watching, now: float) -> bool:
         """Create a watch; if it is refused, find the entities and fields, and return False."""
@@ -450,11 +439,11 @@ class Watches:
         except RefusedError as refusal:
             self._settle(watching, refusal.code, now)
             return False
-        every_seconds = self._every_seconds[watching.pace]
+        every_seconds = group.every_seconds
         self._standing[watching] = _Watch(
             group=group,
             pace=watching.pace,
-            current=CurrentValues(_MISSED_UPDATES * every_seconds, self._engine.count),
+            current=CurrentValues(_MISSED_UPDATES * every_seconds, self.engine.count),
             every_seconds=every_seconds,
             begun_at=now,
         )
@@ -471,12 +460,12 @@ class Watches:
             watching = replace(watching, members=failing or watching.members)
             refused, until = self._halve(watching), now + _RETRY_SECONDS
         if not refused:
-            self._engine.count(reason_of(code))
+            self.engine.count(reason_of(code))
             if len(watching.field_ids) > 1 and self._try(watching):
                 # Each part is accepted, but not all at once: this engine allows fewer fields per watch.
                 self._most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
-            self._engine.count(reason)
+            self.engine.count(reason)
         for entity in watching.members:
             for field_id, why in refused.items():
                 self._refused[entity, field_id] = (why, until)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -181,41 +181,34 @@ class _Down:
     look_at: float
 
 
+@dataclass
 class NvmlSource:
-    """Owns the driver library of this process; open, sample repeatedly, close; may be opened again.
-
-    Args:
-        fields: Fields to read; those that NVML lacks are absent. A GPU that answers none of them counts as down.
-        interval_seconds: Planned time between samples.
-        retry_seconds: Time after which a GPU that is down is tried again.
-        left_out: Indexes of GPUs that hang: no call is made for them.
-        note_asked: Called with the index of a GPU before its calls, and with ``None`` after them.
-        clock: Seconds of the monotonic clock; ``None``: the time passed to ``sample``.
-    """
+    """Owns the driver library of this process; open, sample repeatedly, close; may be opened again."""
 
     name = NAME
     waits_seconds = (1.0, 10.0)
-    announce: Callable[[], None]
-    """Not used: no step of a sample takes long."""
 
-    def __init__(
-        self,
-        fields: frozenset[Field],
-        *,
-        interval_seconds: float = 1.0,
-        retry_seconds: float = 10.0,
-        left_out: frozenset[int] = frozenset(),
-        note_asked: Callable[[int | None], None] = lambda _index: None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self._fields = fields
-        self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
-        self._retry_seconds = retry_seconds
-        self._left_out = left_out
-        self._note_asked = note_asked
+    fields: frozenset[Field]
+    """Fields to read; those that NVML lacks are absent. A GPU that answers none of them counts as down."""
+    _: KW_ONLY
+    interval_seconds: float = 1.0
+    """Planned time between samples."""
+    retry_seconds: float = 10.0
+    """Time after which a GPU that is down is tried again."""
+    left_out: frozenset[int] = frozenset()
+    """Indexes of GPUs that hang: no call is made for them."""
+    note_asked: Callable[[int | None], None] = lambda _index: None
+    """Called with the index of a GPU before its calls, and with ``None`` after them."""
+    clock: Callable[[], float] | None = None
+    """Seconds of the monotonic clock; ``None``: the time passed to ``sample``."""
+
+    def __post_init__(self) -> None:
+        """Begin without a driver."""
+        self.announce: Callable[[], None] = lambda: None
+        """Not used: no step of a sample takes long."""
         self._now = self._began_at = -math.inf
         """Unix time and monotonic time at the start of the current sample, or of the previous one."""
-        self._clock = clock or (lambda: self._now)
+        self._clock = self.clock or (lambda: self._now)
         self._errors: Counter[str] = Counter()
         self._known: dict[str, Gpu] = {}
         self._units: dict[str, Unit] = {}
@@ -269,7 +262,7 @@ class NvmlSource:
         except pynvml.NVMLError as error:
             raise library.driver_error(error) from error
         finally:
-            self._note_asked(None)
+            self.note_asked(None)
         changed = self._drain_events(started)
         xids, self._xids = self._xids, []
         errors, self._errors = self._errors, Counter()
@@ -306,23 +299,23 @@ class NvmlSource:
         self._versions = tuple(map(_version, calls))
         major = (self._versions[0] or "").split(".")[0]
         self._driver = Driver(
-            fields=self._fields,
+            fields=self.fields,
             count=self._count,
             clock=self._clock,
             major=int(major) if major.isdigit() else 0,
             record=activity.record_type(),
-            oldest_seconds=self._oldest_seconds,
+            oldest_seconds=max(activity.OLDEST_SECONDS, 2 * self.interval_seconds),
         )
         self._down.clear()
-        indexes = sorted(set(range(pynvml.nvmlDeviceGetCount())) - self._left_out)
+        indexes = sorted(set(range(pynvml.nvmlDeviceGetCount())) - self.left_out)
         unreadable = {index: reason for index in indexes if (reason := self._attach_at(index))}
-        self._note_asked(None)
+        self.note_asked(None)
         self._nameless = dict.fromkeys(unreadable, -math.inf)
         for uuid, gpu in self._known.items():
             if uuid not in self._units:
                 reason = unreadable.get(gpu.index, "not_enumerated")
                 self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-math.inf)
-        if not self._known and not self._left_out:
+        if not self._known and not self.left_out:
             raise library.problem(next(iter(unreadable.values()), "no_gpus"))
         self._watch_events()
 
@@ -335,7 +328,7 @@ class NvmlSource:
         Raises:
             pynvml.NVMLError: The driver as a whole is gone.
         """
-        self._note_asked(index)
+        self.note_asked(index)
         try:
             handle = find()
             gpu = identity_of(handle, index)
@@ -360,7 +353,7 @@ class NvmlSource:
         self._events.watch({uuid: unit.handle for uuid, unit in self._units.items()})
 
     def _read(self, uuid: str, now: float) -> GpuReading:
-        self._note_asked(self._known[uuid].index)
+        self.note_asked(self._known[uuid].index)
         if uuid not in self._units:
             self._look_for(uuid, now)
         unit = self._units.get(uuid)
@@ -373,7 +366,7 @@ class NvmlSource:
         lost = reading.state is DeviceState.LOST
         if lost or unit.failures >= _FAILURES_BEFORE_ATTACHING_AGAIN:
             self._units.pop(uuid).close()
-            look_at = now + self._retry_seconds if lost else now
+            look_at = now + self.retry_seconds if lost else now
             self._down[uuid] = _Down(state=reading.state, reason=reading.reason, look_at=look_at)
             self._watch_events()
         return reading
@@ -383,7 +376,7 @@ class NvmlSource:
         down, gpu = self._down[uuid], self._known[uuid]
         if down.look_at > now:
             return
-        down.look_at = now + self._retry_seconds
+        down.look_at = now + self.retry_seconds
         reason = self._attach(gpu.index, partial(pynvml.nvmlDeviceGetHandleByPciBusId, gpu.pci_bus_id), uuid)
         if reason:
             down.reason = "not_enumerated" if reason in _NOT_THERE else reason
@@ -395,7 +388,7 @@ class NvmlSource:
         """Attach GPUs that have not answered since the driver was opened."""
         attached = {unit.gpu.index for unit in self._units.values()}
         for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
-            self._nameless[index] = now + self._retry_seconds
+            self._nameless[index] = now + self.retry_seconds
             if index in attached:
                 del self._nameless[index]
             elif not self._attach_at(index):
