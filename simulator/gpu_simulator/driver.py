@@ -63,7 +63,6 @@ def _shutdown(session: DriverSession) -> None:
 CALLS["nvmlShutdown"] = _shutdown
 
 _NO_INSTANCE = 0xFFFFFFFF
-_DETAIL_LIST_V1 = 0x01000018
 _UTILISATION_INFO_V1 = 0x01000018
 _UTILISATION_INFO_SINCE_DRIVER = 550
 _SLOTS = 100
@@ -100,37 +99,25 @@ def _split(target: Target) -> tuple[list[_Running], list[_Running], list[_Runnin
     return (servers, graphics, [entry for entry in compute if entry not in servers])
 
 
-def _fill(entries: Sequence[_Running], room: int, records: CArgument) -> None:
-    """Fill records; too little room is refused, after the caller has stored the number that is needed."""
-    if entries and (not records or room < len(entries)):
-        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    for position, entry in enumerate(entries):
-        record = records[position]
-        record.pid, record.usedGpuMemory = entry.process.pid, entry.process.memory_used_bytes
-        record.gpuInstanceId, record.computeInstanceId = entry[1:]
-
-
 def _list(position: int, target: Target, count: CArgument, records: CArgument) -> None:
+    """Fill records; too little room is refused, with the number that is needed."""
     entries = _split(target)[position]
     room, count.value = count.value, len(entries)
-    _fill(entries, room, records)
+    if entries and (not records or room < len(entries)):
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for record, entry in zip(records or (), entries, strict=False):
+        record.pid, record.usedGpuMemory = entry.process.pid, entry.process.memory_used_bytes
+        record.gpuInstanceId, record.computeInstanceId = entry[1:]
 
 
 for _position, _kind in enumerate(("Compute", "Graphics", "MPSCompute")):
     device(f"nvmlDeviceGet{_kind}RunningProcesses_v3", mig=True)(partial(_list, _position))
 
 
-@device("nvmlDeviceGetRunningProcessDetailList", mig=True)
-def _detail_list(target: Target, struct: CArgument) -> None:
-    check_version(struct, _DETAIL_LIST_V1)
-    lists = _split(target)
-    if not target.gpu.model.gpm:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    if not 0 <= struct.mode < len(lists):
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    entries = lists[struct.mode]
-    room, struct.numProcArrayEntries = struct.numProcArrayEntries, len(entries)
-    _fill(entries, room, struct.procArray)
+@system("nvmlDeviceGetRunningProcessDetailList")
+def _detail_list(_session: DriverSession, *_: CArgument) -> None:
+    """Only its presence counts: drivers without it have long process records."""
+    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _uses(target: Target, last_seen_us: int) -> tuple[MeanUse, ...]:

@@ -27,7 +27,7 @@ from gpu_simulator.driver_session import (
     system,
 )
 from gpu_simulator.models import MIB, UTILISATION, table
-from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, ModelSpec, NodeTruth
+from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, NodeTruth
 
 _NVML = table("nvml")
 _BAR1_PER_MEMORY_SLICE = 0.047186
@@ -337,12 +337,6 @@ _LATENCY_US = 12
 _LAST_ECC_ID = 6
 _RECOVERY_ACTION = 230
 _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
-_MARGINS: Mapping[int, Callable[[ModelSpec], int]] = {
-    193: lambda board: -board.celsius[2],
-    194: lambda board: -board.celsius[1],
-    196: lambda _: 0,
-}
-"""Thresholds as distances below the highest operating temperature, as newer drivers answer them."""
 
 
 def _answer(target: Target, number: int, scope: int) -> tuple[int, str]:
@@ -354,8 +348,6 @@ def _answer(target: Target, number: int, scope: int) -> tuple[int, str]:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if target.gpu.fault is Fault.RESET_REQUIRED and number != _RECOVERY_ACTION:
         raise Refused(pynvml.NVML_ERROR_RESET_REQUIRED)
-    if number in _MARGINS and Field.GPU_TEMP_LIMIT not in target.gpu.model.not_supported:
-        return (_MARGINS[number](target.gpu.model), "int")
     if item is None or (scope and number in _BOARD_POWER_IDS) or ("links" in item and scope != _ALL_LINKS):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     value = supported(read(target.gpu, Field[item["field"]])) * item.get("scale", 1.0)
@@ -382,7 +374,6 @@ def _field_values(target: Target, count: int, values: CArgument) -> None:
         setattr(value.value, member, number)
 
 
-_PROFILE_INFO_V2 = 0x02000098
 _PROFILE_COUNT = 18
 _PROFILE = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<slices>\d+)g\.\d+gb(?P<suffix>[+-].*)?$")
 
@@ -435,32 +426,18 @@ def _attributes(target: Target, struct: CArgument) -> None:
     struct.memorySizeMB = instance.memory_bytes // MIB
 
 
-def _fill_profile(target: Target, index: int, struct: CArgument) -> str:
-    """Fill what both versions of the struct have; the profile's name is returned."""
-    supported(target.gpu.model.mig_profiles or None)
+@device("nvmlDeviceGetGpuInstanceProfileInfo", static=True)
+def _profile_info(target: Target, index: int, info: CArgument) -> None:
+    model = target.gpu.model
+    supported(model.mig_profiles or None)
     if not 0 <= index < _PROFILE_COUNT:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    model = target.gpu.model
-    for name, (profile_id, compute_slices, memory_slices) in model.mig_profiles.items():
-        if profile_index(name, memory_slices) != index:
-            continue
-        struct.id, struct.sliceCount = profile_id, compute_slices
-        struct.instanceCount = min(model.compute_slices // compute_slices, model.memory_slices // memory_slices)
-        struct.multiprocessorCount = model.multiprocessors * compute_slices // (model.compute_slices + 1)
-        struct.memorySizeMB = model.memory_bytes * memory_slices // model.memory_slices // MIB
-        return name
-    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
-@device("nvmlDeviceGetGpuInstanceProfileInfoV", static=True)
-def _profile_v2(target: Target, index: int, info: CArgument) -> None:
-    check_version(info, _PROFILE_INFO_V2)
-    info.name = f"MIG {_fill_profile(target, index, info)}".encode()
-
-
-@device("nvmlDeviceGetGpuInstanceProfileInfo", static=True)
-def _profile_v1(target: Target, index: int, info: CArgument) -> None:
-    _fill_profile(target, index, info)
+    found = (one for name, one in model.mig_profiles.items() if profile_index(name, one[2]) == index)
+    info.id, compute_slices, memory_slices = supported(next(found, None))
+    info.sliceCount = compute_slices
+    info.instanceCount = min(model.compute_slices // compute_slices, model.memory_slices // memory_slices)
+    info.multiprocessorCount = model.multiprocessors * compute_slices // (model.compute_slices + 1)
+    info.memorySizeMB = model.memory_bytes * memory_slices // model.memory_slices // MIB
 
 
 @device("nvmlDeviceGetGpuInstanceById", static=True)
