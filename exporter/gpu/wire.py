@@ -7,26 +7,23 @@ it records the GPU of its current driver call: a hung child can write no line.
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from enum import StrEnum
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from types import NoneType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, get_args
 
 from exporter.errors import SourceError
 from exporter.model import (
-    DeviceState,
     Field,
     Gpu,
     GpuReading,
     MigInstance,
     MigReading,
     ProcessUse,
-    ProfilingState,
     Reading,
-    SourceState,
     SourceStatus,
     XidEvent,
 )
@@ -43,16 +40,12 @@ _KEPT_PROCESSES = 1024
 """Cached processes: they are polled at every second sample, and an idle process has the same row for longer."""
 _NOTE_BYTES = 8
 _NUMBERS = frozenset({int, float})
-_JSON_TYPES: Mapping[object, frozenset[type]] = {
-    str: frozenset({str}),
-    str | None: frozenset({str, NoneType}),
-    int: frozenset({int}),
-    int | None: frozenset({int, NoneType}),
-    float: _NUMBERS,
-    float | None: _NUMBERS | {NoneType},
-    bool: frozenset({bool}),
-}
-"""JSON types of a value by type of its field."""
+
+
+def _json_types(kinds: Iterable[type]) -> frozenset[type]:
+    """Return the JSON types of a value that has one of these types."""
+    found = frozenset(str if issubclass(one, StrEnum) else one for one in kinds)
+    return found | _NUMBERS if float in found else found
 
 
 class _Row(Generic[Value]):
@@ -66,8 +59,10 @@ class _Row(Generic[Value]):
     def __init__(self, kind: type[Value], *separate: str) -> None:
         plain = [one for one in fields(kind) if one.name not in separate]  # type: ignore[arg-type]  # a dataclass
         self._kind = kind
-        self._types = [_JSON_TYPES[one.type] for one in plain]
-        self.names = [one.name for one in plain]
+        kinds: dict[str, Sequence[Any]] = {one.name: get_args(one.type) or (one.type,) for one in plain}
+        self._types = [_json_types(some) for some in kinds.values()]
+        self._enums = [(name, some[0]) for name, some in kinds.items() if issubclass(some[0], StrEnum)]
+        self.names = tuple(kinds)
         self.write = attrgetter(*self.names)
         """Returns the items of a value."""
 
@@ -76,7 +71,7 @@ class _Row(Generic[Value]):
 
         Raises:
             TypeError: An item has another type than its field.
-            ValueError: An item is missing or too many, or a number is larger than any library can report.
+            ValueError: An item is missing, too many or unknown, or a number is larger than any library can report.
         """
         for allowed, item in zip(self._types, row, strict=True):
             kind = type(item)
@@ -84,11 +79,15 @@ class _Row(Generic[Value]):
                 raise TypeError(f"{item!r:.40} in a row of {self._kind.__name__}")
             if kind in _NUMBERS and not -_MOST <= item <= _MOST:
                 raise ValueError(f"{item!r:.40} is too large for a number")
-        return self._kind(**dict(zip(self.names, row, strict=True)), **separate)
+        items = dict(zip(self.names, row, strict=True))
+        for name, enum in self._enums:
+            items[name] = None if items[name] is None else enum(items[name])
+        return self._kind(**items, **separate)
 
 
-_STATUS = _Row(SourceStatus, "state")
+_STATUS = _Row(SourceStatus)
 _READING = _Row(Reading, "gpus", "xids", "errors")
+_GPU_READING = _Row(GpuReading, "gpu", "values", "instances", "processes", "from_dcgm")
 _GPU = _Row(Gpu, "labels")
 _INSTANCE = _Row(MigInstance, "parent_uuid")
 _PROCESS = _Row(ProcessUse)
@@ -101,9 +100,7 @@ def encode(message: Reading | SourceStatus) -> bytes:
     Raises:
         ValueError: A value is NaN or infinite; a source leaves such a value out.
     """
-    body = (
-        _reading_out(message) if isinstance(message, Reading) else {"status": [message.state, *_STATUS.write(message)]}
-    )
+    body = _reading_out(message) if isinstance(message, Reading) else {"status": _STATUS.write(message)}
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -115,10 +112,7 @@ def decode(line: bytes) -> Reading | SourceStatus:
     """
     try:
         body = json.loads(line, parse_constant=_no_constant)
-        if "status" not in body:
-            return _reading_in(body)
-        state, *status = body["status"]
-        return _STATUS.read(status, state=SourceState(state))
+        return _STATUS.read(body["status"]) if "status" in body else _reading_in(body)
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = line[:80].decode("utf-8", "replace")
         message = f"the source's process sent a line that is not a reading ({error!r}): {start!r}"
@@ -170,28 +164,22 @@ def _reading_in(body: Mapping[str, Any]) -> Reading:
 
 def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
     return {
+        "state": _GPU_READING.write(reading),
         "gpu": [*_GPU.write(reading.gpu), *chain(*reading.gpu.labels.items())],
-        "state": reading.state,
-        "reason": reading.reason,
         "values": dict(reading.values),
         "parts": [
             [_INSTANCE.write(part.instance), dict(part.values), _processes_out(part.processes)]
             for part in reading.instances
         ],
         "procs": _processes_out(reading.processes),
-        "profiling": reading.profiling,
-        "lacks": reading.lacks_instances,
     }
 
 
 def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
-    gpu, reason, lacks_instances = _gpu_in(*row["gpu"]), row["reason"], row["lacks"]
-    if type(reason) is not str or type(lacks_instances) is not bool:
-        raise TypeError(f"not a reason or not a switch: {reason!r:.40}, {lacks_instances!r:.40}")
-    return GpuReading(
+    gpu = _gpu_in(*row["gpu"])
+    return _GPU_READING.read(
+        row["state"],
         gpu=gpu,
-        state=DeviceState(row["state"]),
-        reason=reason,
         values=_values_in(row["values"]),
         instances=tuple(
             MigReading(
@@ -200,8 +188,6 @@ def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
             for part, values, processes in row["parts"]
         ),
         processes=_processes_in(row["procs"]),
-        profiling=None if row["profiling"] is None else ProfilingState(row["profiling"]),
-        lacks_instances=lacks_instances,
     )
 
 

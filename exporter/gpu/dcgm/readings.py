@@ -1,7 +1,7 @@
 """Converts DCGM records to values; drops blanks, codes, stale timestamps and impossible ratios."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ctypes import c_uint, c_ushort
 from dataclasses import dataclass, field
 
@@ -189,54 +189,44 @@ _OF_GPUS = frozenset({library.GPU, _VGPU, library.GPU_INSTANCE, library.COMPUTE_
 """Levels of a GPU or a part of one; a vGPU's fields are read from its host's GPU. Others: switches, links, CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SessionFields:
     """The fields of one session by how they are read."""
 
-    levels: Mapping[int, int]
-    """Watched numeric fields of GPUs and their parts: entity level by field id."""
-    texts: tuple[int, ...]
-    """Text fields of GPUs; read directly, and rarely."""
-    of_the_node: tuple[int, ...]
-    """Fields without an entity."""
     xids: bool
-    left_out: Mapping[int, str]
+    levels: dict[int, int] = field(default_factory=dict)
+    """Watched numeric fields of GPUs and their parts: entity level by field id."""
+    texts: list[int] = field(default_factory=list)
+    """Text fields of GPUs; read directly, and rarely."""
+    of_the_node: list[int] = field(default_factory=list)
+    """Fields without an entity."""
+    left_out: dict[int, str] = field(default_factory=dict)
     """Reason by field id for fields that are not read."""
 
 
-def sort(fields: Iterable[Field], library: Library) -> SessionFields:
+def sort(fields: Collection[Field], library: Library) -> SessionFields:
     """Return how each field is read; NVML's own fields and Xid events are not read here.
 
     Args:
         fields: Selected fields.
         library: Initialised library; before that it does not know its fields.
     """
-    asked = frozenset(fields)
-    levels: dict[int, int] = {}
-    texts: list[int] = []
-    of_the_node: list[int] = []
-    left_out: dict[int, str] = {}
-    for field_id in sorted(int(one) for one in asked if one < Field.OWN_FIRST and one != Field.XID_ERRORS):
+    found = SessionFields(xids=Field.XID_ERRORS in fields)
+    for field_id in sorted(int(one) for one in fields if one < Field.OWN_FIRST and one != Field.XID_ERRORS):
         meta = library.field_meta(field_id)
         if meta is None:
-            left_out[field_id] = "dcgm_unknown_field"
+            found.left_out[field_id] = "dcgm_unknown_field"
         elif ord(meta.fieldType) == BINARY:
-            left_out[field_id] = "dcgm_binary_field"
+            found.left_out[field_id] = "dcgm_binary_field"
         elif meta.entityLevel == NONE:
-            of_the_node.append(field_id)
+            found.of_the_node.append(field_id)
         elif meta.entityLevel not in _OF_GPUS:
-            left_out[field_id] = "dcgm_field_of_other_entity"
+            found.left_out[field_id] = "dcgm_field_of_other_entity"
         elif ord(meta.fieldType) == STRING:
-            texts.append(field_id)
+            found.texts.append(field_id)
         else:
-            levels[field_id] = meta.entityLevel
-    return SessionFields(
-        levels=levels,
-        texts=tuple(texts),
-        of_the_node=tuple(of_the_node),
-        xids=Field.XID_ERRORS in asked,
-        left_out=left_out,
-    )
+            found.levels[field_id] = meta.entityLevel
+    return found
 
 
 _RETRY_SECONDS = 60.0

@@ -1,9 +1,6 @@
 """Reads one GPU: values, engines, MIG instances and processes."""
 
-import ctypes
 import math
-import struct
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,180 +10,20 @@ import pynvml
 
 from exporter.gpu.nvml import activity, library, mig
 from exporter.gpu.nvml.activity import GpmLevel, Poller, Sampler
-from exporter.gpu.nvml.fields import (
-    FAST,
-    LAST_ECC_ID,
-    MEMORY_FIELDS,
-    SLOW,
-    DeviceFacts,
-    FieldValue,
-    Getter,
-    Number,
-    field_values,
-    getters,
-    memory,
-)
+from exporter.gpu.nvml.fields import MEMORY_FIELDS, MIB, DeviceFacts, NvmlDevice, memory
 from exporter.gpu.nvml.library import Driver, Handle, Retries
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
-_KIB = 1024
-_DOUBLE = 0
-_SLOT = struct.Struct("8xq8xII8s")
-"""Timestamp, type, return code and value of an ``nvmlFieldValue_t``; its attributes take ten times as long."""
-_VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
-"""Formats by ``nvmlValueType_t``."""
 _SOON_SECONDS = 10.0
 _NOT_SUPPORTED, _RESET_REQUIRED = map(
     library.reason_of, (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_RESET_REQUIRED)
 )
 
 
-class Batch:
-    """The field-value array of one device, kept between samples: filling it takes longer than the call."""
-
-    def __init__(self, items: Sequence[FieldValue]) -> None:
-        self.items = tuple(items)
-        self._array = (pynvml.c_nvmlFieldValue_t * len(self.items))()
-        for slot, item in zip(self._array, self.items, strict=True):
-            slot.fieldId, slot.scopeId = item.id, item.scope
-        self._template = bytes(self._array)
-
-    def ask(self, handle: Handle) -> list[tuple[FieldValue, int, Number]]:
-        """Return (item, return code, value) of each item.
-
-        Raises:
-            pynvml.NVMLError: The call as a whole failed.
-        """
-        if not self.items:
-            return []
-        # Some drivers leave slots untouched: values of the previous sample must not count as new.
-        ctypes.memmove(self._array, self._template, len(self._template))
-        call = library.function("nvmlDeviceGetFieldValues")
-        if call is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        code = call(handle, ctypes.c_int32(len(self.items)), ctypes.byref(self._array))
-        if code != 0:
-            raise pynvml.NVMLError(code)
-        slots = _SLOT.iter_unpack(self._array)
-        return [(item, *_answer(item, *slot)) for item, slot in zip(self.items, slots, strict=True)]
-
-
-def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) -> tuple[int, Number]:
-    if code != 0:
-        return code, 0
-    if kind == _DOUBLE and timestamp == 0:
-        # Left untouched by the driver (error counters with ECC off): a zero that was not measured.
-        return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
-    if item.id <= LAST_ECC_ID:
-        # The driver may report the type "double" for these though the value is a whole number.
-        return 0, int.from_bytes(raw, sys.byteorder)
-    if kind >= len(_VALUES):
-        return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
-    value: Number = _VALUES[kind].unpack_from(raw)[0]
-    if isinstance(value, float) and not math.isfinite(value):
-        return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
-    return 0, value if item.convert is None else item.convert(value)
-
-
-class NvmlDevice:
-    """The values of one GPU from sample to sample; unsupported ones are retried only rarely.
-
-    Args:
-        handle: Handle of this GPU, in the current session of the driver.
-        driver: The driver's session.
-    """
-
-    def __init__(self, handle: Handle, driver: Driver) -> None:
-        self._handle = handle
-        self._driver = driver
-        self._getters = tuple(enumerate(getters(driver.fields)))
-        self._items = field_values(driver.fields, driver.major)
-        self._retries = Retries(self._note)
-        self._fast: Batch | None = None
-        """The batch of most samples, until one of its items fails."""
-        self._slow_at = -math.inf
-        self._values: dict[Field, Number] = {}
-        self._nvlink: tuple[float, float] | None = None
-        self.reasons: list[str] = []
-        """Distinct reasons for which calls failed at the last read."""
-
-    def read(self, now: float) -> dict[Field, Number]:
-        """Return everything that this GPU reports now; empty if no call was answered.
-
-        Raises:
-            pynvml.NVMLError: The GPU is lost, or the driver as a whole is gone.
-        """
-        self.reasons.clear()
-        answered = [self._get(key, getter, now) for key, getter in self._getters if self._retries.is_due(key, now)]
-        answered.append(self._get_batch(now))
-        values = dict(self._values) if any(answered) else {}
-        self._add_nvlink_rate(values, self._driver.clock())
-        return values
-
-    def _note(self, reason: str) -> None:
-        if reason not in self.reasons:
-            self._driver.count(reason)
-            self.reasons.append(reason)
-
-    def _get(self, key: int, getter: Getter, now: float) -> bool:
-        """Make one call, and return whether it was answered."""
-        for field in getter.fields:
-            self._values.pop(field, None)
-        try:
-            answer = getter.read(self._handle)
-        except pynvml.NVMLError as error:
-            self._retries.failed(key, error, now)
-            return False
-        if getter.pace:
-            self._retries.put_off(key, now + getter.pace)
-        pairs = zip(getter.fields, answer, strict=True)
-        self._values.update({field: value for field, value in pairs if value is not None})
-        return True
-
-    def _get_batch(self, now: float) -> bool:
-        """Make the batched call, with the slow items when they are due; return whether an item was answered."""
-        slow = now - self._slow_at >= SLOW
-        batch = self._fast
-        if slow or batch is None:
-            due = [item for item in self._items if self._retries.is_due(item, now)]
-            batch = Batch(due if slow else [item for item in due if item.pace == FAST])
-            self._slow_at, self._fast = (now, None) if slow else (self._slow_at, batch)
-        for item in batch.items:
-            self._values.pop(item.field, None)
-        try:
-            answers = batch.ask(self._handle)
-        except pynvml.NVMLError as error:
-            answers = [(item, library.code_of(error), 0) for item in batch.items]
-        answered = False
-        for item, code, value in answers:
-            if code == 0:
-                # Two ids of one counter: the id that this board generation does not use may report 0.
-                self._values[item.field] = max(value, self._values.get(item.field, value))
-                answered = True
-            else:
-                # In a batch, an invalid argument of one item means "not supported".
-                shown = pynvml.NVML_ERROR_NOT_SUPPORTED if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else code
-                self._retries.failed(item, pynvml.NVMLError(shown), now)
-                self._fast = None
-        return answered
-
-    def _add_nvlink_rate(self, values: dict[Field, Number], now: float) -> None:
-        """Add DCGM's field, a rate despite its name: kibibytes per second divided by a thousand, both directions."""
-        sent, received = values.get(Field.NVLINK_TX_BYTES_TOTAL), values.get(Field.NVLINK_RX_BYTES_TOTAL)
-        if Field.NVLINK_BANDWIDTH_TOTAL not in self._driver.fields or sent is None or received is None:
-            self._nvlink = None
-            return
-        before, self._nvlink = self._nvlink, (now, sent + received)
-        if before is not None and now > before[0] and sent + received >= before[1]:
-            kib = (sent + received - before[1]) / _KIB
-            values[Field.NVLINK_BANDWIDTH_TOTAL] = round(kib / (now - before[0]) / 1000)
-
-
 _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
 _LAYOUT_SECONDS = 4.9
 _MEMORY_RETRY_SECONDS = 600.0
-_MIB = 2**20
 
 
 class _Instance:
@@ -215,7 +52,7 @@ class _Instance:
             self._processes = self._poller.poll(now)
         return MigReading(instance=self.found.instance, values=values, processes=self._processes)
 
-    def _memory(self, now: float) -> dict[Field, Number]:
+    def _memory(self, now: float) -> dict[Field, int | float]:
         if not self.has_memory or now < self._no_memory_before:
             return {}
         answer = library.optional(memory, self.found.handle)
@@ -310,7 +147,7 @@ class Unit:
             state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
             return self._down(state, _RESET_REQUIRED if needs_reset else (reasons or [_NOT_SUPPORTED])[0])
         self.gpu = self._facts.complete(self.gpu, now)
-        total = int(values.get(Field.FB_TOTAL, 0)) * _MIB
+        total = int(values.get(Field.FB_TOTAL, 0)) * MIB
         if total and total != self.gpu.memory_total_bytes:
             self.gpu = replace(self.gpu, memory_total_bytes=total)
         has_gpm = self._supports_gpm(now)
