@@ -527,8 +527,7 @@ def test_an_engine_of_another_major_version_is_told_with_what_to_install(
         stub.Engine(directory, tmp_path / "control", release="4.6.0") as engine,
         pytest.raises(SourceError, match="major version") as raised,
     ):
-        # Both libraries are in this process.
-        DcgmSource(FIELDS, address=engine.address, is_first_library=False).open()
+        DcgmSource(FIELDS, address=engine.address).open()
     assert raised.value.reason == "dcgm_version_mismatch"
     assert "libdcgm.so.3 is 3.3.9" in str(raised.value)
 

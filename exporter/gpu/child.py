@@ -19,9 +19,6 @@ from exporter.gpu import wire
 from exporter.model import Field, Reading, SourceState, SourceStatus
 
 EXIT_FRESH_PROCESS_NEEDED = 3
-_OTHER_LIBRARY = "dcgm_other_library"
-_REPLACED_LIBRARY = "library_mismatch"
-"""Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
 _HEARTBEAT_SECONDS = 1.0
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Blocked, so that they end a pause and never interrupt a call of the driver."""
@@ -38,6 +35,10 @@ class ReadingSource(Protocol):
     """Set by ``run``; the source calls it before a step of a sample that may take long."""
     waits_seconds: tuple[float, float]
     """First and longest wait between two attempts to open the source; it doubles with each failure."""
+
+    @property
+    def fresh_process_reasons(self) -> frozenset[str]:
+        """Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
 
     def open(self) -> None:
         """Prepare for sampling; raises SourceError."""
@@ -72,11 +73,13 @@ def main(argv: list[str] | None = None) -> int:
     out = prepare_process()
     source = _source(arguments)
     code = run(source, out, arguments.interval)
-    library = getattr(source, "other_library", None)
-    if code == EXIT_FRESH_PROCESS_NEEDED and library:
+    if code == EXIT_FRESH_PROCESS_NEEDED and arguments.dcgm_address:
+        from exporter.gpu.dcgm import library as libdcgm  # noqa: PLC0415 - as in _source
+
         # A process cannot use two versions of libdcgm: a new one takes the place of this one, for the same parent.
+        other = next(soname for soname in libdcgm.SONAMES if soname != libdcgm.load().soname)
         os.dup2(out.fileno(), 1)
-        command = (sys.executable, "-m", "exporter.gpu.child", *(argv or sys.argv[1:]), "--dcgm-library", library)
+        command = (sys.executable, "-m", "exporter.gpu.child", *(argv or sys.argv[1:]), "--dcgm-library", other)
         os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
     return code
 
@@ -176,12 +179,9 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
                     backoff_seconds = first_seconds
             except SourceError as error:
                 source.close()
-                if error.reason == _OTHER_LIBRARY:
-                    _log.warning("%s", error)  # not a failure yet: this process restarts with the other library
-                    return EXIT_FRESH_PROCESS_NEEDED
                 report = partial(say, SourceState.FAILED, error.reason, str(error))
                 report()
-                if error.reason == _REPLACED_LIBRARY:
+                if error.reason in source.fresh_process_reasons:
                     return EXIT_FRESH_PROCESS_NEEDED
                 if _is_asked_to_end(backoff_seconds, report):
                     return 0

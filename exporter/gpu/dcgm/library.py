@@ -1,6 +1,5 @@
 """Binds libdcgm 3.3 to 4.7 by ctypes: structures, version words, codes and signatures."""
 
-import contextlib
 import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -415,20 +414,6 @@ def uninstall() -> None:
 def prefer(soname: str) -> None:
     """Make ``load`` try this library first."""
     _Loaded.preferred = soname
-
-
-def beside(library: Library) -> str | None:
-    """Return the name of an installed libdcgm of another major version; ``None`` if there is none.
-
-    The check loads it, and a process must not use both: after a name was returned, this process must end.
-    """
-    # With a simulated library, no real one is loaded.
-    for soname in SONAMES if library.knock is None else ():
-        if soname != library.soname:
-            with contextlib.suppress(OSError):
-                ctypes.CDLL(soname)
-                return soname
-    return None
 
 
 def load() -> Library:

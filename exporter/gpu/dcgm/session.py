@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from exporter.errors import SourceError
-from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import MISMATCH, Engine, advice_of, connect, no_gpus, no_room, no_values
 from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities, Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
@@ -307,8 +306,6 @@ def _numbers(values: Mapping[int, Value], *, paused: bool) -> dict[Field, int | 
 
 
 NAME = "dcgm"
-OTHER_LIBRARY = "dcgm_other_library"
-"""Reason: the engine has another major version, for which a library is installed; that needs a new process."""
 _SHORTEST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 10.0
 _LONG_SECONDS = 2.0
@@ -327,7 +324,7 @@ class DcgmSource:
         address: Address of the engine: ``host:port``, ``unix:///path``, or ``embedded`` for one in this process.
         interval_seconds: Planned time between samples; the engine measures at the same interval.
         monotonic: Clock that times the samples, in seconds.
-        is_first_library: Whether no other libdcgm, of another major version, was tried before.
+        is_first_library: Whether the libdcgm of another major version was not tried before.
     """
 
     name = NAME
@@ -343,8 +340,6 @@ class DcgmSource:
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
         """Called from time to time while the engine is slow but answers, so that it does not count as hung."""
-        self.other_library: str | None = None
-        """The libdcgm that a new process must load, if ``open`` found that the engine does not match this one."""
         # A profiling field needs one interval for its first value; with these waits it returns within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
@@ -363,6 +358,11 @@ class DcgmSource:
         self._left_out: frozenset[int] = frozenset()
         self._busy_since = 0.0
 
+    @property
+    def fresh_process_reasons(self) -> frozenset[str]:
+        """Reasons that need a new process with the other libdcgm: once for each engine, without alternating."""
+        return frozenset({MISMATCH} if self._known or self._is_first_library else ())
+
     def open(self) -> None:
         """Connect, find the devices and watch them.
 
@@ -370,15 +370,7 @@ class DcgmSource:
             SourceError: There is no library, no engine, no usable engine, no GPU; the message has the fix.
         """
         self._busy_since = self._monotonic()
-        try:
-            engine = connect(self._address, count=self._count, progress=self._progress, monotonic=self._monotonic)
-        except SourceError as error:
-            # Once for each engine, without alternating.
-            if error.reason == MISMATCH and (self._known or self._is_first_library):
-                self.other_library = library.beside(library.load())
-            if self.other_library:
-                raise SourceError(OTHER_LIBRARY, f"{error}; {self.other_library} is here, too, and is tried") from error
-            raise
+        engine = connect(self._address, count=self._count, progress=self._progress, monotonic=self._monotonic)
         try:
             self._session = self._begin(engine)
         except SourceError:
