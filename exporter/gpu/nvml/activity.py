@@ -4,6 +4,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pynvml
@@ -304,15 +305,13 @@ class Poller:
         self._retries = Retries(driver.count, "processes_")
         if not utilisation:
             self._retries.put_off(_SAMPLES, math.inf)
-        self._last_us = 0
-        self._baseline = False
-        self._with_jpg_ofa = True
-        """Whether the last answer was from the call that covers these engines."""
+        self._last_us: int | None = None
+        """Time of the newest sample so far; ``None`` before the first answer."""
+        self._unsampled: tuple[int | None, ...] = (None,) * len(_ENGINES)
+        """Percents of a process without a sample: the ring leaves out idle processes."""
         self._failed_lists: set[str] = set()
         """Existing lists with a failed last request."""
         self._mps_clients: frozenset[int] = frozenset()
-        self._drawing: frozenset[int] = frozenset()
-        """Processes with a graphics context."""
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
@@ -331,10 +330,16 @@ class Poller:
         Raises:
             pynvml.NVMLError: The device is lost or the driver is gone.
         """
-        clients_before, self._mps_clients, self._drawing = self._mps_clients, frozenset(), frozenset()
-        memory = self._listed(now)
-        if memory is None:
+        clients_before, self._mps_clients = self._mps_clients, frozenset()
+        lists = self._lists(now)
+        if lists is None:
             return None
+        self._mps_clients = frozenset(lists.get(_MPS_LIST, ()))
+        memory: dict[int, int | None] = {}
+        for pid, used in chain.from_iterable(one.items() for one in lists.values()):
+            # A process with both compute and graphics contexts is in two lists, with the same memory.
+            known = memory.get(pid)
+            memory[pid] = used if known is None else max(known, used or 0)
         samples = self._samples(now)
         hides = not memory and memory_used_mib >= NO_PROCESS_MEMORY_MIB
         if self._hides not in {None, hides}:
@@ -344,7 +349,8 @@ class Poller:
         self._hides = hides
         result = []
         for pid in sorted({*memory, *(samples or ())}):
-            sm, enc, dec, jpg, ofa = self._ratios(pid, samples)
+            percents = (None,) * len(_ENGINES) if samples is None else samples.get(pid, self._unsampled)
+            sm, enc, dec, jpg, ofa = (None if one is None else one / _PERCENT for one in percents)
             result.append(
                 ProcessUse(
                     pid=pid,
@@ -356,49 +362,31 @@ class Poller:
                     ofa_ratio=ofa,
                     ended=pid not in memory,
                     mps=pid in self._mps_clients or pid in clients_before,
-                    graphics=pid in self._drawing,
+                    graphics=pid in lists.get(_GRAPHICS_LIST, ()),
                 )
             )
         return tuple(result)
 
-    def _ratios(self, pid: int, samples: dict[int, ProcessSample] | None) -> tuple[float | None, ...]:
-        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out idle processes."""
-        if samples is None:
-            return (None,) * len(_ENGINES)
-        unseen = 0 if self._with_jpg_ofa else None
-        percents = samples[pid].percents if pid in samples else (0, 0, 0, unseen, unseen)
-        return tuple(None if percent is None else percent / _PERCENT for percent in percents)
-
-    def _listed(self, now: float) -> dict[int, int | None] | None:
-        """Return memory by pid over all kinds of contexts, or ``None`` if an existing list could not be read.
+    def _lists(self, now: float) -> dict[str, dict[int, int | None]] | None:
+        """Return memory by pid of each list, or ``None`` if an existing list could not be read.
 
         A process missing in an incomplete list would look unused.
         """
-        found: dict[int, int | None] = {}
-        answered = False
+        found: dict[str, dict[int, int | None]] = {}
         for name in _LISTS:
             if not self._retries.is_due(name, now):
                 continue
             try:
-                rows = self._ask_list(name)
+                found[name] = self._ask_list(name)
             except pynvml.NVMLError as error:
                 self._retries.failed(name, error, now)
                 if library.code_of(error) not in _NO_SUCH_LIST:
                     self._failed_lists.add(name)
-                continue
-            answered = True
-            self._failed_lists.discard(name)
-            if name == _MPS_LIST:
-                self._mps_clients = frozenset(pid for pid, _ in rows)
-            elif name == _GRAPHICS_LIST:
-                self._drawing = frozenset(pid for pid, _ in rows)
-            for pid, memory in rows:
-                # A process with both compute and graphics contexts is in two lists, with the same memory.
-                known = found.get(pid)
-                found[pid] = memory if known is None else max(known, memory or 0)
-        return found if answered and not self._failed_lists else None
+            else:
+                self._failed_lists.discard(name)
+        return found if found and not self._failed_lists else None
 
-    def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
+    def _ask_list(self, name: str) -> dict[int, int | None]:
         call = library.function(name)
         if call is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -408,40 +396,39 @@ class Poller:
             records = (self._record * size.value)()
             code = call(self._handle, ctypes.byref(size), records)
             if code == _SUCCESS:
-                return [
-                    (one.pid, None if one.usedGpuMemory == _NO_VALUE else one.usedGpuMemory)
+                return {
+                    one.pid: None if one.usedGpuMemory == _NO_VALUE else one.usedGpuMemory
                     for one in records[: min(size.value, len(records))]
                     if one.pid
-                ]
+                }
             if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
             # With room for processes that start in the meantime.
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
         raise pynvml.NVMLError(code)
 
-    def _samples(self, now: float) -> dict[int, ProcessSample] | None:
-        """Return the samples since the last poll by pid; ``None`` if the driver has none."""
+    def _samples(self, now: float) -> dict[int, tuple[int | None, ...]] | None:
+        """Return the percents since the last poll by pid; ``None`` if the driver has none."""
         if not self._retries.is_due(_SAMPLES, now):
             return None
+        first, last_us = self._last_us is None, self._last_us or 0
         try:
-            samples = good_samples(self._ask_samples(), self._last_us)
+            samples = good_samples(self._ask_samples(last_us), last_us)
         except pynvml.NVMLError as error:
             self._retries.failed(_SAMPLES, error, now)
             return None
-        first = not self._baseline
-        self._baseline = True
-        self._last_us = max((one.timestamp_us for one in samples), default=self._last_us)
+        self._last_us = max((one.timestamp_us for one in samples), default=last_us)
         # The first answer is the whole ring: the mean of the last ten seconds.
-        return None if first else {one.pid: one for one in samples}
+        return None if first else {one.pid: one.percents for one in samples}
 
-    def _ask_samples(self) -> list[ProcessSample]:
+    def _ask_samples(self, last_us: int) -> list[ProcessSample]:
         code = pynvml.NVML_ERROR_NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
-            self._with_jpg_ofa = call is newer
+            self._unsampled = (0,) * 5 if call is newer else (0, 0, 0, None, None)
             for _ in range(_ATTEMPTS):
                 try:
-                    rows = call(self._handle, self._last_us)
+                    rows = call(self._handle, last_us)
                 except pynvml.NVMLError as error:
                     code = library.code_of(error)
                     if code in (_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
