@@ -5,7 +5,7 @@ import random
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 from accuracy_day import DAY_SECONDS, WARM_SECONDS, Job, NodeDay
 from accuracy_prometheus import OPENS_AT, Samples
 
-from exporter.accounting.gpu_split import slot_of
-from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.meter import Meter
+from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.meter import Meter, MeterState
+from exporter.accounting.records import read
 from exporter.accounting.state_file import StateFile
 from exporter.model import (
     Account,
@@ -247,19 +247,19 @@ def _state(books: Books, now: float) -> dict[str, Any]:
     steady = STEADY_AT_START + now
     saved = books.ledgers.begin_save(lambda owner, _: owner, now=OPENS_AT + now, steady=steady)
     books.ledgers.saved()
-    return {**saved, "steady": steady, "slots": [asdict(slot) for slot in books.meter.slots()]}
+    return {**saved, "meter": books.meter.state()}
 
 
-def _restored(state: dict[str, Any]) -> Books:
+def _restored(saved: dict[str, Any]) -> Books:
     """Books as a new agent finds them, through a real state file."""
     with TemporaryDirectory() as directory:
-        StateFile(Path(directory)).save(state)
-        read = StateFile(Path(directory)).load()
-    if read is None:
+        StateFile(Path(directory)).save(saved)
+        state = StateFile(Path(directory)).load()
+    if state is None:
         raise RuntimeError("what was saved is not there")
     books = Books(Meter(SAMPLE_SECONDS, by_job), Ledgers())
-    books.ledgers.restore(kept_of(read))
-    books.meter.resume([slot_of(slot) for slot in read["slots"]], read["steady"])
+    books.ledgers.restore(state)
+    books.meter.resume(read(MeterState, state["meter"]))
     return books
 
 

@@ -28,7 +28,7 @@ from yarl import URL
 
 from exporter.accounting.ledger import ledger_of
 from exporter.accounting.prices import PriceBook
-from exporter.accounting.state_file import VERSION, StateFile, encode
+from exporter.accounting.state_file import VERSION, StateFile, encode, to_json
 from exporter.agent.history import SourceRecord
 from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
 from exporter.config import price_book, web_config
@@ -336,8 +336,8 @@ def _reread(folder: Path) -> None:
     if saved is None:
         raise BrokenPromise("nothing was saved")
     for ledger in (saved["ledger"], *saved["former_ledgers"]):
-        again = ledger_of(ledger).dump()
-        require(json.dumps(again, sort_keys=True) == json.dumps(ledger, sort_keys=True), "the ledger changed")
+        again = json.loads(to_json(ledger_of(ledger).dump()))
+        require(again == ledger, "the ledger changed")
 
 
 def state_of_a_node(folder: Path) -> bytes:

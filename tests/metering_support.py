@@ -1,12 +1,15 @@
 """Nodes for the meter, made by hand or at random: views as the agent's tick makes them, without a driver."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook
+from exporter.accounting.state_file import to_json
 from exporter.agent.metering import Metering
 from exporter.agent.owners import Owners
 from exporter.attribution.inventory import instance_parts
@@ -51,6 +54,11 @@ def plain_metering() -> Metering:
     """Return the metering of a node without prices and without a state directory."""
     meter = Meter(1.0, Owners().owner_of)
     return Metering(node="n", meter=meter, ledgers=Ledgers(), book=PriceBook(), facts=NodeFacts())
+
+
+def through_json(data: object) -> Any:  # noqa: ANN401 - what JSON has for it
+    """Return a state as the next process reads it."""
+    return json.loads(to_json(data))
 
 
 def namespace_pays(holder: Holder) -> Owner:

@@ -1,12 +1,12 @@
 """The idle clock: for how long a holder has had its device, and for how long it has left it idle."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from metering_support import through_json
 
-from exporter.accounting.idle import IdleClock, IdleState, memories_of
+from exporter.accounting.idle import IdleClock, IdleMemory, IdleState
+from exporter.accounting.records import read
 
 KEY = ("GPU-0", "ml", "notebook-0", "main")
 
@@ -32,7 +32,7 @@ def observed(
 def restarted(idle: IdleClock, now: float) -> IdleClock:
     """The clock of the next process, from a state file's JSON."""
     after = clock()
-    after.restore(memories_of(json.loads(json.dumps(idle.dump()))), now)
+    after.restore([read(IdleMemory, row) for row in through_json(idle.memories())], now)
     return after
 
 
@@ -48,7 +48,7 @@ def test_time_that_two_agents_saw_counts_once_for_the_one_that_takes_over() -> N
     observed(first, 100, 100, BUSY)
     observed(first, 101, 200, IDLE)
     observed(second, 160, 203, IDLE)
-    second.restore(memories_of(json.loads(json.dumps(first.dump()))), 203.0)
+    second.restore(first.memories(), 203.0)
     assert observed(second, 204, 204, IDLE) == IdleState(age_seconds=104.0, idle_for_seconds=104.0)
 
 
@@ -152,7 +152,7 @@ def test_after_a_restart_a_pod_is_the_same_only_once_its_uid_is_known() -> None:
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
     assert observed(after, 720, 730, IDLE, None) == IdleState(age_seconds=10.0, idle_for_seconds=10.0)
-    assert after.dump() == idle.dump(), "another restart in the meantime loses nothing"
+    assert after.memories() == idle.memories(), "another restart in the meantime loses nothing"
     assert observed(after, 731, 731, IDLE) == IdleState(age_seconds=631.0, idle_for_seconds=611.0)
     busy = restarted(idle, 720.0)
     observed(busy, 720, 720, BUSY, None)
@@ -171,7 +171,7 @@ def test_a_restart_forgets_a_holder_that_holds_nothing_any_more() -> None:
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
     after.forget(keep=())
-    assert after.dump() == []
+    assert after.memories() == ()
 
 
 def test_a_clock_that_is_ahead_is_of_another_boot() -> None:
@@ -186,7 +186,7 @@ def test_a_clock_that_is_ahead_is_of_another_boot() -> None:
     [
         {"holder": ["a"]},
         {"holder": [1, 2, 3, 4]},
-        {"pod_uid": None},
+        {"pod_uid": 7},
         {"idle_seconds": -1},
         {"first_seen": "x"},
         {"first_seen": 1e9},
@@ -195,9 +195,9 @@ def test_a_clock_that_is_ahead_is_of_another_boot() -> None:
 def test_a_damaged_idle_clock_is_refused(change: dict[str, object]) -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
-    (row,) = idle.dump()
+    (row,) = through_json(idle.memories())
     with pytest.raises((TypeError, ValueError)):
-        memories_of([row | change])
+        read(IdleMemory, row | change)
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.sampled_from([None, IDLE, BUSY, OPEN])), max_size=30))

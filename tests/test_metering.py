@@ -1,6 +1,5 @@
 """Metering in the agent: what is shown has been saved, restarts go on, prices are of the moment, bad disks are told."""
 
-import json
 import os
 import signal
 import subprocess
@@ -18,15 +17,13 @@ from exporter.accounting.ledger import COST_LABELS_LIMIT
 from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import Match, PriceBook, PriceRow
-from exporter.accounting.state_file import StateFile
+from exporter.accounting.state_file import StateFile, to_json
 from exporter.agent.metering import HUNG_SECONDS, Metering
 from exporter.agent.run import loaded_driver
 from exporter.errors import ConfigError, StateError
 from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
-    DeviceState,
-    DeviceView,
     Field,
     LedgerView,
     NodeFacts,
@@ -156,25 +153,6 @@ def test_a_sample_that_came_late_before_a_restart_makes_no_second_count_twice(tm
     sample(second, 4.0)
     save_now(second, NOON + 4, 4.0)
     assert shown(second, 4.0).capacity_seconds == 3.0
-
-
-def test_what_a_gpu_used_while_it_was_lost_is_nobodys_after_a_restart(tmp_path: Path) -> None:
-    def train(state: DeviceState, values: dict[Field, int | float]) -> list[DeviceView]:
-        return [whole(use(holder("train"), 1.0), busy=1.0, state=state, values=values)]
-
-    counter = Field.TOTAL_ENERGY_CONSUMPTION
-    metering = started(tmp_path)
-    sample(metering, 0.0, train(DeviceState.UP, {counter: 0}))
-    for second in range(1, 61):
-        sample(metering, second, train(DeviceState.LOST, {}))
-    save_now(metering, NOON + 60, 60.0)
-    metering = started(tmp_path, steady=60.5)
-    sample(metering, 61.0, train(DeviceState.UP, {counter: 61 * 300_000}))
-    save_now(metering, NOON + 61, 61.0)
-    accounts = shown(metering, 61.0).accounts
-    joules = {account.owner: totals.energy_joules for account, totals in accounts.items()}
-    assert joules == pytest.approx({ML: 300.0, UNATTRIBUTED: 60 * 300.0})
-    assert seconds(shown(metering, 61.0), ML) == (1.0, 0.0, 60.0)
 
 
 def test_energy_of_a_gap_in_which_the_driver_was_loaded_again_is_unknown(tmp_path: Path) -> None:
@@ -543,9 +521,9 @@ def test_a_save_is_a_picture_that_later_samples_do_not_touch(tmp_path: Path) -> 
     sample(metering, 1.0)
     save = metering.begin_save(NOON, 1.0)
     assert save is not None
-    before = json.dumps(save.data), dict(save.pods)
+    before = to_json(save.data), dict(save.pods)
     sample(metering, 2.0)
-    assert (json.dumps(save.data), save.pods) == before
+    assert (to_json(save.data), save.pods) == before
 
 
 def test_a_save_that_fails_twice_is_counted_twice_and_told_once(

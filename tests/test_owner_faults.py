@@ -6,7 +6,7 @@ import pytest
 from metering_support import gpu, holder, instances_of, whole
 from owner_windows_support import MINUTE, TRAIN, held
 
-from exporter.accounting.owner_faults import HELD_SECONDS, HOLDERS_LIMIT, OwnerFaults
+from exporter.accounting.owner_figures import HELD_SECONDS, HOLDERS_LIMIT, OwnerFaults
 from exporter.model import DeviceState, DeviceView, Field, Owner, OwnersView, XidTier, xid_tier
 
 OTHER = Owner(namespace="ml", kind="Job", name="other", team="nlp")

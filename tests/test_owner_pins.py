@@ -1,17 +1,16 @@
 """Who is charged: one pod, one owner, whenever metadata comes, goes or changes its mind."""
 
-import json
 from collections.abc import Mapping, Sized
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metering_support import H100, gpu, holder
+from metering_support import H100, gpu, holder, through_json
 
-from exporter.accounting.gpu_split import slot_of
-from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.meter import Meter
+from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.meter import Meter, MeterState
+from exporter.accounting.records import read
 from exporter.agent.owners import PATIENCE_SECONDS, Owners
 from exporter.model import Account, AllocationState, DeviceView, Owner, PodFacts, PodUse, ShareMode
 
@@ -68,7 +67,7 @@ def test_an_owner_outlives_the_agent_with_what_was_held(uids: str) -> None:
     meter.add((held(uid="1"),), 0.0)
     told.owners["a"] = OTHER_TEAM
     after = Owners(tenancy=told)
-    after.restore(meter.slots())
+    after.restore(meter.state().slots)
     owner_of = {"1": JOB, "2": OTHER_TEAM}
     for uid in uids:
         assert after.owner_of(holder("a", uid=uid)) == owner_of[uid]
@@ -78,7 +77,7 @@ def test_a_namespace_that_paid_for_want_of_metadata_is_no_owner_to_be_kept() -> 
     meter = Meter(1.0, Owners().owner_of)
     meter.add((held(uid="1"),), 0.0)
     after = Owners(tenancy=Told({"a": JOB}))
-    after.restore(meter.slots())
+    after.restore(meter.state().slots)
     assert after.owner_of(holder("a", uid="1")) == JOB
 
 
@@ -91,7 +90,7 @@ def metered(owners: Owners, ledgers: Ledgers, meter: Meter, seconds: range) -> N
 def restarted(ledgers: Ledgers, now: float) -> Ledgers:
     """What the next process makes of the state."""
     after = Ledgers()
-    after.restore(kept_of(ledgers.begin_save(lambda owner, _: owner, now=now, steady=now)))
+    after.restore(through_json(ledgers.begin_save(lambda owner, _: owner, now=now, steady=now)))
     return after
 
 
@@ -181,12 +180,12 @@ def test_a_pod_that_pays_for_itself_keeps_its_cost_labels_over_a_restart() -> No
     meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
     meter.add((held(uid="1"),), 0.0)
     after = Owners(tenancy=Told({"a": ITSELF}))
-    slots = json.loads(json.dumps([asdict(slot) for slot in meter.slots()]))
-    after.restore(map(slot_of, slots))
+    state = through_json(meter.state())
+    after.restore(read(MeterState, state).slots)
     assert after.owner_of(holder("a", uid="1")) == alone
-    slots[0]["account"]["owner"]["cost_labels"] = 7
-    with pytest.raises(TypeError, match="not the texts of a slot"):
-        slot_of(slots[0])
+    state["slots"][0]["account"]["owner"]["cost_labels"] = 7
+    with pytest.raises(TypeError, match="is not of type str"):
+        read(MeterState, state)
 
 
 def test_a_pod_on_two_lines_of_the_ledger_is_given_up_on_both_at_once() -> None:
@@ -230,7 +229,7 @@ def test_a_pod_that_pays_for_itself_keeps_its_team_over_a_restart_in_an_outage()
     meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
     meter.add((held(uid="1"),), 0.0)
     after = Owners(tenancy=Told())
-    after.restore(meter.slots())
+    after.restore(meter.state().slots)
     assert after.owner_of(holder("a")) == alone
 
 
@@ -250,12 +249,12 @@ def test_whatever_the_api_does_every_second_is_entered_once_and_on_one_owner(ste
     now = 0
     for step in [*steps, "tick"]:
         if step == "restart":
-            slots = meter.slots()
+            state = meter.state()
             ledgers = restarted(ledgers, float(now))
             owners = Owners(tenancy=told)
-            owners.restore(slots)
+            owners.restore(state.slots)
             meter = Meter(1.0, owners.owner_of)
-            meter.resume(slots, float(now))
+            meter.resume(state)
         elif step == "tick":
             now += 1
         else:

@@ -1,9 +1,7 @@
 """Divides each GPU among its holders; the parts of a GPU always sum to the whole."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from exporter.model import (
     UNALLOCATED,
@@ -31,10 +29,7 @@ DUST = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A part of a physical GPU with its owner; kept between samples to know the holder before a gap.
-
-    ``dataclasses.asdict`` converts it for JSON, ``slot_of`` parses that.
-    """
+    """A part of a physical GPU with its owner; kept between samples to know the holder before a gap."""
 
     device_uuid: str
     """UUID of the held device; the GPU's own for a part without a holder."""
@@ -56,25 +51,6 @@ class Slot:
     def key(self) -> HolderKey:
         """Container and device."""
         return self.device_uuid, self.namespace, self.pod, self.container
-
-
-def slot_of(data: Mapping[str, Any]) -> Slot:
-    """Parse a slot that ``dataclasses.asdict`` converted.
-
-    Raises:
-        KeyError, TypeError, ValueError: The data is not a slot.
-    """
-    account = data["account"]
-    owner, model = Owner(**account["owner"]), account["model"]
-    slot = Slot(**{**data, "account": Account(owner=owner, model=model, mode=ShareMode(account["mode"]))})
-    of_owner = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels, owner.pod_uid)
-    texts: tuple[object, ...] = (*of_owner, model, *slot.key, slot.gpu_uuid, slot.pod_uid or "")
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"not the texts of a slot: {texts!r}")
-    figures: tuple[object, ...] = (slot.share_ratio, slot.energy_counter_millijoules or 0.0, slot.idle_watts or 0.0)
-    if not all(isinstance(figure, int | float) and 0 <= figure < math.inf for figure in figures):
-        raise ValueError(f"not the figures of a slot: {figures!r}")
-    return slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

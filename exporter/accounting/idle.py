@@ -1,9 +1,8 @@
 """Tracks for how long a holder has held its device and for how long it has left it idle."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from exporter.model import HolderKey, is_other_pod
 
@@ -12,13 +11,12 @@ UNMEASURED_SECONDS = 300.0
 UNMEASURED_RATIO = 0.01
 """Unmeasured time that measured idle time compensates, as a part of the latter."""
 
-_FIGURES = ("first_seen", "last_seen", "idle_seconds", "unmeasured_seconds")
-
 
 @dataclass(slots=True, kw_only=True)
 class IdleMemory:
-    """State of the idle clock for one holder; instants are seconds of the monotonic clock."""
+    """State of the idle clock for one holder, a record of the state file; instants are of the monotonic clock."""
 
+    holder: HolderKey
     pod_uid: str | None
     first_seen: float
     last_seen: float
@@ -26,8 +24,12 @@ class IdleMemory:
     """Measured idle time since the holder was last busy."""
     unmeasured_seconds: float = 0.0
     """Unmeasured time since then, less the part that measured idle time compensates."""
-    was_busy: bool = False
-    """Whether the holder was busy in this process."""
+    was_busy: bool = field(default=False, init=False)
+    """Whether the holder was busy in this process; not saved."""
+
+    def __post_init__(self) -> None:
+        if self.first_seen > self.last_seen:
+            raise ValueError(f"not the instants of an idle clock: {self}")
 
     def restart(self) -> None:
         """Restart the idle time at 0."""
@@ -51,25 +53,6 @@ class IdleState:
 
     age_seconds: float
     idle_for_seconds: float | None
-
-
-def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, IdleMemory]:
-    """Parse the output of ``IdleClock.dump``.
-
-    Raises:
-        KeyError, TypeError, ValueError: The data has another form.
-    """
-    memories: dict[HolderKey, IdleMemory] = {}
-    for row in rows:
-        device, namespace, pod, container = row["holder"]
-        figures: dict[str, Any] = {name: float(row[name]) for name in _FIGURES}
-        if not all(isinstance(text, str) for text in (device, namespace, pod, container, row["pod_uid"])):
-            raise TypeError(f"not the holder of an idle clock: {row!r}")
-        ordered = figures["first_seen"] <= figures["last_seen"]
-        if not (ordered and all(0 <= figure < math.inf for figure in figures.values())):
-            raise ValueError(f"not the figures of an idle clock: {row!r}")
-        memories[device, namespace, pod, container] = IdleMemory(pod_uid=row["pod_uid"], **figures)
-    return memories
 
 
 @dataclass(slots=True)
@@ -126,7 +109,7 @@ class IdleClock:
     def _memory_of(self, key: HolderKey, now: float, pod_uid: str | None) -> IdleMemory:
         memory = self._memory.get(key)
         if memory is None or is_other_pod(memory.pod_uid, pod_uid):
-            memory = self._memory[key] = IdleMemory(pod_uid=pod_uid, first_seen=now, last_seen=now)
+            memory = self._memory[key] = IdleMemory(holder=key, pod_uid=pod_uid, first_seen=now, last_seen=now)
         memory.pod_uid = memory.pod_uid or pod_uid
         if pod_uid and self._earlier:
             earlier = self._earlier.pop(key, None)
@@ -141,19 +124,16 @@ class IdleClock:
             for key in memories.keys() - kept:
                 del memories[key]
 
-    def dump(self) -> list[dict[str, Any]]:
-        """Return the state to save, for JSON: holders with a known pod UID."""
+    def memories(self) -> tuple[IdleMemory, ...]:
+        """Return copies of the state to save: of holders with a known pod UID."""
         known = {key: memory for key, memory in self._memory.items() if memory.pod_uid}
-        return [
-            {"holder": list(key), "pod_uid": memory.pod_uid, **{name: getattr(memory, name) for name in _FIGURES}}
-            for key, memory in {**self._earlier, **known}.items()
-        ]
+        return tuple(replace(memory) for memory in {**self._earlier, **known}.values())
 
-    def restore(self, memories: Mapping[HolderKey, IdleMemory], now: float) -> None:
+    def restore(self, memories: Iterable[IdleMemory], now: float) -> None:
         """Continue from an earlier process of the same boot; the clock of another boot is not comparable.
 
         Args:
-            memories: As ``memories_of`` returned them.
+            memories: Result of ``memories``.
             now: Monotonic clock, in seconds.
         """
-        self._earlier = {key: memory for key, memory in memories.items() if memory.last_seen <= now}
+        self._earlier = {memory.holder: memory for memory in memories if memory.last_seen <= now}

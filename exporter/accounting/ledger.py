@@ -1,12 +1,11 @@
 """Sums seconds, joules and money per owner under one ledger identity; totals start at 0 and never decrease."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from exporter.accounting.records import read, written
 from exporter.model import (
-    STATES,
     Account,
     ByState,
     HolderKey,
@@ -14,15 +13,10 @@ from exporter.model import (
     PodAccount,
     Portion,
     Price,
-    ShareMode,
     ShownLedger,
     Totals,
     is_other_pod,
 )
-
-_PLAIN = ("energy_joules", "energy_unknown_seconds", "unpriced_seconds")
-_MOST = 1e300
-"""Upper limit of a figure: the sum of two figures below it is finite."""
 
 
 def charged(portion: Portion, price: Price | None) -> Totals:
@@ -42,61 +36,16 @@ def charged(portion: Portion, price: Price | None) -> Totals:
     )
 
 
-def _written(totals: Totals) -> dict[str, Any]:
-    """Return all sums, for JSON."""
-    plain = {name: getattr(totals, name) for name in _PLAIN}
-    by_currency = {currency: dict(paid) for currency, paid in totals.money.items()}
-    return plain | {"seconds": dict(totals.seconds), "money": by_currency}
-
-
-def _totals_of(data: Mapping[str, Any]) -> Totals:
-    """Parse the output of ``_written``.
+def totals_of(entry: Mapping[str, Any]) -> Totals:
+    """Return the totals of an entry of the state file.
 
     Raises:
-        KeyError, TypeError, ValueError: The data has another form, or a figure in it is impossible.
+        KeyError, TypeError, ValueError: The entry has another form.
     """
-    seconds = data.get("seconds") or {state: data[f"{state}_seconds"] for state in _OLD_STATES}
-    return Totals(
-        seconds=_by_state(seconds),
-        money={currency: _by_state(amounts) for currency, amounts in data["money"].items()},
-        **{name: amount(data, name) for name in _PLAIN},
-    )
-
-
-_OLD_STATES = {"active": "active_unprofiled", "idle": "idle", "unknown": "unknown"}
-"""States of layout 2 of the state file, which had no profiled time."""
-
-
-def _by_state(figures: Mapping[str, Any]) -> ByState:
-    names = _OLD_STATES if "active" in figures else {state: state for state in STATES}
-    return ByState.of({state: amount(figures, name) for name, state in names.items()})
-
-
-def amount(data: Mapping[str, Any], name: str) -> float:
-    """Return a figure that never decreases.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is missing, not a number, negative or not finite.
-    """
-    try:
-        value = float(data[name])
-    except OverflowError:
-        value = math.inf
-    if not 0 <= value < _MOST:
-        raise ValueError(f"{name} is {value}")
-    return value
-
-
-def text(data: Mapping[str, Any], name: str) -> str:
-    """Return a text.
-
-    Raises:
-        KeyError, TypeError: It is missing or not a text.
-    """
-    value = data[name]
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}, not text")
-    return value
+    totals = entry["totals"]
+    if "seconds" not in totals:  # layout 2
+        totals = {**totals, "seconds": {name: totals[f"{name}_seconds"] for name in ("active", "idle", "unknown")}}
+    return read(Totals, totals)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,32 +96,14 @@ class PodTable:
         return dict(self._sums)
 
     def dump(self) -> list[dict[str, Any]]:
-        """Return all sums, for JSON."""
-        return [
-            {name: getattr(pod, name) for name in PodAccount.__slots__} | {"totals": _written(totals)}
-            for pod, totals in self._sums.items()
-        ]
+        """Return all sums, for the state file."""
+        return [{**written(pod), "totals": totals} for pod, totals in self._sums.items()]
 
     def restore(self, sums: Mapping[PodAccount, Totals]) -> None:
-        """Continue from the result of ``pods_of``."""
+        """Continue from these sums."""
         self._sums = dict(sums)
         self._changed = {}
         self._now = {pod.key: pod for pod in sums}
-
-
-def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Totals]:
-    """Parse the output of ``PodTable.dump``.
-
-    Raises:
-        KeyError, TypeError, AttributeError, ValueError: The data has another form.
-    """
-    return {_pod_of(entry): _totals_of(entry["totals"]) for entry in entries}
-
-
-def _pod_of(entry: Mapping[str, Any]) -> PodAccount:
-    texts = {name: text(entry, name) for name in PodAccount.__slots__ if name not in {"gpu_index", "pod_uid"}}
-    uid = None if entry["pod_uid"] is None else text(entry, "pod_uid")
-    return PodAccount(**texts, gpu_index=int(entry["gpu_index"]), pod_uid=uid)
 
 
 SECONDS_PER_HOUR = 3600.0
@@ -337,7 +268,7 @@ class Ledger:
         )
 
     def dump(self) -> dict[str, Any]:
-        """Return all sums, for JSON, as copies."""
+        """Return all sums, for the state file."""
         return {
             "id": self.identity,
             "created_at_seconds": self.created_at_seconds,
@@ -345,8 +276,7 @@ class Ledger:
             "capacity_seconds": self.sheet.capacity_seconds,
             "conservation_error_seconds": self.sheet.conservation_error_seconds,
             "accounts": [
-                {name: getattr(account.owner, name) for name in Owner.__slots__}
-                | {"model": account.model, "mode": account.mode.value, "totals": _written(totals)}
+                {**written(account.owner), "model": account.model, "mode": account.mode, "totals": totals}
                 for account, totals in self.sheet.accounts.items()
             ],
         }
@@ -356,21 +286,16 @@ def ledger_of(data: Mapping[str, Any]) -> Ledger:
     """Parse the output of ``Ledger.dump``.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: The data has another form.
+        KeyError, TypeError, ValueError: The data has another form.
     """
+    ended = data["ended_at_seconds"]
     return Ledger(
-        identity=text(data, "id"),
-        created_at_seconds=amount(data, "created_at_seconds"),
-        ended_at_seconds=None if data["ended_at_seconds"] is None else amount(data, "ended_at_seconds"),
+        identity=read(str, data["id"]),
+        created_at_seconds=read(float, data["created_at_seconds"]),
+        ended_at_seconds=None if ended is None else read(float, ended),
         sheet=Sheet(
-            accounts={_account_of(entry): _totals_of(entry["totals"]) for entry in data["accounts"]},
-            capacity_seconds=amount(data, "capacity_seconds"),
-            conservation_error_seconds=amount(data, "conservation_error_seconds"),
+            accounts={read(Account, {**entry, "owner": entry}): totals_of(entry) for entry in data["accounts"]},
+            capacity_seconds=read(float, data["capacity_seconds"]),
+            conservation_error_seconds=read(float, data["conservation_error_seconds"]),
         ),
     )
-
-
-def _account_of(entry: Mapping[str, Any]) -> Account:
-    texts = {name: text(entry, name) for name in Owner.__slots__ if name != "provisional"}
-    owner = Owner(**texts, provisional=bool(entry["provisional"]))
-    return Account(owner=owner, model=text(entry, "model"), mode=ShareMode(entry["mode"]))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.accounting.ledger import Ledger, PodTable, Sheet, ledger_of, pods_of
+from exporter.accounting.ledger import Ledger, PodTable, Sheet, ledger_of, totals_of
+from exporter.accounting.records import read
 from exporter.model import LedgerView, Owner, PodAccount, Portion, Price, Totals
 
 ACCOUNT_LIMIT = 2000
@@ -74,11 +75,17 @@ class Ledgers:
         self.pods = PodTable(linger_seconds=self.linger_seconds)
         self._ledger = self._new(0.0)
 
-    def restore(self, state: "KeptLedgers") -> None:
-        """Continue from the result of ``kept_of``."""
-        self._ledger, self._former = state.ledger, state.former
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the result of ``begin_save``, after JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: The state has another form; then nothing has changed.
+        """
+        ledger, former = ledger_of(state["ledger"]), tuple(ledger_of(entry) for entry in state["former_ledgers"])
+        pods = {read(PodAccount, entry): totals_of(entry) for entry in state["pods"]}
+        self._ledger, self._former = ledger, former
         self._is_begun = self._is_saved = True
-        self.pods.restore(state.pods)
+        self.pods.restore(pods)
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], *, now: float, steady: float) -> None:
         """Add the portions of one sample.
@@ -131,7 +138,7 @@ class Ledgers:
         return self._memory is not None and not self._waiting.accounts
 
     def begin_save(self, owner_of: Callable[[Owner, float], Owner], *, now: float, steady: float) -> dict[str, Any]:
-        """Return the data to save, for JSON; ``saved`` or ``not_saved`` must follow.
+        """Return the data for the state file; ``saved`` or ``not_saved`` must follow.
 
         Args:
             owner_of: As for ``settle``; the owners of sums that are on disk change only with a save.
@@ -254,28 +261,3 @@ class Ledgers:
             if now - (ledger.ended_at_seconds or now) <= FORMER_SECONDS:
                 kept.append(ledger)
         return tuple(kept)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptLedgers:
-    """Ledgers and counters of pods from a saved state."""
-
-    ledger: Ledger
-    former: tuple[Ledger, ...]
-    pods: Mapping[PodAccount, Totals]
-
-
-def kept_of(data: Mapping[str, Any]) -> KeptLedgers:
-    """Parse the output of ``Ledgers.begin_save``.
-
-    Raises:
-        ValueError: The data has another form; the message says which part is wrong.
-    """
-    try:
-        return KeptLedgers(
-            ledger=ledger_of(data["ledger"]),
-            former=tuple(ledger_of(entry) for entry in data["former_ledgers"]),
-            pods=pods_of(data["pods"]),
-        )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"not a ledger: {type(error).__name__}: {error}") from error

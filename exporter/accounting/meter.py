@@ -1,6 +1,6 @@
 """Meters samples of a node into seconds and joules, each charged to one owner."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
@@ -19,13 +19,6 @@ class Energy:
 
     joules: float
     idle_joules: float
-    earlier_joules: float = 0.0
-    """Part of ``joules`` from before the interval, when the counter could not be read."""
-
-    def without_earlier(self) -> "Energy":
-        """Return the energy of the interval itself."""
-        own = self.joules - self.earlier_joules
-        return Energy(joules=own, idle_joules=self.idle_joules * (own / self.joules))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,13 +26,13 @@ class EnergyMeter:
     """One physical GPU's energy: its counter's increase, otherwise power times time."""
 
     counter_millijoules: float | None = None
-    """The driver's counter at its last reading; it restarts at 0 with the driver."""
+    """The driver's counter at its last reading, which restarts with the driver; ``None`` if unknown."""
     idle_watts: float | None = None
     """Lowest mean power over an interval so far: the power of the GPU without work."""
-    uncounted_seconds: float = 0.0
-    """Time between the last reading of the counter and the current interval, in seconds."""
     driver: int | None = None
-    """Identity of the loaded driver at the end of the last interval; ``None`` if unknown."""
+    """Identity of the driver that counted; ``None`` if unknown."""
+    uncounted_seconds: float = 0.0
+    """Time between the last reading of the counter and the current interval."""
 
     def take(
         self,
@@ -64,36 +57,32 @@ class EnergyMeter:
             ``None`` if the energy was not measured or is impossible. If the counter is readable again after a while,
             all energy that it has counted since.
         """
-        if driver != self.driver:
-            self.driver, self.counter_millijoules, self.uncounted_seconds = driver, None, 0.0
-        joules = self._joules(values, interval_seconds, seen=seen)
+        before = self.counter_millijoules if driver == self.driver else None
+        counter, power = values.get(Field.TOTAL_ENERGY_CONSUMPTION), values.get(Field.POWER_USAGE) if seen else None
         seconds = interval_seconds + self.uncounted_seconds
-        waits = self.counter_millijoules is not None and values.get(Field.TOTAL_ENERGY_CONSUMPTION) is None
-        earlier, self.uncounted_seconds = self.uncounted_seconds, seconds if waits else 0.0
-        if joules is None or joules > MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
+        if before is not None and counter is None and power is None:
+            self.uncounted_seconds = seconds
+            return None
+        self.begin(values, driver)
+        if before is not None and counter is not None:
+            joules = (counter - before) / 1000
+        elif power is not None:
+            joules, seconds = max(0.0, power) * interval_seconds, interval_seconds
+        else:
+            return None
+        # A decrease: the driver was loaded again, and its earlier count is lost.
+        if not 0 <= joules <= MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
             return None
         if seen and telling and joules > 0:
             watts = joules / seconds
             self.idle_watts = watts if self.idle_watts is None else min(self.idle_watts, watts)
         idle = joules if self.idle_watts is None else min(joules, self.idle_watts * seconds)
-        return Energy(joules=joules, idle_joules=idle, earlier_joules=joules * (earlier / seconds))
+        return Energy(joules=joules, idle_joules=idle)
 
     def begin(self, values: Mapping[Field, int | float], driver: int | None = None) -> None:
-        """Store a driver's counter at the start of the first interval."""
-        self.driver = driver
+        """Store a driver's counter at the start of an interval."""
+        self.driver, self.uncounted_seconds = driver, 0.0
         self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
-
-    def _joules(self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool) -> float | None:
-        counter, before = values.get(Field.TOTAL_ENERGY_CONSUMPTION), self.counter_millijoules
-        if counter is not None and before is not None:
-            self.counter_millijoules = counter
-            # A decrease: the driver was loaded again, and its earlier count is lost.
-            return (counter - before) / 1000 if counter >= before else None
-        power = values.get(Field.POWER_USAGE) if seen else None
-        if counter is not None or power is not None:
-            self.counter_millijoules = counter  # when readable again, it must not count energy that power has measured
-            self.uncounted_seconds = 0.0
-        return None if power is None else max(0.0, power) * interval_seconds
 
 
 def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -130,6 +119,24 @@ def stale_after_seconds(sample_interval_seconds: float) -> float:
     return max(3 * sample_interval_seconds, 2.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterState:
+    """State of a meter, with which the next process in the same boot continues; a record of the state file."""
+
+    boot_id: str
+    """Boot id of the machine: monotonic clocks of two boots do not compare."""
+    metered_steady: float
+    """Instant of the last sample."""
+    metered_until: Mapping[str, float]
+    """Instant up to which each GPU is metered; an absent GPU may be far behind the last sample."""
+    energy_drivers: Mapping[str, int] = field(default_factory=dict)
+    """Identity of the driver that last counted a GPU's energy, for GPUs with a known one."""
+    energy_uncounted_seconds: Mapping[str, float]
+    """Time since the last reading of each GPU's energy counter; an absent GPU has 0."""
+    slots: tuple[Slot, ...]
+    """Slots of every GPU at its last sample."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _GpuMeter:
     """The instant up to which one physical GPU is metered, and its state then."""
@@ -137,8 +144,6 @@ class _GpuMeter:
     steady: float
     slots: tuple[Slot, ...]
     energy: EnergyMeter = field(default_factory=EnergyMeter)
-    counted: tuple[Slot, ...] = ()
-    """Slots at the last reading of the energy counter."""
 
 
 @dataclass(slots=True)
@@ -155,7 +160,7 @@ class Meter:
     _divider: Divider = field(init=False)
     _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
     steady: float | None = None
-    """Instant of the last sample, to be saved with ``slots``; ``None`` before the first."""
+    """Instant of the last sample, also of the previous process; ``None`` before the first."""
 
     def __post_init__(self) -> None:
         self._divider = Divider(self.owner_of)
@@ -173,47 +178,28 @@ class Meter:
             Portions that, per GPU, sum to the time since that GPU's last sample; none for a new GPU.
         """
         portions: list[Portion] = []
-        by_uuid = {view.gpu.uuid: view for view in views if view.instance is None}
+        values_of = {view.gpu.uuid: view.values for view in views if view.instance is None}
         for division in self._divider.divide(views):
-            board = by_uuid.get(division.gpu_uuid)
-            values = board.values if board else {}
+            values = values_of.get(division.gpu_uuid, {})
             slots = tuple(part.slot for part in division.parts)
             meter = self._gpus.get(division.gpu_uuid)
             if meter is None:
                 meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
                 meter.energy.begin(values, driver)
-                meter.counted = slots
-                continue
             interval = steady - meter.steady
             if -LATE_SECONDS < interval < 0:
                 continue
+            if meter.energy.uncounted_seconds and not _same(meter.slots, slots):
+                meter.energy.begin({})  # energy that is not counted yet may be of the previous holders
             if interval > 0:
                 seen = interval <= stale_after_seconds(self.sample_interval_seconds)
                 telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
                 energy = meter.energy.take(values, interval, seen=seen, telling=telling, driver=driver)
-                of_interval = division if seen else across_gap(meter.slots, division)
-                if energy and energy.earlier_joules and not _same(meter.counted, slots):
-                    portions.append(_unattributed(division, energy.earlier_joules, interval))
-                    energy = energy.without_earlier()
-                portions += _portions(of_interval, interval, energy)
-                if not meter.energy.uncounted_seconds:
-                    meter.counted = slots
+                portions += _portions(division if seen else across_gap(meter.slots, division), interval, energy)
             meter.steady, meter.slots = steady, slots
         if self.steady is None or not -LATE_SECONDS < steady - self.steady < 0:
             self.steady = steady
         return tuple(portions)
-
-    def slots(self) -> tuple[Slot, ...]:
-        """Return the current slots of every GPU, for the saved state."""
-        return tuple(
-            replace(
-                slot,
-                energy_counter_millijoules=meter.energy.counter_millijoules,
-                idle_watts=meter.energy.idle_watts,
-            )
-            for meter in self._gpus.values()
-            for slot in meter.slots
-        )
 
     def free_shares(self) -> dict[str, float]:
         """Return the part (0..1) of each physical GPU without a holder, by UUID, as of its last sample."""
@@ -222,52 +208,41 @@ class Meter:
             for uuid, meter in self._gpus.items()
         }
 
-    def instants(self) -> dict[str, float]:
-        """Return the instant up to which each GPU is metered; an absent GPU may be far behind the last sample."""
-        return {uuid: meter.steady for uuid, meter in self._gpus.items()}
+    def state(self, boot_id: str = "") -> MeterState:
+        """Return the state to save, after the first sample."""
+        drivers = {uuid: meter.energy.driver for uuid, meter in self._gpus.items()}
+        return MeterState(
+            boot_id=boot_id,
+            metered_steady=self.steady or 0.0,
+            metered_until={uuid: meter.steady for uuid, meter in self._gpus.items()},
+            energy_drivers={uuid: driver for uuid, driver in drivers.items() if driver is not None},
+            energy_uncounted_seconds={uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()},
+            slots=tuple(
+                replace(
+                    slot,
+                    energy_counter_millijoules=meter.energy.counter_millijoules,
+                    idle_watts=meter.energy.idle_watts,
+                )
+                for meter in self._gpus.values()
+                for slot in meter.slots
+            ),
+        )
 
-    def uncounted(self) -> dict[str, float]:
-        """Return the seconds since the energy counter was last read, for GPUs without a value."""
-        found = {uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()}
-        return {uuid: seconds for uuid, seconds in found.items() if seconds > 0}
-
-    def drivers(self) -> dict[str, int]:
-        """Return the identity of the driver that last counted a GPU's energy, for GPUs with a known one."""
-        return {uuid: meter.energy.driver for uuid, meter in self._gpus.items() if meter.energy.driver is not None}
-
-    def resume(
-        self,
-        slots: Iterable[Slot],
-        steady: float,
-        instants: Mapping[str, float] | None = None,
-        uncounted: Mapping[str, float] | None = None,
-        drivers: Mapping[str, int] | None = None,
-    ) -> None:
-        """Continue as if the last sample had been at ``steady`` with these slots.
-
-        The next sample then closes an interval or a gap. Only for the same boot: clocks of two boots do not compare.
-
-        Args:
-            slots: Result of ``slots``.
-            steady: Instant of the last sample.
-            instants: Result of ``instants``; a GPU that is not in it was metered up to the last sample.
-            uncounted: Result of ``uncounted``. The holders at the reading of the counter are no longer known.
-            drivers: Result of ``drivers``.
-        """
+    def resume(self, state: MeterState) -> None:
+        """Continue from the state of a process in the same boot: the next sample closes an interval or a gap."""
         by_gpu: dict[str, list[Slot]] = {}
-        for slot in slots:
+        for slot in state.slots:
             by_gpu.setdefault(slot.gpu_uuid, []).append(slot)
-        for uuid, of_gpu in by_gpu.items():
+        for uuid, slots in by_gpu.items():
             energy = EnergyMeter(
-                counter_millijoules=of_gpu[0].energy_counter_millijoules,
-                idle_watts=of_gpu[0].idle_watts,
-                uncounted_seconds=uncounted.get(uuid, 0.0) if uncounted else 0.0,
-                driver=drivers.get(uuid) if drivers else None,
+                counter_millijoules=slots[0].energy_counter_millijoules,
+                idle_watts=slots[0].idle_watts,
+                driver=state.energy_drivers.get(uuid),
+                uncounted_seconds=state.energy_uncounted_seconds.get(uuid, 0.0),
             )
-            since = instants.get(uuid, steady) if instants else steady
-            counted = () if energy.uncounted_seconds else tuple(of_gpu)
-            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy, counted=counted)
-        self.steady = steady
+            since = state.metered_until.get(uuid, state.metered_steady)
+            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(slots), energy=energy)
+        self.steady = state.metered_steady
 
 
 def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
@@ -292,19 +267,14 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
         )
         for part, own in zip(division.parts, joules, strict=False)
     ]
-    if foreign:
-        portions.append(_unattributed(division, joules[-1], interval))
+    if foreign:  # only energy, without a known user
+        nobody = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
+        of_gpu = division.gpu_uuid
+        portions.append(Portion(gpu_uuid=of_gpu, account=nobody, energy_joules=joules[-1], interval_seconds=interval))
     return portions
 
 
-def _unattributed(division: Division, joules: float | None, interval: float) -> Portion:
-    """Return a portion that contains only energy without a known user."""
-    account = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
-    return Portion(gpu_uuid=division.gpu_uuid, account=account, energy_joules=joules, interval_seconds=interval)
-
-
-def _same(before: Iterable[Slot], after: Iterable[Slot]) -> bool:
+def _same(before: Sequence[Slot], after: Sequence[Slot]) -> bool:
     """Return whether the same holders had the same parts."""
-    return {(slot.key, slot.pod_uid, slot.share_ratio) for slot in before} == {
-        (slot.key, slot.pod_uid, slot.share_ratio) for slot in after
-    }
+    held = [{(slot.key, slot.pod_uid, slot.share_ratio) for slot in slots if slot.pod} for slots in (before, after)]
+    return held[0] == held[1]

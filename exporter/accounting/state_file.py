@@ -8,13 +8,16 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+from exporter.accounting.records import written
 from exporter.errors import StateError
+
+Parsed = TypeVar("Parsed")
 
 VERSION = 3
 """Version of the layout of the file's content; a newer file is not read."""
@@ -88,6 +91,18 @@ class StateFile:
         if not isinstance(state, dict):
             raise self.set_aside("state_damaged", "is damaged: its state is not an object")
         return state
+
+    def parsed(self, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | None:
+        """Return what ``parse`` makes of the last saved state, ``None`` if there was none.
+
+        Raises:
+            StateError: As for ``load``, or ``parse`` has failed (``state_damaged``).
+        """
+        state = self.load()
+        try:
+            return None if state is None else parse(state)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
+            raise self.set_aside("state_damaged", f"is damaged: {error!r}") from error
 
     def save(self, data: Mapping[str, Any]) -> None:
         """Replace the saved state by ``data``; on return it is on disk, on any error but one the old state still is.
@@ -183,11 +198,20 @@ def encode(data: Mapping[str, Any]) -> bytes:
         StateError: A number in it is not finite.
     """
     try:
-        body = json.dumps(data, separators=(",", ":"), allow_nan=False).encode("ascii")
+        body = to_json(data)
     except ValueError as error:
         raise StateError("state_unwritable", f"state: not saved, a total is not a finite number: {error}") from error
     version = str(VERSION).encode("ascii")
     return b'{"version":%b,"sha256":"%b","state":%b}\n' % (version, _checksum(version, body), body)
+
+
+def to_json(data: object) -> bytes:
+    """Return compact JSON of values and records.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    return json.dumps(data, separators=(",", ":"), allow_nan=False, default=written).encode("ascii")
 
 
 def _checksum(*parts: bytes) -> bytes:
@@ -278,20 +302,20 @@ class WriterLock:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def note(self, point: Mapping[str, Any]) -> None:
+    def note(self, point: object) -> None:
         """Write a note into the lock file, replacing the previous one; it outlives the process but not the boot.
 
         Does nothing without a lock file.
 
         Args:
-            point: Values for JSON; an empty one removes the note.
+            point: A record, or ``None`` to remove the note.
 
         Raises:
             OSError: The note cannot be written.
         """
         if self._host is None:
             return
-        body = json.dumps(point, separators=(",", ":"), allow_nan=False).encode("ascii") if point else b""
+        body = to_json(point) if point else b""
         content = b"%b %b\n" % (_checksum(body), body) if body else b""
         os.pwrite(self._host, content, 0)
         os.ftruncate(self._host, len(content))

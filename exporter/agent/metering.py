@@ -3,22 +3,22 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from exporter.accounting.gpu_split import Slot, slot_of
-from exporter.accounting.idle import IdleClock, memories_of
-from exporter.accounting.ledger import COST_LABELS_LIMIT, amount
-from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.meter import Meter
-from exporter.accounting.owner_faults import OwnerFaults
+from exporter.accounting.idle import IdleClock, IdleMemory
+from exporter.accounting.ledger import COST_LABELS_LIMIT
+from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.meter import Meter, MeterState
+from exporter.accounting.owner_figures import OwnerFaults
 from exporter.accounting.prices import PriceBook, settled_facts
+from exporter.accounting.records import read, written
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
-from exporter.attribution.device_ids import ReplicaKey, counts_of
+from exporter.attribution.device_ids import ReplicaKey
 from exporter.errors import ConfigError, StateError
 from exporter.model import (
     DeviceView,
@@ -45,28 +45,6 @@ HUNG_SECONDS = 30.0
 """Duration above which a save is reported as hung, and the page no longer waits for it."""
 
 
-def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
-    """Parse a node's facts that ``dataclasses.asdict`` converted.
-
-    Raises:
-        TypeError: The data has another form.
-    """
-    facts = NodeFacts(**data)
-    if not all(isinstance(getattr(facts, name), str) for name in NodeFacts.__slots__):
-        raise TypeError(f"not a node's facts: {data!r}")
-    return facts
-
-
-def _amounts(state: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Parse figures by GPU.
-
-    Raises:
-        KeyError, TypeError, ValueError: The data has another form.
-    """
-    figures = state[name]
-    return {str(uuid): amount(figures, uuid) for uuid in figures}
-
-
 def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
     """Return the part of a portion between two ages of its interval in seconds; ``None`` if there is none.
 
@@ -80,33 +58,26 @@ def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
-    """The instant up to which time was metered, and the holders then."""
+class AgentState:
+    """A record of the state file: all that it has in addition to the ledgers and the state of the meter."""
 
-    boot_id: str
-    metered_steady: float
-    until: dict[str, float]
-    """That instant by GPU, if it differs from ``metered_steady``."""
-    uncounted: dict[str, float]
-    drivers: dict[str, int]
-    """Driver identities by GPU; empty in a state of a release that did not save them."""
-    slots: tuple[Slot, ...]
+    saved_at_seconds: float
+    """Unix time."""
+    simulated: bool
+    labelled: NodeFacts | None
+    replicas: tuple[tuple[str, str, int], ...]
+    """Device UUID, resource and count of shared devices."""
+    idle_clocks: tuple[IdleMemory, ...]
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "_Point":
-        """Parse what ``Metering`` wrote to the state file or the lock file.
+    def __post_init__(self) -> None:
+        """Refuse values that another program has written.
 
         Raises:
-            KeyError, TypeError, AttributeError, ValueError: The data has another form.
+            ValueError, OverflowError, OSError: The time is not one of a calendar, or a device has no replicas.
         """
-        return cls(
-            boot_id=str(data["boot_id"]),
-            metered_steady=amount(data, "metered_steady"),
-            until=_amounts(data, "metered_until"),
-            uncounted=_amounts(data, "energy_uncounted_seconds"),
-            drivers={str(uuid): int(str(driver)) for uuid, driver in data.get("energy_drivers", {}).items()},
-            slots=tuple(slot_of(slot) for slot in data["slots"]),
-        )
+        datetime.fromtimestamp(self.saved_at_seconds, UTC)
+        if not all(count for _, _, count in self.replicas):
+            raise ValueError(f"not numbers of replicas: {self.replicas!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +146,8 @@ class Metering:
     problem: str = ""
     """Why totals are not on disk, in one line; empty if they are, or without a state directory."""
     shown: LedgerView | None = None
-    _metered_steady: float | None = None
-    """Instant of the last sample, on the clock of samples."""
+    begun: bool = False
+    """Whether a sample was metered in this process."""
     _is_noted: bool = False
     """Whether there is a note in the lock file."""
     _saving: Save | None = None
@@ -217,48 +188,43 @@ class Metering:
         Args:
             steady: Monotonic time in seconds.
         """
-        if self.file is None:
-            return
         try:
-            state = self.file.load()
-            if state is None:
-                return
-            try:
-                kept = kept_of(state)
-                point = _Point.of(state)
-                saved_at_seconds = datetime.fromtimestamp(amount(state, "saved_at_seconds"), UTC).timestamp()
-                replicas = counts_of(state["replicas"])
-                idle_clocks = memories_of(state["idle_clocks"])
-                simulated = bool(state["simulated"])
-                labelled = None if state["labelled"] is None else node_facts_of(state["labelled"])
-            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
-                raise self.file.set_aside("state_damaged", f"is damaged: {error!r}") from error
-            if simulated is not self.simulated:
-                what = "is of a simulated node" if simulated else "is of a real node and this one is simulated"
+            saved = self.file.parsed(self._restored) if self.file else None
+            if self.file and saved and saved[0].simulated is not self.simulated:
+                what = "is of a real node and this one is simulated" if self.simulated else "is of a simulated node"
                 raise self.file.set_aside("state_foreign", what)
         except StateError as error:
             self._failed(error)
             return
-        self.ledgers.restore(kept)
+        if saved is None:
+            return
+        state, of_file = saved
         # Counts that this agent has read while another one wrote the ledger are newer.
-        self.replicas.update({**replicas, **self.replicas})
-        self.labelled = self.labelled or labelled
-        saved_in, point = point.boot_id, self._later(point)
+        self.replicas.update({(uuid, resource): count for uuid, resource, count in state.replicas} | self.replicas)
+        self.labelled = self.labelled or state.labelled
+        point = self._later(of_file)
         self.owners.restore(point.slots)
         if point.boot_id and point.boot_id == self.boot_id:
-            self.meter.resume(point.slots, point.metered_steady, point.until, point.uncounted, point.drivers)
-            if self.clock and saved_in == self.boot_id:
-                self.clock.restore(idle_clocks, steady)
+            self.meter.resume(point)
+            if self.clock and of_file.boot_id == self.boot_id:
+                self.clock.restore(state.idle_clocks, steady)
             self.owner_windows.restore(steady, self.errors)
-        self.shown = replace(self.ledgers.view(), saved_at_seconds=saved_at_seconds)
-        LOG.info("the ledger continues from %s", self.file.path)
+        self.shown = replace(self.ledgers.view(), saved_at_seconds=state.saved_at_seconds)
+        LOG.info("the ledger continues from %s", self.file.path if self.file else "memory")
 
-    def _later(self, saved: _Point) -> _Point:
+    def _restored(self, data: Mapping[str, Any]) -> tuple[AgentState, MeterState]:
+        """Parse a saved state, and continue from its ledgers unless it is of another kind of node."""
+        saved = read(AgentState, data), read(MeterState, data)
+        if saved[0].simulated is self.simulated:
+            self.ledgers.restore(data)
+        return saved
+
+    def _later(self, saved: MeterState) -> MeterState:
         """Return the later of the saved point and the lock file's, left by a process that showed more than it saved."""
         noted = self.lock.noted()
         self._is_noted = bool(noted)
         try:
-            point = _Point.of(noted)
+            point = read(MeterState, noted)
         except (KeyError, TypeError, AttributeError, ValueError):
             return saved
         if not point.boot_id or point.boot_id != self.boot_id:
@@ -266,8 +232,8 @@ class Metering:
         is_later = saved.boot_id != self.boot_id or point.metered_steady > saved.metered_steady
         return point if is_later else saved
 
-    def _note(self, point: Mapping[str, Any]) -> None:
-        """Write the instant up to which time is shown to the lock file, or nothing if the state file has all of it."""
+    def _note(self, point: MeterState | None) -> None:
+        """Write the instant up to which time is shown to the lock file; ``None`` if the state file has all of it."""
         if not (point or self._is_noted):
             return
         try:
@@ -280,17 +246,6 @@ class Metering:
         else:
             self._is_noted = bool(point)
 
-    def _point(self) -> dict[str, Any]:
-        """Return the instant up to which time is metered and the current holders, for JSON."""
-        return {
-            "boot_id": self.boot_id,
-            "metered_steady": self._metered_steady,
-            "metered_until": self.meter.instants(),
-            "energy_uncounted_seconds": self.meter.uncounted(),
-            "energy_drivers": self.meter.drivers(),
-            "slots": [asdict(slot) for slot in self.meter.slots()],
-        }
-
     def close(self) -> None:
         """Release the ledger to another agent; not while a save hangs, which may still replace the file.
 
@@ -300,14 +255,9 @@ class Metering:
             self.lock.release()
 
     @property
-    def begun(self) -> bool:
-        """Whether a sample was metered in this process."""
-        return self._metered_steady is not None
-
-    @property
     def resumes(self) -> bool:
         """Whether the next sample closes the interval across a restart."""
-        return self._metered_steady is None and self.meter.steady is not None
+        return not self.begun and self.meter.steady is not None
 
     def observe(self, views: Sequence[DeviceView], *, sampled_steady: float, now: float, steady: float) -> None:
         """Meter one sample.
@@ -331,7 +281,7 @@ class Metering:
             if not self.errors[_FOLDED]:
                 LOG.warning("ledger: %s", _FOLDED_NOTE)
             self.errors[_FOLDED] = folded
-        self._metered_steady = self.meter.steady
+        self.begun = True
 
     def learn(self, found: NodeFacts | None) -> None:
         """Store the facts of the node's labels, which the flags leave open; ``None`` while they cannot be read."""
@@ -428,9 +378,9 @@ class Metering:
             self.ledgers.go_on_in_memory(self._saving.now + steady - self._saving.steady)
         # During a save the shown ledger does not change: the save may be the last one that succeeds.
         from_memory = self.file is None or self.problem
-        if from_memory and self._metered_steady is not None and (self._saving is None or hung):
+        if from_memory and self.begun and (self._saving is None or hung):
             if self.file is not None and self.ledgers.shows_all:
-                self._note(self._point())  # before it is shown
+                self._note(self.meter.state(self.boot_id))  # before it is shown
             self.shown = self.ledgers.view()
         if self.shown is None:
             return None
@@ -444,20 +394,20 @@ class Metering:
             steady: Seconds of the monotonic clock.
             last: Whether the agent ends: then a save is always due.
         """
-        if self.file is None or self._metered_steady is None or self._saving is not None:
+        if self.file is None or not self.begun or self._saving is not None:
             return None
         if self._next_save is not None and steady < self._next_save and not last:
             return None
         self._next_save = steady + self.save_interval_seconds
-        data = {
-            **self.ledgers.begin_save(self._settled, now=now, steady=steady),
-            **self._point(),
-            "saved_at_seconds": now,
-            "simulated": self.simulated,
-            "labelled": asdict(self.labelled) if self.labelled else None,
-            "replicas": [[*key, count] for key, count in self.replicas.items()],
-            "idle_clocks": self.clock.dump() if self.clock else [],
-        }
+        state = AgentState(
+            saved_at_seconds=now,
+            simulated=self.simulated,
+            labelled=self.labelled,
+            replicas=tuple((uuid, resource, count) for (uuid, resource), count in self.replicas.items()),
+            idle_clocks=self.clock.memories() if self.clock else (),
+        )
+        ledgers = self.ledgers.begin_save(self._settled, now=now, steady=steady)
+        data = {**ledgers, **written(self.meter.state(self.boot_id)), **written(state)}
         windows = self.owner_windows.begin_save(steady, last=last)
         pods = self.ledgers.pods.shown()
         self._saving = Save(file=self.file, data=data, pods=pods, now=now, steady=steady, windows=windows)
@@ -478,7 +428,7 @@ class Metering:
         if self.problem:
             LOG.info("the ledger is saved again in %s", save.file.path)
         self.problem = ""
-        self._note({})
+        self._note(None)
         self.shown = replace(self.ledgers.view(save.pods), saved_at_seconds=save.now)
 
     def _failed(self, error: StateError) -> None:

@@ -214,20 +214,18 @@ class OwnerWindows:
             steady: Current seconds of the monotonic clock.
             errors: Counts by (part, reason).
         """
-        if self.file is None:
-            return
         try:
-            state = self.file.load()
-            if state is None or not self.boot_id or state.get("boot_id") != self.boot_id:
-                return
-            if state.get("simulated") is not self.simulated:
-                return
-            try:
-                self.windows = Windows.load(state["windows"], steady * self.pace)
-            except (KeyError, ValueError) as error:
-                raise self.file.set_aside("state_damaged", f"is damaged: {error!r}") from error
+            windows = self.file.parsed(lambda state: self._windows_of(state, steady)) if self.file else None
         except StateError as error:
             self._failed(error, errors)
+        else:
+            self.windows = windows or self.windows
+
+    def _windows_of(self, state: Mapping[str, Any], steady: float) -> Windows | None:
+        is_mine = bool(self.boot_id) and state.get("boot_id") == self.boot_id
+        if not is_mine or state.get("simulated") is not self.simulated:
+            return None
+        return Windows.load(state["windows"], steady * self.pace)
 
     def add(self, portions: Sequence[Portion], steady: float) -> None:
         """Add the portions of one sample that ended at ``steady``, in seconds of the monotonic clock."""

@@ -230,24 +230,3 @@ def _needs_annotation(match: re.Match[str] | None) -> ParsedId:
 
 ReplicaKey = tuple[str, str]
 """Device UUID, resource."""
-
-LARGEST = 1_000_000_000
-"""Upper bound of a replica count: at most nine digits."""
-
-
-def counts_of(kept: object) -> dict[ReplicaKey, int]:
-    """Parse replica counts from a saved state: lists of device UUID, resource and count.
-
-    Raises:
-        TypeError, ValueError: The value has another form.
-    """
-    if not isinstance(kept, list):
-        raise TypeError(f"not a list of replicas: {kept!r:.100}")
-    counts: dict[ReplicaKey, int] = {}
-    for uuid, resource, count in kept:
-        if not isinstance(uuid, str) or not isinstance(resource, str) or type(count) is not int:
-            raise TypeError(f"not replicas of a device: {uuid!r:.100}, {resource!r:.100}, {count!r:.100}")
-        if not 1 <= count <= LARGEST:
-            raise ValueError(f"not a number of replicas: {count!r:.100}")
-        counts[uuid, resource] = count
-    return counts
