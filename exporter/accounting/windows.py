@@ -7,14 +7,14 @@ start, interpolated between two marks. Reading one costs the same for a minute a
 """
 
 import base64
-import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
+from exporter.accounting.records import read
 from exporter.model import (
     RESOURCES,
     WINDOWS,
@@ -31,8 +31,6 @@ from exporter.model import (
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
 """Minimum time between two marks: for windows up to ``FINE_WINDOW_SECONDS``, and for longer ones."""
 FINE_WINDOW_SECONDS, COARSE_WINDOW_SECONDS = 7200.0, 86400.0
-FINE_WINDOWS = tuple(name for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS)
-COARSE_WINDOWS = tuple(name for name in WINDOWS if name not in FINE_WINDOWS)
 ESTIMATED_SECONDS = 900.0
 """Time after its last estimate for which a holder's activity counts as estimated."""
 HOLDER_SECONDS = 900.0
@@ -43,7 +41,6 @@ OWNERS_LIMIT = 2000
 _WRAP = 0xFFFFFFFF
 """Points are milliseconds in 32 bits; differences up to 49 GPU-days survive the overflow."""
 _MILLISECONDS = 1000
-_MOST_SECONDS = 1e15
 
 Sums = tuple[float, ...]
 """GPU-seconds: (active, measured); of a profile, (effective, profiled), and up to 2 h the rest of ``_PROFILE``."""
@@ -56,8 +53,9 @@ _PROFILE = ("effective", "profiled", *_CLASSES, *RESOURCES, "sm", "sm_profiled")
 the seconds in which the latter was measured."""
 _WITHOUT_USE = 2 + len(_CLASSES) + 3
 """Parts of a profile in files from before the use of resources was summed."""
-_Place = tuple[int, float]
-"""A mark's number, and the position (0..1) of an instant between it and the next mark."""
+_Places = Mapping[str, tuple[int, float]]
+"""By window, the place of its start: a mark's number, and the position (0..1) between it and the next mark."""
+_Key = TypeVar("_Key")
 
 
 def own_owner(namespace: str, pod: str) -> Owner:
@@ -72,24 +70,27 @@ def owner_shown(owner: Owner, namespace: str, pod: str) -> Owner:
 
 @dataclass(slots=True)
 class _Axis:
-    """Instants at which sums are recorded."""
+    """Instants at which sums are recorded, for some windows."""
 
     step_seconds: float
-    kept_seconds: float
+    windows: Mapping[str, float]
+    """Seconds by name."""
+    most_sums: int
+    """Number of sums that are recorded, the first ones."""
     first: int = 0
     """Number of the first mark that is kept; numbers are never reused."""
     times: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def mark(self, steady: float) -> int | None:
-        """Add a mark if it is due and return its number; drop marks that no window reaches."""
+    def mark(self, steady: float) -> bool:
+        """Add a mark if it is due and return whether it was; drop marks that no window reaches."""
         if self.times and steady - self.times[-1] < self.step_seconds:
-            return None
+            return False
         self.times.append(steady)
-        outside = bisect_right(self.times, steady - self.kept_seconds) - 1  # the last mark before the longest window
+        outside = bisect_right(self.times, steady - max(self.windows.values())) - 1  # the last one before all windows
         if outside > 0:
             del self.times[:outside]
             self.first += outside
-        return self.last
+        return True
 
     @property
     def last(self) -> int:
@@ -102,13 +103,16 @@ class _Axis:
         Raises:
             ValueError: The values are not marks, or later than now.
         """
-        self.first = int(_figure(first))
-        self.times.extend(_figure(time) for time in times)
+        self.first = int(read(float, first))
+        self.times.extend(read(float, time) for time in times)
         if any(time > later for time, later in pairwise((*self.times, steady))):
             raise ValueError("marks out of order")
 
-    def place(self, at: float, now: float) -> _Place:
-        """Return the place of an instant; an instant before the first mark counts as that mark."""
+    def places(self, now: float) -> _Places:
+        """Return the place of each window's start; one before the first mark counts as that mark."""
+        return {name: self._place(now - seconds, now) for name, seconds in self.windows.items()}
+
+    def _place(self, at: float, now: float) -> tuple[int, float]:
         number = bisect_right(self.times, at) - 1
         if number < 0:
             return self.first, 0.0
@@ -121,30 +125,30 @@ class _Axis:
 class _Points:
     """Values of some sums at consecutive marks, from the first mark after their start to the last change."""
 
+    axis: _Axis
     width: int
     """Number of sums."""
     first: int = 0
     values: "array[int]" = field(default_factory=lambda: array("I"))
 
-    def note(self, axis: _Axis, number: int, sums: _Marked) -> None:
-        """Record the sums at a mark. Unchanged sums need no point: the last point still applies."""
-        values, width = self.values, self.width
-        if not values:
-            self.first = number
-        elif tuple(values[-width:]) == sums:
-            self._trim(axis)
-            return
-        else:
-            missing = number - self.first - len(values) // width
-            values.extend(values[-width:] * missing)
-        values.extend(sums)
-        self._trim(axis)
+    @property
+    def end(self) -> int:
+        """Number of the mark after the last point."""
+        return self.first + len(self.values) // self.width
 
-    def _trim(self, axis: _Axis) -> None:
-        gone = axis.first - self.first
+    def note(self, now: _Marked) -> None:
+        """Record the sums at the newest mark. Unchanged sums need no point: the last point still applies."""
+        values, width, sums = self.values, self.width, now[: self.width]
+        if not values:
+            self.first = self.axis.last
+        last = tuple(values[-width:])
+        if last != sums:
+            values.extend(last * (self.axis.last - self.end))
+            values.extend(sums)
+        gone = self.axis.first - self.first
         if gone > 0:
-            del self.values[: self.width * min(gone, len(self.values) // self.width - 1)]
-            self.first = axis.first
+            del values[: width * min(gone, len(values) // width - 1)]
+            self.first = self.axis.first
 
     def at(self, number: int) -> _Marked:
         """Return the sums at a mark, 0 before the first point."""
@@ -152,50 +156,38 @@ class _Points:
         place = min(width * (number - self.first), len(self.values) - width)
         return tuple(self.values[place : place + width]) if place >= 0 else (0,) * width
 
-    def since(self, places: Sequence[_Place], axis: _Axis, now: _Marked) -> list[Sums]:
-        """Return the increase since each of some instants.
-
-        Args:
-            places: The instants.
-            axis: Axis of the points.
-            now: The current sums.
-        """
-        newest = axis.last
-        found = []
-        for number, part in places:
+    def since(self, places: _Places, now: _Marked) -> Iterator[tuple[str, Sums]]:
+        """Yield each window with the increase since its start, from the current sums."""
+        now = now[: self.width]
+        for name, (number, part) in places.items():
             old = self.at(number)
             increase: list[float] = _increase(old, now)
             if part and any(increase):
-                after = self.at(number + 1) if number < newest else now
+                after = self.at(number + 1) if number < self.axis.last else now
                 increase = [one - step * part for one, step in zip(increase, _increase(old, after), strict=True)]
-            found.append(tuple(one / _MILLISECONDS for one in increase))
-        return found
+            yield name, tuple(one / _MILLISECONDS for one in increase)
 
-    def plus(self, other: "_Points") -> "_Points":
-        """Return the sum of both."""
-        if not self.values or not other.values:
-            return self if self.values else other
-        first = min(self.first, other.first)
-        end = max(one.first + len(one.values) // one.width for one in (self, other))
-        values = array("I")
-        for number in range(first, end):
-            values.extend((one + more) & _WRAP for one, more in zip(self.at(number), other.at(number), strict=True))
-        return _Points(self.width, first, values)
+    def absorb(self, other: "_Points") -> None:
+        """Add other points of the same axis."""
+        if not self.values:
+            self.first, self.values = other.first, other.values
+        elif other.values:
+            first, end = min(self.first, other.first), max(self.end, other.end)
+            pairs = (zip(self.at(number), other.at(number), strict=True) for number in range(first, end))
+            self.values = array("I", [(one + more) & _WRAP for pair in pairs for one, more in pair])
+            self.first = first
 
     def dump(self) -> list[Any]:
         return [self.first, base64.b64encode(self.values.tobytes()).decode("ascii")]
 
-    @classmethod
-    def load(cls, data: Sequence[Any], axis: _Axis, width: int) -> "_Points":
+    def load(self, data: Sequence[Any]) -> None:
         first, text = data
-        points = cls(width, int(first))
-        points.values.frombytes(base64.b64decode(text, validate=True))
-        count = len(points.values) // width
-        if len(points.values) % width or (
-            count and not axis.first <= points.first <= axis.first + len(axis.times) - count
-        ):
+        self.first = int(first)
+        self.values.frombytes(base64.b64decode(text, validate=True))
+        count, axis = len(self.values) // self.width, self.axis
+        inside = axis.first <= self.first <= axis.first + len(axis.times) - count
+        if len(self.values) % self.width or (count and not inside):
             raise ValueError("points outside the marks")
-        return points
 
 
 def _increase(before: _Marked, after: _Marked) -> list[float]:
@@ -203,19 +195,20 @@ def _increase(before: _Marked, after: _Marked) -> list[float]:
 
 
 class _Sums:
-    """Sums of seconds since the start, and their points on the axes.
+    """Sums of seconds since the start, and their points on some axes.
 
     Args:
+        axes: The axes.
         width: Number of sums.
     """
 
-    __slots__ = ("changed", "coarse", "fine", "totals")
+    __slots__ = ("changed", "points", "totals")
 
-    def __init__(self, width: int = len(_USE)) -> None:
+    def __init__(self, axes: Sequence[_Axis], width: int = len(_USE)) -> None:
         self.totals = [0.0] * width
         self.changed = 0.0
         """Instant of the last addition."""
-        self.fine, self.coarse = _Points(width), _Points(len(_USE))
+        self.points = [_Points(axis, min(width, axis.most_sums)) for axis in axes]
 
     def add(self, seconds: Sequence[float], steady: float) -> None:
         self.totals = [known + more for known, more in zip(self.totals, seconds, strict=True)]
@@ -225,82 +218,90 @@ class _Sums:
         """Return the sums in the form of a point."""
         return tuple(round(one * _MILLISECONDS) & _WRAP for one in self.totals)
 
+    def note(self, axis: _Axis) -> None:
+        """Record the sums at the newest mark of an axis."""
+        for points in self.points:
+            if points.axis is axis:
+                points.note(self.now())
+
+    def since(self, places: Sequence[_Places]) -> dict[str, Sums]:
+        """Return the increase by window, from the places on each axis."""
+        now, found = self.now(), dict[str, Sums]()
+        for points, of_axis in zip(self.points, places, strict=False):
+            found.update(points.since(of_axis, now))
+        return found
+
     def absorb(self, other: "_Sums") -> None:
         self.add(other.totals, max(self.changed, other.changed))
-        self.fine, self.coarse = self.fine.plus(other.fine), self.coarse.plus(other.coarse)
+        for points, more in zip(self.points, other.points, strict=True):
+            points.absorb(more)
 
     def dump(self) -> list[Any]:
-        return [*self.now(), self.changed, self.fine.dump(), self.coarse.dump()]
+        return [*self.now(), self.changed, *(points.dump() for points in self.points)]
 
-    @classmethod
-    def load(cls, data: Sequence[Any], fine: _Axis, coarse: _Axis, width: int = len(_USE)) -> "_Sums":
-        *totals, changed, of_fine, of_coarse = data
-        sums = cls(width)
-        sums.add([_figure(one) / _MILLISECONDS for one in totals], _figure(changed))
-        sums.fine, sums.coarse = _Points.load(of_fine, fine, width), _Points.load(of_coarse, coarse, len(_USE))
-        return sums
+    def load(self, data: Sequence[Any]) -> "_Sums":
+        width = len(self.totals)
+        self.add([read(float, one) / _MILLISECONDS for one in data[:width]], read(float, data[width]))
+        for points, saved in zip(self.points, data[width + 1 :], strict=False):
+            points.load(saved)
+        return self
 
 
 @dataclass(slots=True, kw_only=True)
 class _Holder:
     pod_uid: str | None
-    sums: _Sums = field(default_factory=_Sums)
+    sums: _Sums
     charged: Owner | None = None
     """Owner in the portions; the same object while it does not change."""
     owner: Owner | None = None
     """Owner under which the holder is shown."""
-    of_owner: _Sums = field(default_factory=_Sums)
-    estimated_until: float = -math.inf
+    estimated_until: float = 0.0
     seen: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """Windows that end at one instant."""
+    """Windows that end at one instant, by name, all of them or up to 2 h; 0 without any seconds."""
 
     steady: float
     windows: "Windows"
-    _fine: tuple[_Place, ...]
-    _coarse: tuple[_Place, ...]
+    _places: Sequence[_Places]
 
     def owners(self) -> frozenset[Owner]:
         """Return every owner that has held a device within a day."""
         return frozenset(self.windows.owners)
 
     def of_owner(self, owner: Owner) -> dict[str, Sums]:
-        """Return active and measured seconds of an owner by window; empty for an unknown one."""
-        return self._all_windows(self.windows.owners.get(owner))
+        """Return active and measured seconds of an owner over all windows."""
+        return self._since(self.windows.owners.get(owner), self.windows.axes)
 
     def profile_of(self, owner: Owner) -> dict[str, Sums]:
-        """Return effective and profiled seconds by window, up to 2 h all of ``_PROFILE``; empty without any."""
-        return self._all_windows(self.windows.profiles.get(owner))
+        """Return effective and profiled seconds of an owner over all windows, up to 2 h all of ``_PROFILE``."""
+        return self._since(self.windows.profiles.get(owner), self.windows.axes)
 
     def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
         """Return active and measured seconds of a holder over each window up to 2 h."""
         holder = self.windows.holders.get(key)
-        if holder is None or is_other_pod(holder.pod_uid, pod_uid):
-            return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0))
-        return self._fine_windows(holder.sums)
+        is_it = holder is not None and not is_other_pod(holder.pod_uid, pod_uid)
+        return self._since(holder.sums if holder and is_it else None, self.windows.fine)
 
     def of_shared(self, device_uuid: str) -> dict[str, Sums]:
         """Return the same for all estimated holders of a device."""
-        sums = self.windows.shared.get(device_uuid)
-        return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0)) if sums is None else self._fine_windows(sums)
+        return self._since(self.windows.shared.get(device_uuid), self.windows.fine)
 
-    def _all_windows(self, sums: _Sums | None) -> dict[str, Sums]:
-        if sums is None:
-            return {}
-        coarse = sums.coarse.since(self._coarse, self.windows.coarse, sums.now()[: len(_USE)])
-        return self._fine_windows(sums) | dict(zip(COARSE_WINDOWS, coarse, strict=True))
-
-    def _fine_windows(self, sums: _Sums) -> dict[str, Sums]:
-        found = sums.fine.since(self._fine, self.windows.fine, sums.now())
-        return dict(zip(FINE_WINDOWS, found, strict=True))
+    def _since(self, sums: _Sums | None, axes: Sequence[_Axis]) -> dict[str, Sums]:
+        return (sums or _Sums(axes)).since(self._places)
 
     def is_estimated(self, key: HolderKey) -> bool:
         """Return whether a holder's activity was only estimated within the last 15 minutes."""
         holder = self.windows.holders.get(key)
         return holder is not None and self.steady <= holder.estimated_until
+
+
+def _axes() -> tuple[_Axis, _Axis]:
+    short = {name: seconds for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS}
+    long = {name: seconds for name, seconds in WINDOWS.items() if name not in short}
+    return _Axis(FINE_SECONDS, short, len(_PROFILE)), _Axis(COARSE_SECONDS, long, len(_USE))
 
 
 @dataclass(slots=True)
@@ -311,8 +312,8 @@ class Windows:
     move to that owner. Estimated portions count for no holder and no owner: they mark the holder for 15 minutes.
     """
 
-    fine: _Axis = field(default_factory=lambda: _Axis(FINE_SECONDS, FINE_WINDOW_SECONDS))
-    coarse: _Axis = field(default_factory=lambda: _Axis(COARSE_SECONDS, COARSE_WINDOW_SECONDS))
+    axes: tuple[_Axis, _Axis] = field(default_factory=_axes)
+    """The fine one first. Owners and profiles are on both, holders and shared devices on the fine one."""
     holders: dict[HolderKey, _Holder] = field(default_factory=dict)
     owners: dict[Owner, _Sums] = field(default_factory=dict)
     profiles: dict[Owner, _Sums] = field(default_factory=dict)
@@ -321,6 +322,11 @@ class Windows:
     """Sums by UUID of the device."""
     _last: float | None = None
     """Instant of the last portions."""
+
+    @property
+    def fine(self) -> Sequence[_Axis]:
+        """The fine axis alone."""
+        return self.axes[:1]
 
     def add(self, portions: Sequence[Portion], steady: float) -> None:
         """Add the portions of one sample.
@@ -342,42 +348,45 @@ class Windows:
     def _add(self, portion: Portion, pod: PodAccount, steady: float) -> None:
         holder = self.holders.get(pod.key)
         if holder is None or is_other_pod(holder.pod_uid, pod.pod_uid):
-            holder = self.holders[pod.key] = _Holder(pod_uid=pod.pod_uid)
-        if holder.charged is not portion.account.owner:
-            self._charge(holder, portion.account.owner, pod.namespace, pod.pod)
+            holder = self.holders[pod.key] = _Holder(pod_uid=pod.pod_uid, sums=_Sums(self.fine))
+        owner = self._owner_of(holder, portion.account.owner, pod)
         holder.pod_uid = pod.pod_uid or holder.pod_uid
         holder.seen = steady
         use = portion.seconds.active, portion.seconds.measured
         if portion.estimated:
             holder.estimated_until = steady + ESTIMATED_SECONDS
-            self.shared.setdefault(pod.device_uuid, _Sums()).add(use, steady)
+            self._sums(self.shared, pod.device_uuid, self.fine).add(use, steady)
         elif portion.seconds.measured > 0:
             holder.sums.add(use, steady)
-            holder.of_owner.add(use, steady)
-            if portion.profile and holder.owner:
-                self._add_profile(holder.owner, portion.profile, portion.seconds, steady)
+            self._sums(self.owners, owner, self.axes).add(use, steady)
+            if portion.profile:
+                self._add_profile(owner, portion.profile, portion.seconds, steady)
 
     def _add_profile(self, owner: Owner, profile: ResourceProfile, seconds: ByState, steady: float) -> None:
         profiled, whole, sm_ratio = seconds.profiled, seconds.total, profile.sm_ratio
         if not profiled:
             return
-        sums = self.profiles.get(owner)
-        if sums is None:
-            sums = self.profiles[owner] = _Sums(len(_PROFILE))
         by_class = [profiled if kind is profile.bottleneck else 0.0 for kind in _CLASSES]
         used = [min(profiled, whole * use) for use in profile.uses]
         of_sm = (0.0, 0.0) if sm_ratio is None else (min(profiled, whole * sm_ratio), profiled)
+        sums = self._sums(self.profiles, owner, self.axes, len(_PROFILE))
         sums.add((seconds.effective, profiled, *by_class, *used, *of_sm), steady)
 
-    def _charge(self, holder: _Holder, charged: Owner, namespace: str, pod: str) -> None:
-        """Set a holder's owner; the pod's own windows move to it when the owner becomes known."""
-        owner, own = owner_shown(charged, namespace, pod), own_owner(namespace, pod)
-        if holder.owner == own:
-            self.settle(own, owner)
-        sums = self.owners.get(owner)
+    def _sums(self, known: dict[_Key, _Sums], key: _Key, axes: Sequence[_Axis], width: int = len(_USE)) -> _Sums:
+        sums = known.get(key)
         if sums is None:
-            sums = self.owners[owner] = _Sums()
-        holder.charged, holder.owner, holder.of_owner = charged, owner, sums
+            sums = known[key] = _Sums(axes, width)
+        return sums
+
+    def _owner_of(self, holder: _Holder, charged: Owner, pod: PodAccount) -> Owner:
+        """Return a holder's owner; the pod's own windows move to it when the owner becomes known."""
+        if holder.owner is None or holder.charged is not charged:
+            owner, own = owner_shown(charged, pod.namespace, pod.pod), own_owner(pod.namespace, pod.pod)
+            if holder.owner == own:
+                self.settle(own, owner)
+            holder.charged, holder.owner = charged, owner
+            self._sums(self.owners, owner, self.axes)
+        return holder.owner
 
     def settle(self, pod: Owner, owner: Owner) -> None:
         """Move the windows of a pod to its owner once that is known; the pod may have ended in the meantime.
@@ -388,31 +397,28 @@ class Windows:
         """
         own, owner = own_owner(pod.namespace, pod.name), owner_shown(owner, pod.namespace, pod.name)
         if owner != own and own in self.owners:
-            self.owners.setdefault(owner, _Sums()).absorb(self.owners.pop(own))
+            self._sums(self.owners, owner, self.axes).absorb(self.owners.pop(own))
             if own in self.profiles:
-                self.profiles.setdefault(owner, _Sums(len(_PROFILE))).absorb(self.profiles.pop(own))
+                self._sums(self.profiles, owner, self.axes, len(_PROFILE)).absorb(self.profiles.pop(own))
             for holder in self.holders.values():
                 if holder.owner == own:
-                    holder.charged = None  # its next portion finds the owner's sums again
+                    holder.charged = None  # its next portion finds the owner again
 
     def _mark(self, steady: float) -> None:
-        fine, coarse = self.fine.mark(steady), self.coarse.mark(steady)
-        if fine is not None:
-            self._forget(steady)
-            held = (holder.sums for holder in self.holders.values())
-            for sums in chain(held, self.owners.values(), self.profiles.values(), self.shared.values()):
-                sums.fine.note(self.fine, fine, sums.now())
-        if coarse is not None:
-            for sums in (*self.owners.values(), *self.profiles.values()):
-                sums.coarse.note(self.coarse, coarse, sums.now()[: len(_USE)])
+        for axis in self.axes:
+            if axis.mark(steady):
+                self._forget(steady)
+                held = (holder.sums for holder in self.holders.values())
+                for sums in (*held, *self.owners.values(), *self.profiles.values(), *self.shared.values()):
+                    sums.note(axis)
 
     def _forget(self, steady: float) -> None:
         for key in [key for key, holder in self.holders.items() if steady - holder.seen > HOLDER_SECONDS]:
             del self.holders[key]
         for uuid in [uuid for uuid, sums in self.shared.items() if steady - sums.changed > FINE_WINDOW_SECONDS]:
             del self.shared[uuid]
-        held = {id(holder.of_owner) for holder in self.holders.values()}
-        ended = {owner: sums.changed for owner, sums in self.owners.items() if id(sums) not in held}
+        held = {holder.owner for holder in self.holders.values()}
+        ended = {owner: sums.changed for owner, sums in self.owners.items() if owner not in held}
         too_many = len(self.owners) - OWNERS_LIMIT
         for rank, owner in enumerate(sorted(ended, key=ended.__getitem__)):
             if rank >= too_many and steady - ended[owner] <= COARSE_WINDOW_SECONDS:
@@ -422,22 +428,21 @@ class Windows:
 
     def at(self, steady: float) -> WindowSample:
         """Return the windows that end at an instant, in seconds of the monotonic clock."""
-        fine = tuple(self.fine.place(steady - WINDOWS[name], steady) for name in FINE_WINDOWS)
-        coarse = tuple(self.coarse.place(steady - WINDOWS[name], steady) for name in COARSE_WINDOWS)
-        return WindowSample(steady, self, fine, coarse)
+        return WindowSample(steady, self, [axis.places(steady) for axis in self.axes])
 
     def dump(self) -> dict[str, Any]:
         """Return all windows, for JSON."""
+        fine, coarse = ([axis.first, axis.times.tolist()] for axis in self.axes)
         return {
             "last": self._last,
-            "fine": [self.fine.first, self.fine.times.tolist()],
-            "coarse": [self.coarse.first, self.coarse.times.tolist()],
+            "fine": fine,
+            "coarse": coarse,
             "holders": [
                 {
                     "key": key,
                     "pod_uid": holder.pod_uid,
                     "owner": _texts(holder.owner) if holder.owner else None,
-                    "estimated_until": max(holder.estimated_until, 0.0),
+                    "estimated_until": holder.estimated_until,
                     "seen": holder.seen,
                     "sums": holder.sums.dump(),
                 }
@@ -457,28 +462,27 @@ class Windows:
             steady: Current seconds of the monotonic clock.
 
         Raises:
-            ValueError: The data has another form; the message says which part is wrong.
+            KeyError, TypeError, ValueError: The data has another form.
         """
-        try:
-            windows = cls()
-            windows._last = None if data["last"] is None else _figure(data["last"])
-            for axis, (first, times) in ((windows.fine, data["fine"]), (windows.coarse, data["coarse"])):
-                axis.load(first, times, steady)
-            axes = windows.fine, windows.coarse
-            windows.owners = {_owner_of(texts): _Sums.load(sums, *axes) for texts, sums in data["owners"]}
-            # Absent in files of layout 2; without the use of resources, they begin again.
-            profiles = [one for one in data.get("profiles", ()) if len(one[1]) != _WITHOUT_USE]
-            windows.profiles = {_owner_of(texts): _Sums.load(sums, *axes, len(_PROFILE)) for texts, sums in profiles}
-            windows.shared = {_text(uuid): _Sums.load(sums, *axes) for uuid, sums in data["shared"]}
-            for entry in data["holders"]:
-                device, namespace, pod, container = (_text(text) for text in entry["key"])
-                holder = _Holder(pod_uid=None if entry["pod_uid"] is None else _text(entry["pod_uid"]))
-                holder.owner = None if entry["owner"] is None else _owner_of(entry["owner"])
-                holder.estimated_until, holder.seen = _figure(entry["estimated_until"]), _figure(entry["seen"])
-                holder.sums = _Sums.load(entry["sums"], *axes)
-                windows.holders[device, namespace, pod, container] = holder
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"not activity windows: {type(error).__name__}: {error}") from error
+        windows = cls()
+        windows._last = None if data["last"] is None else read(float, data["last"])
+        for axis, (first, times) in zip(windows.axes, (data["fine"], data["coarse"]), strict=True):
+            axis.load(first, times, steady)
+        for texts, sums in data["owners"]:
+            windows.owners[_owner_of(texts)] = _Sums(windows.axes).load(sums)
+        for texts, sums in data.get("profiles", ()):  # absent in files of layout 2
+            if len(sums) != _WITHOUT_USE:  # without the use of resources, profiles begin again
+                windows.profiles[_owner_of(texts)] = _Sums(windows.axes, len(_PROFILE)).load(sums)
+        for uuid, sums in data["shared"]:
+            windows.shared[read(str, uuid)] = _Sums(windows.fine).load(sums)
+        for entry in data["holders"]:
+            windows.holders[_four(entry["key"])] = _Holder(
+                pod_uid=entry["pod_uid"] and read(str, entry["pod_uid"]),
+                owner=entry["owner"] and _owner_of(entry["owner"]),
+                estimated_until=read(float, entry["estimated_until"]),
+                seen=read(float, entry["seen"]),
+                sums=_Sums(windows.fine).load(entry["sums"]),
+            )
         return windows
 
 
@@ -486,18 +490,11 @@ def _texts(owner: Owner) -> list[str]:
     return [owner.namespace, owner.kind, owner.name, owner.team]
 
 
-def _owner_of(texts: Sequence[Any]) -> Owner:
-    namespace, kind, name, team = (_text(text) for text in texts)
+def _owner_of(texts: Sequence[object]) -> Owner:
+    namespace, kind, name, team = _four(texts)
     return Owner(namespace=namespace, kind=kind, name=name, team=team)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _figure(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value < _MOST_SECONDS:
-        raise ValueError(f"{value!r} is not an amount")
-    return float(value)
+def _four(texts: Sequence[object]) -> tuple[str, str, str, str]:
+    one, two, three, four = (read(str, text) for text in texts)
+    return one, two, three, four
