@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import fsum, inf, isnan
-from typing import Any, NamedTuple
+from math import fsum, inf
+from typing import NamedTuple
 
-from exporter.accounting.gpu_split import DUST
 from exporter.accounting.windows import Sums, WindowSample, owner_shown
 from exporter.model import (
     PLATFORM_NAMESPACES,
@@ -43,102 +42,52 @@ DUST_SECONDS = 0.01
 
 POLICIES = ("batch", "default", "interactive", "inference", "reserved")
 """Workload classes, the most patient last."""
-_PATIENCE = {policy: rank for rank, policy in enumerate(POLICIES)}
 _LEFT_ALONE = frozenset({"inference", "reserved"})
 
-_JUDGED_WINDOWS = ("30m", "1h", "2h")
-"""Windows in which a holder is judged by its own seconds; for 24 h, the idle clock is used."""
+_JUDGED_WINDOWS = ("30m", "1h", "2h", "24h")
+"""Windows over which a holder may have been unused."""
 
 
-@dataclass(slots=True)
-class _Draft:
-    """One owner's figures while they are being computed."""
+class _Part(NamedTuple):
+    """A holder, with the price of its GPU and its active and measured seconds by window."""
 
-    gpus: float = 0.0
-    estimated_gpus: float = 0.0
-    excluded: dict[str, Sums] = field(default_factory=dict)
-    """Measured seconds by window of holders with currently estimated activity."""
-    underused_gpus: float = 0.0
-    unused_gpus: dict[str, float] = field(default_factory=dict)
-    active_gpus: float | None = None
-    idle_for_seconds: float = inf
-    age_seconds: float = 0.0
-    patience: int = 0
-    opt_out_until_seconds: float = -inf
-    cost_per_hour: dict[str, float] = field(default_factory=dict)
-    idle_cost_per_hour: dict[str, float] = field(default_factory=dict)
+    use: PodUse
+    price: Price | None
+    seconds: Mapping[str, Sums]
 
-    def add(self, use: PodUse, price: Price | None) -> None:
-        """Add the part of a holder that does not depend on its activity."""
-        share = use.holder.share_ratio
-        self.gpus += share
-        self.age_seconds = max(self.age_seconds, use.age_seconds)
-        self.patience = max(self.patience, _PATIENCE[policy_of(use)])
-        self.opt_out_until_seconds = max(self.opt_out_until_seconds, opt_out_of(use))
-        if price is not None:
-            _plus(self.cost_per_hour, price.currency, share * price.per_hour)
+    @property
+    def share(self) -> float:
+        """Part of the physical GPU."""
+        return self.use.holder.share_ratio
 
-    def judge(self, use: PodUse, windows: WindowSample, price: Price | None) -> None:
-        """Add a holder by its own activity; a holder with estimated activity is not added."""
-        holder = use.holder
-        share = holder.share_ratio
-        seconds = windows.of_holder(holder.key, holder.pod_uid)
-        if windows.is_estimated(holder.key):
-            self.estimated_gpus += share
-            for name, (active, measured) in seconds.items():
-                before = self.excluded.get(name, (0.0, 0.0))
-                self.excluded[name] = before[0] + active, before[1] + measured
-            return
-        if use.idle_for_seconds is not None:
-            self.idle_for_seconds = min(self.idle_for_seconds, use.idle_for_seconds)
-        active, measured = seconds["15m"]
-        low = _is_below(LOW_1H_RATIO, *seconds["1h"])
-        if measured > 0:
-            low = low or _is_below(LOW_15M_RATIO, active, measured)
-            at_work = active >= ACTIVE_RATIO * measured
-            self.active_gpus = (self.active_gpus or 0.0) + (share if at_work else 0.0)
-            if price is not None:
-                _plus(self.idle_cost_per_hour, price.currency, share * max(0.0, 1 - active / measured) * price.per_hour)
-        if low:
-            self.underused_gpus += share
-        unused = [name for name in _JUDGED_WINDOWS if _did_nothing(share, WINDOWS[name], *seconds[name])]
-        if "1h" in unused and (use.idle_for_seconds or 0.0) >= WINDOWS["24h"]:
-            unused.append("24h")
-        for name in unused:
-            _plus(self.unused_gpus, name, share)
+    @property
+    def is_measured(self) -> bool:
+        """Whether some of the last 15 minutes was measured."""
+        return self.seconds["15m"][1] > 0
 
-    def done(self, owner: Owner, windows: WindowSample) -> OwnerUse:
-        """Return the figures; unknown or missing ones are absent."""
-        seconds = windows.of_owner(owner)
-        profile = {} if self.excluded else windows.profile_of(owner)
-        until = self.opt_out_until_seconds
-        judged = {name: self._judged(seconds.get(name, (0.0, 0.0)), name) for name in WINDOWS}
-        is_judged = self.gpus - self.estimated_gpus > DUST
-        return OwnerUse(
-            owner=owner,
-            active_seconds={name: active for name, (active, measured) in judged.items() if measured},
-            measured_seconds={name: measured for name, (_, measured) in judged.items() if measured or is_judged},
-            **_profiled(profile),
-            gpus=self.gpus,
-            estimated_gpus=self.estimated_gpus or None,
-            underused_gpus=self.underused_gpus or None,
-            unused_gpus=self.unused_gpus,
-            active_gpus=self.active_gpus,
-            idle_for_seconds=None if self.idle_for_seconds == inf else self.idle_for_seconds,
-            age_seconds=self.age_seconds,
-            policy=POLICIES[self.patience],
-            opt_out_until_seconds=None if until == -inf else until,
-            cost_per_hour=self.cost_per_hour,
-            idle_cost_per_hour=self.idle_cost_per_hour,
-        )
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it was active in the last 15 minutes, if measured."""
+        return not _is_below(ACTIVE_RATIO, *self.seconds["15m"])
 
-    def _judged(self, seconds: Sums, window: str) -> Sums:
-        """Return an owner's seconds without those of holders with estimated activity; of a day, of their last 2 h."""
-        if not self.excluded:
-            return seconds
-        active, measured = self.excluded.get(window, self.excluded["2h"])
-        rest = seconds[1] - measured
-        return (max(0.0, min(rest, seconds[0] - active)), rest) if rest > DUST_SECONDS else (0.0, 0.0)
+    @property
+    def is_underused(self) -> bool:
+        """Whether its activity is low."""
+        return _is_below(LOW_1H_RATIO, *self.seconds["1h"]) or _is_below(LOW_15M_RATIO, *self.seconds["15m"])
+
+    @property
+    def idle_ratio(self) -> float:
+        """Idle part of the last 15 minutes, if measured."""
+        active, measured = self.seconds["15m"]
+        return max(0.0, 1 - active / measured)
+
+    def was_unused(self, window: str) -> bool:
+        """Return whether it did nothing over a window: its own seconds say so, and over a day the idle clock."""
+        if window == "24h":
+            return self.was_unused("1h") and (self.use.idle_for_seconds or 0.0) >= WINDOWS["24h"]
+        active, measured = self.seconds[window]
+        covered = measured >= COVERAGE_RATIO * self.share * WINDOWS[window]
+        return covered and _is_below(UNUSED_RATIO, active, measured)
 
 
 def owners_view(
@@ -157,52 +106,90 @@ def owners_view(
         free_shares: Result of ``Meter.free_shares``.
         now: Unix time, to which the ends of opt-outs are compared.
     """
-    drafts: dict[Owner, _Draft] = {}
+    parts: dict[Owner, list[_Part]] = {}
     for view in views:
-        price = prices.get(view.gpu.uuid)
         for use in view.pods:
-            draft = drafts.setdefault(shown_owner(use), _Draft())
-            draft.add(use, price)
-            draft.judge(use, windows, price)
-    held = [draft.done(owner, windows) for owner, draft in drafts.items()]
+            seconds = windows.of_holder(use.holder.key, use.holder.pod_uid)
+            parts.setdefault(shown_owner(use), []).append(_Part(use, prices.get(view.gpu.uuid), seconds))
+    held = [_holding(owner, of_owner, windows) for owner, of_owner in parts.items()]
+    # Owners without holders now: their next pods may run elsewhere and are judged with these seconds.
+    ended = [_past(owner, windows) for owner in windows.owners() - parts.keys()]
     return OwnersView(
-        owners=(*held, *_ended(windows, drafts.keys())),
+        owners=(*held, *(use for use in ended if use.measured_seconds)),
         pools=tuple(_pools(views, prices, free_shares)),
         shared_idle=tuple(idle for view in views if view.pods and (idle := _shared_idle(view, windows, now))),
     )
 
 
-def _ended(windows: WindowSample, held: Iterable[Owner]) -> Iterable[OwnerUse]:
-    """Yield owners without holders now: their next pods may run elsewhere and are judged with these seconds."""
-    for owner in windows.owners() - set(held):
-        seconds = {name: sums for name, sums in windows.of_owner(owner).items() if sums[1]}
-        if seconds:
-            yield OwnerUse(
-                owner=owner,
-                active_seconds={name: active for name, (active, _) in seconds.items()},
-                measured_seconds={name: measured for name, (_, measured) in seconds.items()},
-                **_profiled(windows.profile_of(owner)),
-            )
+def _holding(owner: Owner, parts: Sequence[_Part], windows: WindowSample) -> OwnerUse:
+    """Return what an owner holds and uses; a holder with estimated activity is not judged by it."""
+    estimated = [part for part in parts if windows.is_estimated(part.use.holder.key)]
+    judged = [part for part in parts if not windows.is_estimated(part.use.holder.key)]
+    measured = [part for part in judged if part.is_measured]
+    past = _past(owner, windows, estimated)
+    unused = {name: _gpus(part for part in judged if part.was_unused(name)) for name in _JUDGED_WINDOWS}
+    opt_out = max(opt_out_of(part.use) for part in parts)
+    return replace(
+        past,
+        # Of a holder that is judged, also unmeasured seconds are a figure.
+        measured_seconds={**(dict.fromkeys(WINDOWS, 0.0) if judged else {}), **past.measured_seconds},
+        gpus=_gpus(parts),
+        estimated_gpus=_gpus(estimated) or None,
+        underused_gpus=_gpus(part for part in judged if part.is_underused) or None,
+        unused_gpus={name: gpus for name, gpus in unused.items() if gpus},
+        active_gpus=_gpus(part for part in measured if part.is_at_work) if measured else None,
+        idle_for_seconds=min(
+            (part.use.idle_for_seconds for part in judged if part.use.idle_for_seconds is not None), default=None
+        ),
+        age_seconds=max(part.use.age_seconds for part in parts),
+        policy=max((policy_of(part.use) for part in parts), key=POLICIES.index),
+        opt_out_until_seconds=None if opt_out == -inf else opt_out,
+        cost_per_hour=_cost((part.price, part.share) for part in parts),
+        idle_cost_per_hour=_cost((part.price, part.share * part.idle_ratio) for part in measured),
+    )
 
 
-def _profiled(profile: Mapping[str, Sums]) -> dict[str, Any]:
-    """Return the figures of a profile, as arguments of ``OwnerUse``."""
-    known = {name: sums for name, sums in profile.items() if sums[1] > DUST_SECONDS}
+def _past(owner: Owner, windows: WindowSample, estimated: Sequence[_Part] = ()) -> OwnerUse:
+    """Return an owner's seconds without those of holders with estimated activity; of a day, without their last 2 h."""
+    rest: dict[str, Sums] = {}
+    for name, (active, measured) in windows.of_owner(owner).items():
+        gone = [part.seconds.get(name, part.seconds["2h"]) for part in estimated]
+        left = measured - fsum(sums[1] for sums in gone)
+        if left > DUST_SECONDS:
+            rest[name] = max(0.0, min(left, active - fsum(sums[0] for sums in gone))), left
+    profiles = {} if estimated else windows.profile_of(owner)
+    known = {name: sums for name, sums in profiles.items() if sums[1] > DUST_SECONDS}
     by_class: dict[str, float] = {}
     used: dict[str, float] = {}
     if "1h" in known:
-        _, profiled, *rest = known["1h"]
-        by_class = dict(zip(Bottleneck, rest, strict=False))
-        used = dict(zip((*RESOURCES, "sm", "sm_profiled"), rest[len(Bottleneck) :], strict=True))
+        _, profiled, *figures = known["1h"]
+        by_class = dict(zip(Bottleneck, figures, strict=False))
+        used = dict(zip((*RESOURCES, "sm", "sm_profiled"), figures[len(Bottleneck) :], strict=True))
         if used["sm_profiled"] <= DUST_SECONDS:
             del used["sm"], used["sm_profiled"]
         used["profiled"] = profiled
-    return {
-        "effective_seconds": {name: sums[0] for name, sums in known.items()},
-        "profiled_seconds": {name: sums[1] for name, sums in known.items()},
-        "bottleneck_seconds": {kind: seconds for kind, seconds in by_class.items() if seconds > DUST_SECONDS},
-        "resource_use_seconds": used,
-    }
+    return OwnerUse(
+        owner=owner,
+        active_seconds={name: active for name, (active, _) in rest.items()},
+        measured_seconds={name: measured for name, (_, measured) in rest.items()},
+        effective_seconds={name: sums[0] for name, sums in known.items()},
+        profiled_seconds={name: sums[1] for name, sums in known.items()},
+        bottleneck_seconds={kind: seconds for kind, seconds in by_class.items() if seconds > DUST_SECONDS},
+        resource_use_seconds=used,
+    )
+
+
+def _gpus(parts: Iterable[_Part]) -> float:
+    return fsum(part.share for part in parts)
+
+
+def _cost(parts: Iterable[tuple[Price | None, float]]) -> dict[str, float]:
+    """Return the price per hour of some parts of GPUs, by currency; those without a price are left out."""
+    cost: dict[str, float] = {}
+    for price, share in parts:
+        if price is not None:
+            cost[price.currency] = cost.get(price.currency, 0.0) + share * price.per_hour
+    return cost
 
 
 def _pools(
@@ -214,15 +201,11 @@ def _pools(
     for model, of_model in models.items():
         gpus = [view.gpu.uuid for view in of_model if view.instance is None]
         known = any(view.allocation not in {None, AllocationState.UNKNOWN} for view in of_model)
-        cost: dict[str, float] = {}
-        for uuid in gpus:
-            if known and uuid in prices:
-                _plus(cost, prices[uuid].currency, free_shares.get(uuid, 0.0) * prices[uuid].per_hour)
         yield PoolUse(
             model=model,
             gpus=len(gpus),
             unallocated_gpus=fsum(free_shares.get(uuid, 0.0) for uuid in gpus) if known else None,
-            unallocated_cost_per_hour=cost,
+            unallocated_cost_per_hour=_cost((prices.get(uuid), free_shares.get(uuid, 0.0)) for uuid in gpus if known),
             unpriced_gpus=sum(uuid not in prices for uuid in gpus),
         )
 
@@ -252,13 +235,13 @@ def _is_left_alone(use: PodUse, now: float) -> bool:
 def policy_of(use: PodUse) -> str:
     """Return the class by which alerts judge a pod; the default for an unknown one."""
     name = use.facts.workload_class if use.facts else ""
-    return name if name in _PATIENCE else "default"
+    return name if name in POLICIES else "default"
 
 
 def opt_out_of(use: PodUse) -> float:
     """Return the Unix time until which a pod opts out of alerts; ``-inf`` without an opt-out."""
     until = use.facts.opt_out_until_seconds if use.facts else None
-    return -inf if until is None or isnan(until) else until
+    return -inf if until is None else until
 
 
 def shown_owner(use: PodUse) -> Owner:
@@ -270,15 +253,6 @@ def shown_owner(use: PodUse) -> Owner:
 
 def _is_below(ratio: float, active: float, measured: float) -> bool:
     return measured > 0 and active < ratio * measured
-
-
-def _did_nothing(share: float, window_seconds: float, active: float, measured: float) -> bool:
-    covered = measured >= COVERAGE_RATIO * share * window_seconds
-    return covered and _is_below(UNUSED_RATIO, active, measured)
-
-
-def _plus(sums: dict[str, float], name: str, amount: float) -> None:
-    sums[name] = sums.get(name, 0.0) + amount
 
 
 XID_SECONDS = 600.0
