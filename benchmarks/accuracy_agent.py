@@ -13,7 +13,7 @@ from typing import Any
 from accuracy_day import DAY_SECONDS, WARM_SECONDS, Job, NodeDay
 from accuracy_prometheus import OPENS_AT, Samples
 
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.records import read
 from exporter.accounting.state_file import StateFile
@@ -170,6 +170,7 @@ class VirtualAgent:
                 continue
             save = now + SAVE_SECONDS
             if scrape < save + SAMPLE_SECONDS:
+                _save(self.books, now)
                 self.books.saved = self.books.ledgers.view()
             if now < dump_before <= save + SAMPLE_SECONDS:
                 dumped = _state(self.books, now)
@@ -240,14 +241,17 @@ def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:
 
 def new_books(seed: int) -> Books:
     """Books of an agent that starts, under an identity of the seed."""
-    return Books(Meter(SAMPLE_SECONDS, by_job), Ledgers(new_identity=lambda: f"{seed:012x}"))
+    return Books(Meter(SAMPLE_SECONDS, by_job), Ledgers(saves=True, new_identity=lambda: f"{seed:012x}"))
 
 
 def _state(books: Books, now: float) -> dict[str, Any]:
-    steady = STEADY_AT_START + now
-    saved = books.ledgers.begin_save(lambda owner, _: owner, now=OPENS_AT + now, steady=steady)
+    return {**_save(books, now), "meter": books.meter.state()}
+
+
+def _save(books: Books, now: float) -> dict[str, Any]:
+    saved = books.ledgers.begin_save(lambda owner, _: owner, now=OPENS_AT + now, steady=STEADY_AT_START + now)
     books.ledgers.saved()
-    return {**saved, "meter": books.meter.state()}
+    return saved
 
 
 def _restored(saved: dict[str, Any]) -> Books:
@@ -257,7 +261,7 @@ def _restored(saved: dict[str, Any]) -> Books:
         state = StateFile(Path(directory)).load()
     if state is None:
         raise RuntimeError("what was saved is not there")
-    books = Books(Meter(SAMPLE_SECONDS, by_job), Ledgers())
+    books = Books(Meter(SAMPLE_SECONDS, by_job), Ledgers(saves=True))
     books.ledgers.restore(state)
     books.meter.resume(read(MeterState, state["meter"]))
     return books

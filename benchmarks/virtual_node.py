@@ -10,8 +10,7 @@ from typing import Any
 from virtual_world import AGENT_POD, NODE, Held, Pod, World
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledger, Sheet
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledger, Ledgers, Sheet
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
@@ -238,7 +237,7 @@ class WatchedLedgers(Ledgers):
     @property
     def sizes(self) -> tuple[int, int]:
         """Most accounts of a ledger, and how many ledgers have ended."""
-        accounts = max(len(ledger.sheet.accounts) for ledger in (self._ledger, *self._former))
+        accounts = max((len(ledger.sheet.accounts) for ledger in (self._ledger, *self._former) if ledger), default=0)
         return accounts, len(self._former)
 
     def _kept(self, former: Sequence[Ledger], now: float) -> tuple[Ledger, ...]:

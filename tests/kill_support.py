@@ -18,7 +18,7 @@ from typing import Any
 
 from metering_support import holder, namespace_pays, use, whole
 
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import UNSYNCED, StateFile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.state_file import StateFile
 from exporter.agent.facts import Attributor

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.meter import Meter

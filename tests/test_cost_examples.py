@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from metering_support import holder, namespace_owner, partitioned, use, whole
 
-from exporter.accounting.ledger import money
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers, money
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook
 from exporter.config import price_book

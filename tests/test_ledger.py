@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metering_support import H100
 
-from exporter.accounting.ledgers import FORMER_LIMIT, FORMER_SECONDS, PATIENCE_SECONDS, Ledgers
+from exporter.accounting.ledger import FORMER_LIMIT, FORMER_SECONDS, PATIENCE_SECONDS, Ledgers
 from exporter.accounting.state_file import to_json
 from exporter.model import (
     UNALLOCATED,

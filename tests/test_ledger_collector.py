@@ -7,7 +7,7 @@ from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, l
 from samples_support import samples_of
 from snapshot_support import changed
 
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Account, ByState, LedgerView, Owner, Portion, Price, ShareMode, Snapshot, Totals
 

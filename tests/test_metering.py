@@ -13,8 +13,7 @@ from disk_support import needs_root, tmpfs
 from metering_support import holder, namespace_pays, use, whole
 from pipeline_support import EPOCH_SECONDS, pipeline, save_now
 
-from exporter.accounting.ledger import COST_LABELS_LIMIT
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import COST_LABELS_LIMIT, Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile, to_json

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metering_support import H100, gpu, holder, through_json
 
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.records import read
 from exporter.agent.owners import PATIENCE_SECONDS, Owners

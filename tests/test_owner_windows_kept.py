@@ -9,7 +9,7 @@ from metering_support import holder, whole
 from owner_windows_support import TRAIN, held
 from pipeline_support import save_now
 
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile

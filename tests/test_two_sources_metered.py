@@ -11,7 +11,7 @@ from metering_support import namespace_owner
 from pipeline_support import DirectSource
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook
 from exporter.agent.facts import Attributor

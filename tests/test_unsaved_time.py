@@ -11,7 +11,7 @@ from metering_support import holder, namespace_pays, use, whole
 from pipeline_support import save_now
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock

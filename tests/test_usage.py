@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metering_support import LAYOUTS, holder, namespace_owner, partitioned, random_views, through_json, use, whole
 
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.records import read
 from exporter.model import (

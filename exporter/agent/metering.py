@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from exporter.accounting.idle import IdleClock, IdleMemory
-from exporter.accounting.ledger import COST_LABELS_LIMIT
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import COST_LABELS_LIMIT, Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.owner_figures import OwnerFaults
 from exporter.accounting.prices import PriceBook, settled_facts

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
