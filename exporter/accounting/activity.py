@@ -21,7 +21,6 @@ from exporter.model import (
     Gpu,
     Holder,
     ProcessUse,
-    ResourceProfile,
 )
 
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
@@ -336,8 +335,8 @@ class ActivityJudge:
             a device that is idle except for an unmeasured engine that may be in use.
         """
         memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
-        is_instance = sample.level is DeviceLevel.INSTANCE
-        pcie_ratio = effective.pcie_use(sample.parent_values if is_instance else sample.values)
+        board = sample.parent_values if sample.level is DeviceLevel.INSTANCE else None
+        pcie_ratio = effective.pcie_use(sample.values if board is None else board)
         found = _measured(sample, pcie_ratio)
         contradiction = memory.contradicts(sample, found)
         self._count(memory, "contradiction", holds=contradiction)
@@ -350,36 +349,23 @@ class ActivityJudge:
             self._count(memory, "incomplete", holds=lasting)
         if contradiction:
             return Judgement(activity=None, reason="contradiction")
-        if ratio < idle_below and any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing):
+        more = any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
+        if ratio < idle_below and more:
             return Judgement(activity=None, reason="incomplete")
-        in_doubt = self._is_in_doubt(memory, sample, missing)
-        profile = None if in_doubt else self._profile(memory, sample, found, ratio, pcie_ratio)
-        return Judgement(activity=Activity(ratio=ratio, source=source, measured_by=measured_by, profile=profile))
-
-    def _is_in_doubt(self, memory: _Memory, sample: Observation, missing: Sequence[EngineRow]) -> bool:
-        """Return whether something that no source measures may be in use, so that the rest is no limit."""
         memory.draws = memory.draws if sample.draws is None else sample.draws
-        if sample.level is DeviceLevel.PARTITIONED_GPU or memory.draws:
-            return True
-        return any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
-
-    def _profile(
-        self, memory: _Memory, sample: Observation, found: _Found, ratio: float, pcie_ratio: float | None
-    ) -> ResourceProfile | None:
         profile = None
-        try:
-            profile = effective.profile_of(
+        # If something that no source measures may be in use, the rest is no limit.
+        if not (more or memory.draws or sample.level is DeviceLevel.PARTITIONED_GPU):
+            profile, is_possible = effective.profile_of(
                 sample.model,
                 sample.values,
-                sample.parent_values if sample.level is DeviceLevel.INSTANCE else None,
+                board,
                 activity_ratio=ratio,
                 video_ratio=max((found[one][0] for one in found if one not in _NOT_VIDEO), default=0.0),
                 pcie_ratio=pcie_ratio,
             )
-            self._count(memory, "impossible_profile", holds=False)
-        except effective.ImpossibleReadingError:
-            self._count(memory, "impossible_profile", holds=True)
-        return profile
+            self._count(memory, "impossible_profile", holds=not is_possible)
+        return Judgement(activity=Activity(ratio=ratio, source=source, measured_by=measured_by, profile=profile))
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""

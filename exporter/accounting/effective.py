@@ -48,10 +48,6 @@ _C2C_BYTES = 450e9
 _WITH_C2C = re.compile(r"\b(GH200|GB200|GB300)\b")
 
 
-class ImpossibleReadingError(ValueError):
-    """Readings of a device exceed its limits or contradict each other."""
-
-
 class _Row(NamedTuple):
     """The resources of a model that must be measured besides its memory and its PCIe link."""
 
@@ -135,8 +131,8 @@ def profile_of(
     activity_ratio: float,
     video_ratio: float,
     pcie_ratio: float | None,
-) -> ResourceProfile | None:
-    """Return how near a device was to its limits, and its bottleneck.
+) -> tuple[ResourceProfile | None, bool]:
+    """Return how near a device was to its limits, with its bottleneck, and whether its readings are possible.
 
     Args:
         model: Name of the GPU as the driver reports it.
@@ -149,23 +145,22 @@ def profile_of(
         pcie_ratio: ``pcie_use`` of the whole GPU.
 
     Returns:
-        ``None`` if one of the device's resources was not measured.
-
-    Raises:
-        ImpossibleReadingError: A compute pipe is busier than its engine, or a resource is used above its limit.
+        No profile if one of the device's resources was not measured, or if a compute pipe is busier than its engine or
+        a resource is used above its limit, which is impossible.
     """
     whole, uses = values if board is None else board, _uses(model, values, board, pcie_ratio)
     engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
     clock, highest = whole.get(Field.SM_CLOCK), whole.get(Field.MAX_SM_CLOCK)
     if uses is None or engine is None or not clock or not highest:
-        return None
+        return None, True
     pipe, memory, transfer = uses
     if pipe > engine + _NOISE or max(uses) > MOST_OF_LIMIT:
-        raise ImpossibleReadingError
+        return None, False
     limits = pipe * min(1.0, clock / highest), memory, transfer, video_ratio  # in the order of RESOURCES
     nearest = max(limits)
-    return ResourceProfile(
+    profile = ResourceProfile(
         uses=tuple(min(activity_ratio, use) for use in limits),
         bottleneck=RESOURCES[limits.index(nearest)] if nearest >= NEAR_LIMIT else Bottleneck.STARVED,
         sm_ratio=values.get(Field.PROF_SM_ACTIVE),
     )
+    return profile, True

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -76,14 +76,11 @@ class StateFile:
         version, checksum, body = layout.groups()
         if _checksum(version, body) != checksum:
             raise self.set_aside("state_damaged", "is damaged: its checksum does not match")
-        if int(version) > VERSION:
-            raise self.set_aside(
-                "state_newer",
-                f"is of version {int(version)}, this program knows {VERSION}; with the newer program, move it back",
-            )
-        if int(version) < OLDEST_VERSION:
-            reads = f"this program reads {OLDEST_VERSION} to {VERSION}"
-            raise self.set_aside("state_older", f"is of version {int(version)}, {reads}")
+        if not OLDEST_VERSION <= int(version) <= VERSION:
+            reads = f"this program reads {OLDEST_VERSION} to {VERSION}; with the other program, move it back"
+            what = f"is of version {int(version)}, {reads}"
+            is_newer = int(version) > VERSION
+            raise self.set_aside("state_newer", what) if is_newer else self.set_aside("state_older", what)
         try:
             state = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -220,14 +217,12 @@ def _checksum(*parts: bytes) -> bytes:
 
 
 def _not_saved(path: Path, error: OSError) -> StateError:
-    words = error.strerror or str(error)
+    what = f"state: cannot write {path}: {error.strerror or error}"
     if error.errno in _FULL:
-        return StateError("disk_full", f"state: cannot write {path}: {words}; free space there or move --state-dir")
+        return StateError("disk_full", f"{what}; free space there or move --state-dir")
     if error.errno in _READ_ONLY:
-        return StateError(
-            "read_only", f"state: cannot write {path}: {words}; make --state-dir writable for uid {os.geteuid()}"
-        )
-    return StateError("state_unwritable", f"state: cannot write {path}: {words}; check that --state-dir exists")
+        return StateError("read_only", f"{what}; make --state-dir writable for uid {os.geteuid()}")
+    return StateError("state_unwritable", f"{what}; check that --state-dir exists")
 
 
 _LONGEST_NAME = 200
@@ -257,7 +252,18 @@ class WriterLock:
     """Whether this agent is the writer."""
     _host: int | None = None
     """Descriptor of the lock file."""
-    _others: list[int] = field(default_factory=list)
+    _state: int | None = None
+    """Descriptor of the state directory."""
+
+    @property
+    def fault(self) -> str:
+        """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
+        if not self.waits_for:
+            return self.warning
+        return (
+            f"another agent on this node writes the ledger ({self.waits_for} is locked);"
+            " this one shows no ledger and takes over when that one ends"
+        )
 
     @property
     def host_held(self) -> bool | None:
@@ -287,7 +293,7 @@ class WriterLock:
             self._host = self._locked_file()
             if self.state_directory is not None:
                 with contextlib.suppress(OSError):
-                    self._others.append(_locked(self.state_directory, os.O_RDONLY | os.O_DIRECTORY))
+                    self._state = _locked(self.state_directory, os.O_RDONLY | os.O_DIRECTORY)
         except _TakenError as error:
             self.waits_for = str(error)
             self.release()
@@ -297,10 +303,12 @@ class WriterLock:
 
     def release(self) -> None:
         """Release the locks, so that another agent can become the writer."""
-        descriptors = [*self._others, *([] if self._host is None else [self._host])]
-        self._host, self._others, self.held = None, [], False
+        descriptors = self._host, self._state
+        self._host = self._state = None
+        self.held = False
         for descriptor in descriptors:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def note(self, point: object) -> None:
         """Write a note into the lock file, replacing the previous one; it outlives the process but not the boot.

@@ -158,28 +158,17 @@ class Metering:
         Args:
             steady: Current seconds of the monotonic clock.
         """
-        if self.lock.held:
+        lock = self.lock
+        if lock.held:
             return
-        waited, warned = self.lock.waits_for, self.lock.warning
-        if not self.lock.take():
-            if self.lock.waits_for != waited:
-                LOG.warning("ledger: %s", self.lock_note)
-            return
-        if waited:
-            LOG.info("ledger: the other agent has ended, this one writes the ledger from now on")
-        if self.lock.warning != warned:
-            LOG.warning("%s", self.lock.warning)
-        self.restore(steady)
-
-    @property
-    def lock_note(self) -> str:
-        """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
-        if self.lock.waits_for:
-            return (
-                f"another agent on this node writes the ledger ({self.lock.waits_for} is locked);"
-                " this one shows no ledger and takes over when that one ends"
-            )
-        return self.lock.warning
+        waited, before = lock.waits_for, lock.fault
+        is_writer = lock.take()
+        if lock.fault not in {"", before}:
+            LOG.warning("ledger: %s", lock.fault)
+        if is_writer:
+            if waited:
+                LOG.info("ledger: the other agent has ended, this one writes the ledger from now on")
+            self.restore(steady)
 
     def restore(self, steady: float) -> None:
         """Continue from the state file, if there is one; a bad one is set aside, logged and counted.
@@ -353,7 +342,7 @@ class Metering:
             awaits_labels=self.awaits_labels,
             is_writer=self.lock.held,
             is_locked=self.lock.host_held,
-            lock_note=self.lock_note,
+            lock_note=self.lock.fault,
         )
 
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:

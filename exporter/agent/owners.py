@@ -201,8 +201,8 @@ class OwnerWindows:
     judge_seconds: float = JUDGE_SECONDS
     windows: Windows = field(default_factory=Windows)
     _view: OwnersView | None = None
-    _held: list[object] = field(default_factory=list)
-    """The holdings for which ``_view`` was computed."""
+    _held: list[Holder] = field(default_factory=list)
+    """The holders for which ``_view`` was computed."""
     _judge_at: float = 0.0
     _save_at: float = 0.0
     _problem: str = ""
@@ -251,12 +251,7 @@ class OwnerWindows:
             now: Unix time.
             steady: Seconds of the monotonic clock.
         """
-        held: list[object] = [
-            one
-            for view in views
-            for use in view.pods
-            for one in (view.uuid, use.holder.pod, use.holder.container, use.holder.share_ratio)
-        ]
+        held = [use.holder for view in views for use in view.pods]
         if self._view is None or steady >= self._judge_at or held != self._held:
             if self.pace != 1:
                 views = [_clocks_at_pace(view, self.pace) for view in views]
