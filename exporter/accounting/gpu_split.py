@@ -1,7 +1,8 @@
 """Divides each GPU among its holders; the parts of a GPU always sum to the whole."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from exporter.model import (
     UNALLOCATED,
@@ -15,6 +16,7 @@ from exporter.model import (
     DeviceView,
     Holder,
     HolderKey,
+    MigInstance,
     Owner,
     PodAccount,
     PodUse,
@@ -139,115 +141,105 @@ def _ratios(share: float, activity: Activity | None, part: float = 1.0) -> BySta
     return ByState(effective=effective, ineffective=active - effective, idle=share - active)
 
 
-@dataclass(slots=True)
-class Divider:
-    """Divides GPUs among their holders; caches the descriptions of holders."""
+def divide(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) -> list[Division]:
+    """Divide every GPU of a sample.
 
-    owner_of: Callable[[Holder], Owner]
-    _known: dict[HolderKey, tuple[Holder, Slot, PodAccount]] = field(default_factory=dict)
+    Args:
+        views: GPUs, and their MIG instances.
+        owner_of: Returns the owner of a holder.
+    """
+    by_gpu: dict[str, list[DeviceView]] = {}
+    for view in views:
+        by_gpu.setdefault(view.gpu.uuid, []).append(view)
+    return [_division(of_gpu, owner_of) for of_gpu in by_gpu.values()]
 
-    def divide(self, views: Sequence[DeviceView]) -> list[Division]:
-        """Divide every GPU of a sample.
 
-        Args:
-            views: GPUs, and their MIG instances.
-        """
-        by_gpu: dict[str, list[DeviceView]] = {}
-        for view in views:
-            by_gpu.setdefault(view.gpu.uuid, []).append(view)
-        divisions = [self._division(of_gpu) for of_gpu in by_gpu.values()]
-        if len(self._known) > sum(len(division.parts) for division in divisions):
-            here = {part.slot.key for division in divisions for part in division.parts}
-            for key in self._known.keys() - here:
-                del self._known[key]
-        return divisions
+def _division(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) -> Division:
+    gpu = views[0].gpu
+    up = views[0].state is DeviceState.UP
+    devices = held_units(views)
+    # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
+    overlapping = len(devices) > 1 and devices[0].instance is None
+    free, lost = ByState(), ByState()
+    parts: list[GpuPart] = []
+    foreign = covered = 0.0
+    for device in devices:
+        activity = device.activity if device.state is DeviceState.UP else None
+        held = [_part(device, use, owner_of) for use in device.pods]
+        parts += held
+        of_held = sum(part.slot.share_ratio for part in held)
+        left = 0.0 if overlapping else device.share_ratio - of_held
+        covered += of_held + max(left, 0.0)
+        if held:
+            foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
+            if left > DUST and device.rest_is_free:  # free replicas are not in use
+                free += ByState(unknown=left) if activity is None else ByState(idle=left)
+            elif left > DUST:
+                lost += ByState(unknown=left)
+        elif device.allocation is AllocationState.UNALLOCATED:
+            free += _ratios(left, activity)
+        else:
+            lost += _ratios(left, activity)
+    if covered < 1 - DUST:  # slices without an instance, or of one that the driver does not describe
+        if up and views[0].rest_is_free and not views[0].lacks_instances:
+            free += ByState(idle=1 - covered)
+        elif views[0].rest_is_free:
+            free += ByState(unknown=1 - covered)
+        else:
+            lost += ByState(unknown=1 - covered)
+    mode = mode_of_rest(views)
+    parts += [
+        _part_without_holder(rest, gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
+        for owner, rest in ((UNALLOCATED, free), (UNATTRIBUTED, lost))
+        if rest.total > 0
+    ]
+    if covered > 1 + DUST:
+        parts = [part.scaled(1 / covered) for part in parts]
+    return Division(gpu_uuid=gpu.uuid, model=gpu.model, mode=mode, parts=tuple(parts), foreign_ratio=foreign)
 
-    def _division(self, views: Sequence[DeviceView]) -> Division:
-        gpu = views[0].gpu
-        up = views[0].state is DeviceState.UP
-        devices = held_units(views)
-        # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
-        overlapping = len(devices) > 1 and devices[0].instance is None
-        free, lost = ByState(), ByState()
-        parts: list[GpuPart] = []
-        foreign = covered = 0.0
-        for device in devices:
-            activity = device.activity if device.state is DeviceState.UP else None
-            held = [self._part(device, use) for use in device.pods]
-            parts += held
-            of_held = sum(part.slot.share_ratio for part in held)
-            left = 0.0 if overlapping else device.share_ratio - of_held
-            covered += of_held + max(left, 0.0)
-            if held:
-                foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
-                if left > DUST and device.rest_is_free:  # free replicas are not in use
-                    free += ByState(unknown=left) if activity is None else ByState(idle=left)
-                elif left > DUST:
-                    lost += ByState(unknown=left)
-            elif device.allocation is AllocationState.UNALLOCATED:
-                free += _ratios(left, activity)
-            else:
-                lost += _ratios(left, activity)
-        if covered < 1 - DUST:  # slices without an instance, or of one that the driver does not describe
-            if up and views[0].rest_is_free and not views[0].lacks_instances:
-                free += ByState(idle=1 - covered)
-            elif views[0].rest_is_free:
-                free += ByState(unknown=1 - covered)
-            else:
-                lost += ByState(unknown=1 - covered)
-        mode = mode_of_rest(views)
-        parts += [
-            _part_without_holder(rest, gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
-            for owner, rest in ((UNALLOCATED, free), (UNATTRIBUTED, lost))
-            if rest.total > 0
-        ]
-        if covered > 1 + DUST:
-            parts = [part.scaled(1 / covered) for part in parts]
-        return Division(gpu_uuid=gpu.uuid, model=gpu.model, mode=mode, parts=tuple(parts), foreign_ratio=foreign)
 
-    def _part(self, view: DeviceView, use: PodUse) -> GpuPart:
-        holder = use.holder
-        slot, pod = self._describe(view, holder)
-        activity = use.activity if view.state is DeviceState.UP else None
-        return GpuPart(
-            slot=slot,
-            pod=pod,
-            ratios=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
-            estimated=activity is not None and activity.source is ActivitySource.ESTIMATED,
-            profile=activity.profile if activity else None,
-        )
+def _part(view: DeviceView, use: PodUse, owner_of: Callable[[Holder], Owner]) -> GpuPart:
+    holder, gpu = use.holder, view.gpu
+    slot, pod = _described(holder, owner_of(holder), (view.uuid, gpu.uuid, gpu.index, gpu.model), view.instance)
+    activity = use.activity if view.state is DeviceState.UP else None
+    return GpuPart(
+        slot=slot,
+        pod=pod,
+        ratios=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
+        estimated=activity is not None and activity.source is ActivitySource.ESTIMATED,
+        profile=activity.profile if activity else None,
+    )
 
-    def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:
-        owner = self.owner_of(holder)
-        known = self._known.get(holder.key)
-        if known is not None:
-            of_holder, slot, pod = known
-            if of_holder == holder and slot.account.owner == owner and pod.gpu_index == view.gpu.index:
-                return slot, pod
-        slot = Slot(
-            device_uuid=view.uuid,
-            gpu_uuid=view.gpu.uuid,
-            account=Account(owner=owner, model=view.gpu.model, mode=holder.mode),
-            namespace=holder.namespace,
-            pod=holder.pod,
-            container=holder.container,
-            pod_uid=holder.pod_uid,
-            share_ratio=holder.share_ratio,
-        )
-        pod = PodAccount(
-            device_uuid=view.uuid,
-            gpu_index=view.gpu.index,
-            gpu_uuid=view.gpu.uuid,
-            gpu_instance=str(view.instance.gpu_instance_id) if view.instance else "",
-            mig_profile=view.instance.profile if view.instance else "",
-            model=view.gpu.model,
-            namespace=holder.namespace,
-            pod=holder.pod,
-            container=holder.container,
-            pod_uid=holder.pod_uid,
-        )
-        self._known[holder.key] = (holder, slot, pod)
-        return slot, pod
+
+@lru_cache(maxsize=1024)
+def _described(
+    holder: Holder, owner: Owner, device: tuple[str, str, int, str], instance: MigInstance | None
+) -> tuple[Slot, PodAccount]:
+    """Return a holder's slot and account, the same objects while nothing changes."""
+    uuid, gpu_uuid, gpu_index, model = device
+    slot = Slot(
+        device_uuid=uuid,
+        gpu_uuid=gpu_uuid,
+        account=Account(owner=owner, model=model, mode=holder.mode),
+        namespace=holder.namespace,
+        pod=holder.pod,
+        container=holder.container,
+        pod_uid=holder.pod_uid,
+        share_ratio=holder.share_ratio,
+    )
+    pod = PodAccount(
+        device_uuid=uuid,
+        gpu_index=gpu_index,
+        gpu_uuid=gpu_uuid,
+        gpu_instance=str(instance.gpu_instance_id) if instance else "",
+        mig_profile=instance.profile if instance else "",
+        model=model,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        container=holder.container,
+        pod_uid=holder.pod_uid,
+    )
+    return slot, pod
 
 
 def _part_without_holder(ratios: ByState, gpu_uuid: str, account: Account) -> GpuPart:

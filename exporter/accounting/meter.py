@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
-from exporter.accounting.gpu_split import Divider, Division, Slot, across_gap
+from exporter.accounting.gpu_split import Division, Slot, across_gap, divide
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, DeviceView, Field, Holder, Owner, Portion
 
 MOST_WATTS = 10_000.0
@@ -157,13 +157,9 @@ class Meter:
     sample_interval_seconds: float
     owner_of: Callable[[Holder], Owner]
     """Returns the owner of a holder; called for every sample, as metadata may arrive late."""
-    _divider: Divider = field(init=False)
     _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
     steady: float | None = None
     """Instant of the last sample, also of the previous process; ``None`` before the first."""
-
-    def __post_init__(self) -> None:
-        self._divider = Divider(self.owner_of)
 
     def add(self, views: Sequence[DeviceView], steady: float, driver: int | None = None) -> tuple[Portion, ...]:
         """Close the interval that ends with a sample.
@@ -179,7 +175,7 @@ class Meter:
         """
         portions: list[Portion] = []
         values_of = {view.gpu.uuid: view.values for view in views if view.instance is None}
-        for division in self._divider.divide(views):
+        for division in divide(views, self.owner_of):
             values = values_of.get(division.gpu_uuid, {})
             slots = tuple(part.slot for part in division.parts)
             meter = self._gpus.get(division.gpu_uuid)

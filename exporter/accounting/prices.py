@@ -1,5 +1,6 @@
 """Prices an hour of a GPU: the rows of a price book and which of them applies."""
 
+import fnmatch
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -57,10 +58,13 @@ class Match(NamedTuple):
         Two model patterns that match known models, but none in common, cannot both match: ``*H100*`` and ``*A100*``
         do not conflict, although a name could contain both.
         """
-        where = zip(self[:-1], other[:-1], strict=True)
-        return all(_can_meet(mine, theirs) for mine, theirs in where) and _models_meet(
-            self.model, other.model, known_models
+        both = [(mine.casefold(), theirs.casefold()) for mine, theirs in zip(self, other, strict=True)]
+        if not all(patterns_meet(mine, theirs) for mine, theirs in both if mine and theirs):
+            return False
+        mine, theirs = (
+            {model for model in known_models if _compiled(match.model).fullmatch(model)} for match in (self, other)
         )
+        return not mine or not theirs or bool(mine & theirs)
 
 
 def _weight(pattern: str) -> int:
@@ -71,21 +75,7 @@ def _weight(pattern: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    first, *rest = ("".join("." if sign == "?" else re.escape(sign) for sign in part) for part in pattern.split("*"))
-    # Atomic groups: a * does not backtrack after a match, so twenty of them do not take exponential time.
-    rest = [f"(?>.*?{part})" for part in rest[:-1]] + [f".*{part}" for part in rest[-1:]]
-    return re.compile("".join((first, *rest)), re.IGNORECASE | re.DOTALL)
-
-
-def _can_meet(one: str, other: str) -> bool:
-    return not one or not other or patterns_meet(one.casefold(), other.casefold())
-
-
-def _models_meet(one: str, other: str, known: Collection[str]) -> bool:
-    if not _can_meet(one, other):
-        return False
-    mine, theirs = ({model for model in known if _compiled(pattern).fullmatch(model)} for pattern in (one, other))
-    return not one or not other or not mine or not theirs or bool(mine & theirs)
+    return re.compile(fnmatch.translate(pattern.replace("[", "[[]")), re.IGNORECASE)
 
 
 @lru_cache(maxsize=65_536)
@@ -221,13 +211,10 @@ class PriceBook:
 
     def changes(self, *, model: str, node: str, facts: NodeFacts, after: float, until: float) -> set[float]:
         """Return the Unix times after ``after``, up to ``until``, at which the price of a GPU may change."""
-        found = (
-            set()
-            if self.fallback is None
-            else self.fallback.changes(model=model, node=node, facts=facts, after=after, until=until)
-        )
-        for row in self._matching(model, node, facts, facts_complete=False):
-            found.update(edge for edge in (row.from_seconds, row.to_seconds) if after < edge <= until)
+        rows = self._matching(model, node, facts, facts_complete=False)
+        found = {edge for row in rows for edge in (row.from_seconds, row.to_seconds) if after < edge <= until}
+        if self.fallback is not None:
+            found |= self.fallback.changes(model=model, node=node, facts=facts, after=after, until=until)
         return found
 
     def _matching(self, model: str, node: str, facts: NodeFacts, *, facts_complete: bool) -> tuple[PriceRow, ...]:
