@@ -9,7 +9,7 @@ start, interpolated between two marks. Reading one costs the same for a minute a
 import base64
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -37,6 +37,10 @@ HOLDER_SECONDS = 900.0
 """Time without a portion after which a holder is dropped: none of its windows could be covered any more."""
 OWNERS_LIMIT = 2000
 """Maximum number of owners; above it, those that ended first are dropped."""
+
+_SHORT = {name: seconds for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS}
+_LONG = {name: seconds for name, seconds in WINDOWS.items() if name not in _SHORT}
+_NOTHING: dict[str, tuple[float, ...]] = dict.fromkeys(_SHORT, (0.0, 0.0))
 
 _WRAP = 0xFFFFFFFF
 """Points are milliseconds in 32 bits; differences up to 49 GPU-days survive the overflow."""
@@ -156,16 +160,17 @@ class _Points:
         place = min(width * (number - self.first), len(self.values) - width)
         return tuple(self.values[place : place + width]) if place >= 0 else (0,) * width
 
-    def since(self, places: _Places, now: _Marked) -> Iterator[tuple[str, Sums]]:
-        """Yield each window with the increase since its start, from the current sums."""
-        now = now[: self.width]
+    def since(self, places: _Places, now: _Marked) -> dict[str, Sums]:
+        """Return the increase since the start of each window, from the current sums."""
+        now, found = now[: self.width], dict[str, Sums]()
         for name, (number, part) in places.items():
             old = self.at(number)
             increase: list[float] = _increase(old, now)
             if part and any(increase):
                 after = self.at(number + 1) if number < self.axis.last else now
                 increase = [one - step * part for one, step in zip(increase, _increase(old, after), strict=True)]
-            yield name, tuple(one / _MILLISECONDS for one in increase)
+            found[name] = tuple([one / _MILLISECONDS for one in increase])
+        return found
 
     def absorb(self, other: "_Points") -> None:
         """Add other points of the same axis."""
@@ -226,10 +231,9 @@ class _Sums:
 
     def since(self, places: Sequence[_Places]) -> dict[str, Sums]:
         """Return the increase by window, from the places on each axis."""
-        now, found = self.now(), dict[str, Sums]()
-        for points, of_axis in zip(self.points, places, strict=False):
-            found.update(points.since(of_axis, now))
-        return found
+        now = self.now()
+        found = [points.since(of_axis, now) for points, of_axis in zip(self.points, places, strict=False)]
+        return found[0] | found[1] if found[1:] else found[0]
 
     def absorb(self, other: "_Sums") -> None:
         self.add(other.totals, max(self.changed, other.changed))
@@ -261,7 +265,7 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """Windows that end at one instant, by name, all of them or up to 2 h; 0 without any seconds."""
+    """Windows that end at one instant, by name."""
 
     steady: float
     windows: "Windows"
@@ -272,25 +276,26 @@ class WindowSample:
         return frozenset(self.windows.owners)
 
     def of_owner(self, owner: Owner) -> dict[str, Sums]:
-        """Return active and measured seconds of an owner over all windows."""
-        return self._since(self.windows.owners.get(owner), self.windows.axes)
+        """Return active and measured seconds of an owner; empty for an unknown one."""
+        return self._since(self.windows.owners.get(owner))
 
     def profile_of(self, owner: Owner) -> dict[str, Sums]:
-        """Return effective and profiled seconds of an owner over all windows, up to 2 h all of ``_PROFILE``."""
-        return self._since(self.windows.profiles.get(owner), self.windows.axes)
+        """Return effective and profiled seconds of an owner, up to 2 h all of ``_PROFILE``; empty without any."""
+        return self._since(self.windows.profiles.get(owner))
 
     def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
         """Return active and measured seconds of a holder over each window up to 2 h."""
         holder = self.windows.holders.get(key)
-        is_it = holder is not None and not is_other_pod(holder.pod_uid, pod_uid)
-        return self._since(holder.sums if holder and is_it else None, self.windows.fine)
+        if holder is None or is_other_pod(holder.pod_uid, pod_uid):
+            return _NOTHING
+        return holder.sums.since(self._places)
 
     def of_shared(self, device_uuid: str) -> dict[str, Sums]:
         """Return the same for all estimated holders of a device."""
-        return self._since(self.windows.shared.get(device_uuid), self.windows.fine)
+        return self._since(self.windows.shared.get(device_uuid)) or _NOTHING
 
-    def _since(self, sums: _Sums | None, axes: Sequence[_Axis]) -> dict[str, Sums]:
-        return (sums or _Sums(axes)).since(self._places)
+    def _since(self, sums: _Sums | None) -> dict[str, Sums]:
+        return {} if sums is None else sums.since(self._places)
 
     def is_estimated(self, key: HolderKey) -> bool:
         """Return whether a holder's activity was only estimated within the last 15 minutes."""
@@ -299,9 +304,7 @@ class WindowSample:
 
 
 def _axes() -> tuple[_Axis, _Axis]:
-    short = {name: seconds for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS}
-    long = {name: seconds for name, seconds in WINDOWS.items() if name not in short}
-    return _Axis(FINE_SECONDS, short, len(_PROFILE)), _Axis(COARSE_SECONDS, long, len(_USE))
+    return _Axis(FINE_SECONDS, _SHORT, len(_PROFILE)), _Axis(COARSE_SECONDS, _LONG, len(_USE))
 
 
 @dataclass(slots=True)

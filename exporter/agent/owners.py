@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 600.0
 """Maximum wait for a pod's owner; after it, the pod itself is the owner of its time."""
 
-_PINS_LIMIT = 4096
 _PodName = tuple[str, str]
 _Pod = tuple[str, str, str]
 """Namespace, name and UID; the UID is empty if it is not known."""
@@ -44,7 +43,7 @@ class Owners:
     tenancy: "Metadata | TenantSource | None" = None
     _pins: dict[_PodName, _Pin] = field(default_factory=dict)
     _waiting_since: dict[_Pod, float] = field(default_factory=dict)
-    _given_up: dict[_Pod, None] = field(default_factory=dict)
+    _given_up: set[_Pod] = field(default_factory=set)
     _outlived: dict[_PodName, str] = field(default_factory=dict)
     """UID of the former pod of a name, which the API still reports alone while another one runs."""
     _held: set[_PodName] = field(default_factory=set)
@@ -64,23 +63,21 @@ class Owners:
             # Another pod with the same name: while its owner is unknown, its time must not go to the first pod's owner.
             del self._pins[name]
             pin = None
-        if pin is not None:
-            if pin.pod_uid is None and holder.pod_uid is not None:
-                self._pins[name] = replace(pin, pod_uid=holder.pod_uid)
-            if found is None:
-                return PodFacts(owner=pin.owner)
-            return found if found.owner == pin.owner else replace(found, owner=pin.owner)
-        if found is not None:
-            self._pin(name, found.owner, holder.pod_uid)
-        return found
+        if pin is None:
+            if found is not None:
+                self._pins[name] = _Pin(owner=found.owner, pod_uid=holder.pod_uid)
+            return found
+        if pin.pod_uid is None and holder.pod_uid is not None:
+            self._pins[name] = replace(pin, pod_uid=holder.pod_uid)
+        if found is None:
+            return PodFacts(owner=pin.owner)
+        return found if found.owner == pin.owner else replace(found, owner=pin.owner)
 
     def _of_pod(self, name: _PodName, found: PodFacts, pod_uid: str) -> PodFacts | None:
         """Return the facts if they are of this pod; without the API, they stay those of the earlier pod."""
         if found.pod_uid == pod_uid:
             self._outlived.pop(name, None)
             return found
-        if len(self._outlived) >= _PINS_LIMIT:
-            self._outlived.clear()
         self._outlived[name] = found.pod_uid
         pin = self._pins.get(name)
         if pin is not None and pin.pod_uid is None:  # of the former pod, before its UID was known
@@ -121,9 +118,7 @@ class Owners:
             return provisional
         del self._waiting_since[pod]
         if owner is None:
-            self._given_up[pod] = None
-            while len(self._given_up) > _PINS_LIMIT:
-                del self._given_up[next(iter(self._given_up))]
+            self._given_up.add(pod)
         return owner or replace(provisional, provisional=False, pod_uid="")
 
     def forget(self, held: Iterable[_PodName], steady: float) -> None:
@@ -138,10 +133,9 @@ class Owners:
             self._swept_at = steady
         if steady - self._swept_at < PATIENCE_SECONDS:
             return
-        remembered: tuple[dict[Any, Any], ...] = (self._pins, self._given_up, self._outlived)
-        for of_pods in remembered:
-            for pod in [pod for pod in of_pods if pod[:2] not in self._held]:
-                del of_pods[pod]
+        self._pins = {name: pin for name, pin in self._pins.items() if name in self._held}
+        self._outlived = {name: uid for name, uid in self._outlived.items() if name in self._held}
+        self._given_up = {pod for pod in self._given_up if pod[:2] in self._held}
         self._held, self._swept_at = set(), steady
 
     def restore(self, slots: Iterable[Slot]) -> None:
@@ -154,13 +148,7 @@ class Owners:
             owner = slot.account.owner
             is_known = owner.kind != "Pod" or ((owner.team or owner.cost_labels) and not owner.provisional)
             if slot.pod and owner.name and is_known:
-                self._pin((slot.namespace, slot.pod), owner, slot.pod_uid)
-
-    def _pin(self, name: _PodName, owner: Owner, pod_uid: str | None) -> None:
-        self._pins.pop(name, None)
-        self._pins[name] = _Pin(owner=owner, pod_uid=pod_uid)
-        while len(self._pins) > _PINS_LIMIT:
-            del self._pins[next(iter(self._pins))]
+                self._pins[slot.namespace, slot.pod] = _Pin(owner=owner, pod_uid=slot.pod_uid)
 
 
 LOG = logging.getLogger("exporter.agent")
