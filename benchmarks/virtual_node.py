@@ -12,7 +12,7 @@ from virtual_world import AGENT_POD, NODE, Held, Pod, World
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger, Ledgers, Sheet
 from exporter.accounting.meter import Meter, stale_after_seconds
-from exporter.accounting.prices import PriceBook
+from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering, Save
@@ -379,12 +379,10 @@ def start(
     ledgers = WatchedLedgers(saves=True, account_limit=settings.account_limit)
     ledgers.dropped = dict(dropped or {})
     metering = Metering(
-        node=NODE,
         meter=Meter(settings.interval_seconds, owners.owner_of),
         owners=owners,
         ledgers=ledgers,
-        book=book,
-        facts=NodeFacts(),
+        prices=NodePrices(node=NODE, book=book),
         clock=clock,
         file=StateFile(settings.directory / "state"),
         lock=WriterLock(node=NODE, directory=settings.directory / "lock"),

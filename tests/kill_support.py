@@ -20,11 +20,11 @@ from metering_support import holder, namespace_pays, use, whole
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import Match, PriceBook, PriceRow
+from exporter.accounting.prices import Match, NodePrices, PriceBook, PriceRow
 from exporter.accounting.state_file import UNSYNCED, StateFile
 from exporter.agent.metering import Metering, Save
 from exporter.errors import StateError
-from exporter.model import DeviceView, LedgerView, NodeFacts, Price, ShareMode, Totals
+from exporter.model import DeviceView, LedgerView, Price, ShareMode, Totals
 
 SPEED = 200.0
 """Virtual seconds per second: a sample every 5 ms, a save every 25 ms."""
@@ -81,11 +81,9 @@ def metering_of(file: StateFile, steady: float) -> Metering:
         source="test",
     )
     made = Metering(
-        node="n",
         meter=Meter(1.0, namespace_pays),
         ledgers=Ledgers(saves=True),
-        book=PriceBook(name="test", currency="USD", rows=(row,)),
-        facts=NodeFacts(),
+        prices=NodePrices(book=PriceBook(name="test", currency="USD", rows=(row,))),
         file=file,
         boot_id="boot",
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import to_json
 from exporter.agent.metering import Metering
 from exporter.agent.owners import Owners
@@ -24,7 +23,6 @@ from exporter.model import (
     Gpu,
     Holder,
     MigInstance,
-    NodeFacts,
     Owner,
     PodUse,
     ResourceProfile,
@@ -53,7 +51,7 @@ LAYOUTS: tuple[tuple[str, ...], ...] = (
 def plain_metering() -> Metering:
     """Return the metering of a node without prices and without a state directory."""
     meter = Meter(1.0, Owners().owner_of)
-    return Metering(node="n", meter=meter, ledgers=Ledgers(), book=PriceBook(), facts=NodeFacts())
+    return Metering(meter=meter, ledgers=Ledgers())
 
 
 def through_json(data: object) -> Any:  # noqa: ANN401 - what JSON has for it

@@ -13,6 +13,7 @@ from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, stale_after_seconds
+from exporter.accounting.prices import NodePrices
 from exporter.accounting.state_file import StateFile
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
@@ -31,7 +32,7 @@ from exporter.gpu.nvml.source import NvmlSource
 from exporter.kube.kubelet import KubeletClient
 from exporter.kube.metadata import Metadata, MetadataSettings
 from exporter.metrics.collectors_file import DEFAULT, Collectors
-from exporter.model import Allocations, Field, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model import Allocations, Field, Reading, Snapshot, SourceState, SourceStatus
 from gpu_simulator import dcgm, driver
 from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer
@@ -324,12 +325,10 @@ async def _made(
     kubelet = AskedKubelet()
     idle = IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale_after_seconds(agent.interval_seconds))
     metering = Metering(
-        node=truth().node,
         meter=Meter(agent.interval_seconds, owners.owner_of),
         owners=owners,
         ledgers=Ledgers(saves=agent.state_dir is not None, new_identity=partial(next, map("{:012x}".format, count(1)))),
-        book=price_book.load(None),
-        facts=NodeFacts(),
+        prices=NodePrices(node=truth().node, book=price_book.load(None)),
         clock=idle,
         owner_windows=OwnerWindows(
             file=StateFile(agent.state_dir, FILE_NAME) if agent.state_dir else None,

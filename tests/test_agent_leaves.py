@@ -54,11 +54,8 @@ async def main():
     nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
     viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
     metering = Metering(
-        node="n",
         meter=Meter(1.0, Owners().owner_of),
         ledgers=Ledgers(saves=True),
-        book=PriceBook(name="test", currency="USD", rows=()),
-        facts=NodeFacts(),
         file=StateFile(Path(sys.argv[1])) if len(sys.argv) > 1 else None,
     )
     node = Node(

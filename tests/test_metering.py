@@ -15,7 +15,7 @@ from pipeline_support import EPOCH_SECONDS, pipeline, save_now
 
 from exporter.accounting.ledger import COST_LABELS_LIMIT, Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import Match, PriceBook, PriceRow
+from exporter.accounting.prices import Match, NodePrices, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile, to_json
 from exporter.agent.metering import HUNG_SECONDS, Metering
 from exporter.agent.run import loaded_driver
@@ -56,11 +56,9 @@ def started(
     simulated: bool = False,
 ) -> Metering:
     made = Metering(
-        node="n",
         meter=Meter(1.0, namespace_pays),
         ledgers=Ledgers(saves=directory is not None),
-        book=prices or book(row(DOLLAR)),
-        facts=NodeFacts(),
+        prices=NodePrices(node="n", book=prices or book(row(DOLLAR))),
         file=StateFile(directory) if directory else None,
         boot_id=boot_id,
         simulated=simulated,
@@ -378,7 +376,7 @@ def test_a_price_that_changes_at_noon_holds_from_noon_on() -> None:
     (totals,) = shown(metering, 3.0).accounts.values()
     assert totals.money["USD"].total == pytest.approx(1 + 1 + 2)
     assert totals.money["USD"].idle == pytest.approx(4)
-    assert metering.prices == {"GPU-0": dear}
+    assert metering.prices.current == {"GPU-0": dear}
 
 
 def test_prices_that_change_in_a_gap_charge_each_side_at_its_own_price(tmp_path: Path) -> None:
@@ -416,32 +414,32 @@ SPOT = PriceRow(
 def test_prices_that_may_depend_on_labels_are_unknown_until_the_labels_are_read(tmp_path: Path) -> None:
     prices = book(row(DOLLAR), SPOT)
     metering = started(tmp_path, prices=prices)
-    metering.learn(None)
+    metering.prices.learn(None)
     sample(metering, 0.0)
     sample(metering, 1.0)
-    assert (metering.prices, metering.unpriced_gpus) == ({}, 1)
-    metering.learn(NodeFacts(capacity_type="spot"))
+    assert (metering.prices.current, metering.prices.unpriced_gpus) == ({}, 1)
+    metering.prices.learn(NodeFacts(capacity_type="spot"))
     sample(metering, 2.0)
     save_now(metering, NOON + 2, 2.0)
     (totals,) = shown(metering, 2.0).accounts.values()
     assert (totals.money["USD"].total, totals.unpriced_seconds) == (pytest.approx(0.1), 1.0)
     again = started(tmp_path, prices=prices, steady=3.0)
-    again.learn(None)
+    again.prices.learn(None)
     sample(again, 3.0)
-    assert again.prices == {"GPU-0": SPOT.price}, "the labels are kept with the state"
+    assert again.prices.current == {"GPU-0": SPOT.price}, "the labels are kept with the state"
 
 
 def test_prices_that_no_label_can_change_are_charged_before_labels_are_read() -> None:
     ours = PriceRow(number=3, match=Match(node="n"), price=DOLLAR, source="test", from_seconds=0.0)
     metering = started(prices=book(ours, SPOT))
-    metering.learn(None)
+    metering.prices.learn(None)
     sample(metering, 0.0)
-    assert metering.prices == {"GPU-0": DOLLAR}
+    assert metering.prices.current == {"GPU-0": DOLLAR}
     metering = started(prices=book(row(DOLLAR), SPOT))
-    metering.facts = NodeFacts(capacity_type="on-demand")
-    metering.learn(None)
+    metering.prices.facts = NodeFacts(capacity_type="on-demand")
+    metering.prices.learn(None)
     sample(metering, 0.0)
-    assert metering.prices == {"GPU-0": DOLLAR}, "the flag decides"
+    assert metering.prices.current == {"GPU-0": DOLLAR}, "the flag decides"
 
 
 LABELLED_NODE = """
@@ -498,20 +496,20 @@ def test_without_a_price_there_is_no_money_but_a_count_of_gpus_without_one() -> 
     sample(metering, 1.0)
     (totals,) = shown(metering, 1.0).accounts.values()
     assert (dict(totals.money), totals.unpriced_seconds) == ({}, 1.0)
-    assert (metering.prices, metering.unpriced_gpus) == ({}, 1)
+    assert (metering.prices.current, metering.prices.unpriced_gpus) == ({}, 1)
 
 
 def test_a_price_book_with_mistakes_changes_nothing_but_the_count(caplog: pytest.LogCaptureFixture) -> None:
     metering = started()
-    good = metering.book
+    good = metering.prices.book
     metering.keep_prices(ConfigError("prices.yaml:3: row 1: negative", "prices.yaml:9: row 2: no date"))
-    assert metering.book is good
+    assert metering.prices.book is good
     assert metering.errors == {("prices", "invalid"): 1}
     assert "row 1" in caplog.text
     assert "row 2" in caplog.text
     metering.use_prices(book(row(replace(DOLLAR, per_hour=1.0))))
     sample(metering, 0.0)
-    assert metering.prices["GPU-0"].per_hour == 1.0
+    assert metering.prices.current["GPU-0"].per_hour == 1.0
 
 
 def test_a_save_is_a_picture_that_later_samples_do_not_touch(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from pipeline_support import save_now
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.agent.metering import Metering
 from exporter.agent.owners import FILE_NAME, SAVE_SECONDS, OwnerWindows
-from exporter.model import NodeFacts, OwnerUse
+from exporter.model import OwnerUse
 
 NOON = 1_800_000_000.0
 BUSY = [whole(held(holder("a"), 1.0))]
@@ -24,11 +23,8 @@ IDLE = [whole(held(holder("a"), 0.0))]
 
 def agent(directory: Path | None, *, steady: float = 0.0, boot_id: str = "boot", simulated: bool = False) -> Metering:
     made = Metering(
-        node="n",
         meter=Meter(1.0, lambda _: TRAIN),
         ledgers=Ledgers(saves=directory is not None),
-        book=PriceBook(name="none", currency="USD", rows=()),
-        facts=NodeFacts(),
         owner_windows=OwnerWindows(
             file=StateFile(directory, FILE_NAME) if directory else None, boot_id=boot_id, simulated=simulated
         ),

@@ -13,7 +13,6 @@ from pipeline_support import DirectSource
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import PriceBook
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
@@ -28,7 +27,6 @@ from exporter.model import (
     LedgerView,
     MigInstance,
     MigReading,
-    NodeFacts,
     Reading,
     SourceState,
 )
@@ -158,11 +156,8 @@ def node_of(twins: Twins) -> Node:
         clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
     )
     metering = Metering(
-        node="n",
         meter=Meter(1.0, namespace_owner),
         ledgers=Ledgers(),
-        book=PriceBook(),
-        facts=NodeFacts(),
     )
     return Node(
         name="n",

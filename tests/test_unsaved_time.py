@@ -13,10 +13,9 @@ from pipeline_support import save_now
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.metering import HUNG_SECONDS, Metering
-from exporter.model import LedgerView, NodeFacts
+from exporter.model import LedgerView
 
 NOON = 1_800_000_000.0
 
@@ -28,11 +27,8 @@ def started(
     state = directory / "state"
     state.mkdir(exist_ok=True)
     made = Metering(
-        node="n",
         meter=Meter(1.0, namespace_pays),
         ledgers=Ledgers(saves=True),
-        book=PriceBook(name="none", currency="USD", rows=()),
-        facts=NodeFacts(),
         file=StateFile(state),
         lock=WriterLock(node="n", directory=directory / "lock" if lock else None, state_directory=state),
         boot_id=boot_id,

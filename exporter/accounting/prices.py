@@ -2,13 +2,14 @@
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from exporter.model import NodeFacts, Price
+from exporter.model import DeviceView, NodeFacts, Portion, Price
 
 HOURS_PER_YEAR = 8760
 _PATTERN, _EXACT = 1, 2
@@ -236,6 +237,79 @@ class PriceBook:
         """The book's name and the parts of a node that it covers, as text; empty without prices."""
         books = [book for book in (self, self.fallback) if book is not None and book.rows]
         return "; else ".join(f"{book.name} (GPUs are {book.gpu_part:.0%} of a node's price)" for book in books)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodePrices:
+    """Prices of one node's GPUs: a book, and the known facts of the node."""
+
+    node: str = ""
+    book: PriceBook = field(default_factory=PriceBook)
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    """Facts of the node from the flags."""
+    labelled: NodeFacts | None = None
+    """Facts from the node's labels as last read, also by the previous process; ``None`` until read. Flags win."""
+    awaits_labels: bool = False
+    """Whether the node's labels are still to be read: prices that may depend on them are unknown."""
+    current: dict[str, Price] = field(default_factory=dict)
+    """Prices at the last look-up by UUID of the physical GPU; a GPU without a price is absent."""
+    _models: Mapping[str, str] = field(default_factory=dict)
+    """Models at that time by UUID."""
+
+    def learn(self, found: NodeFacts | None) -> None:
+        """Store the facts of the node's labels, which the flags leave open; ``None`` while they cannot be read."""
+        self.labelled = found or self.labelled
+        self.awaits_labels = self.labelled is None
+
+    @property
+    def node_facts(self) -> NodeFacts:
+        """Return all known facts of the node."""
+        return settled_facts(self.facts, self.labelled or NodeFacts())
+
+    @property
+    def unpriced_gpus(self) -> int:
+        """Number of GPUs without a price."""
+        return len(self._models) - len(self.current)
+
+    def look_up(self, views: Iterable[DeviceView], now: float) -> None:
+        """Store the price of every GPU at a time."""
+        self._models = {view.gpu.uuid: view.gpu.model for view in views}
+        self.current = self._at(now)
+
+    def _at(self, now: float) -> dict[str, Price]:
+        facts, complete = self.node_facts, not self.awaits_labels
+        found = {
+            model: self.book.price(model=model, node=self.node, facts=facts, at_seconds=now, facts_complete=complete)
+            for model in set(self._models.values())
+        }
+        return {uuid: price for uuid, model in self._models.items() if (price := found[model])}
+
+    def split(self, portions: Sequence[Portion], now: float) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
+        """Yield the portions of a sample with their prices, split at the times at which a price changes."""
+        longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
+        facts, after = self.node_facts, now - longest
+        changes = set[float]()
+        for model in set(self._models.values()):
+            changes |= self.book.changes(model=model, node=self.node, facts=facts, after=after, until=now)
+        if not changes:
+            yield portions, self.current
+            return
+        ages = {longest: after, **{now - at: at for at in changes}, 0.0: now}
+        for older, newer in pairwise(sorted(ages, reverse=True)):
+            parts = [part for portion in portions if (part := _part_of(portion, older, newer))]
+            yield parts, self._at(ages[older])
+
+
+def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
+    """Return the part of a portion between two ages of its interval in seconds; ``None`` if there is none.
+
+    A portion without an interval has age 0. Ages, not Unix times: differences of those lose microseconds.
+    """
+    interval = portion.interval_seconds
+    if not interval:
+        return None if newer else portion
+    seconds = min(interval, older) - newer
+    return portion.part(seconds / interval) if seconds > 0 else None
 
 
 def overlaps(

@@ -2,18 +2,17 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from exporter.accounting.idle import IdleClock, IdleMemory
 from exporter.accounting.ledger import COST_LABELS_LIMIT, Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.owner_figures import OwnerFaults
-from exporter.accounting.prices import PriceBook, settled_facts
+from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.records import read, written
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
@@ -27,8 +26,6 @@ from exporter.model import (
     Owner,
     OwnersView,
     PodAccount,
-    Portion,
-    Price,
     Totals,
 )
 
@@ -42,18 +39,6 @@ _FOLDED_NOTE = (
 
 HUNG_SECONDS = 30.0
 """Duration above which a save is reported as hung, and the page no longer waits for it."""
-
-
-def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
-    """Return the part of a portion between two ages of its interval in seconds; ``None`` if there is none.
-
-    A portion without an interval has age 0. Ages, not Unix times: differences of those lose microseconds.
-    """
-    interval = portion.interval_seconds
-    if not interval:
-        return None if newer else portion
-    seconds = min(interval, older) - newer
-    return portion.part(seconds / interval) if seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +96,9 @@ class Metering:
     least the values of any scrape. While the file is not writable, a memory-only ledger is shown in addition.
     """
 
-    node: str
     meter: Meter
     ledgers: Ledgers
-    book: PriceBook
-    facts: NodeFacts
-    """Facts of the node from the flags."""
-    labelled: NodeFacts | None = None
-    """Facts from the node's labels as last read, also by the previous process; ``None`` until read. Flags win."""
-    awaits_labels: bool = False
-    """Whether the node's labels are still to be read: prices that may depend on them are unknown."""
+    prices: NodePrices = field(default_factory=NodePrices)
     owners: Owners = field(default_factory=Owners)
     replicas: dict[ReplicaKey, int] = field(default_factory=dict)
     """Counts of shared devices; saved with the ledger, because no source reports those of an unhealthy device later."""
@@ -137,9 +115,6 @@ class Metering:
     """Returns the identity of the loaded driver, with which energy counters restart; ``None``: unknown."""
     simulated: bool = False
     save_interval_seconds: float = 5.0
-    prices: dict[str, Price] = field(default_factory=dict)
-    """Prices at the last sample by UUID of the physical GPU; a GPU without a price is absent."""
-    unpriced_gpus: int = 0
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Counts since start by (part, reason)."""
     problem: str = ""
@@ -189,7 +164,7 @@ class Metering:
         state, of_file = saved
         # Counts that this agent has read while another one wrote the ledger are newer.
         self.replicas.update({(uuid, resource): count for uuid, resource, count in state.replicas} | self.replicas)
-        self.labelled = self.labelled or state.labelled
+        self.prices.labelled = self.prices.labelled or state.labelled
         point = self._later(of_file)
         self.owners.restore(point.slots)
         if point.boot_id and point.boot_id == self.boot_id:
@@ -256,13 +231,12 @@ class Metering:
             now: Unix time, for the prices.
             steady: Monotonic time in seconds, for lingering.
         """
-        self.look_up_prices(views, now)
+        self.prices.look_up(views, now)
         if not self.lock.held:
             return
         portions = self.meter.add(views, sampled_steady, self.loaded_driver())
         self.owner_windows.add(portions, steady)
-        models = {view.gpu.uuid: view.gpu.model for view in views}
-        for part, prices in self._priced(portions, models, now):
+        for part, prices in self.prices.split(portions, now):
             self.ledgers.charge(part, prices, now=now, steady=steady)
         self.ledgers.settle(self._settled, steady)
         if folded := self.ledgers.folded_count:
@@ -271,54 +245,9 @@ class Metering:
             self.errors[_FOLDED] = folded
         self.begun = True
 
-    def learn(self, found: NodeFacts | None) -> None:
-        """Store the facts of the node's labels, which the flags leave open; ``None`` while they cannot be read."""
-        self.labelled = found or self.labelled
-        self.awaits_labels = self.labelled is None
-
-    @property
-    def node_facts(self) -> NodeFacts:
-        """Return all known facts of the node."""
-        return settled_facts(self.facts, self.labelled or NodeFacts())
-
-    def look_up_prices(self, views: Sequence[DeviceView], now: float) -> None:
-        """Store the price of every GPU at a time."""
-        models = {view.gpu.uuid: view.gpu.model for view in views}
-        self.prices = self._prices_at(models, now)
-        self.unpriced_gpus = len(models) - len(self.prices)
-
-    def _prices_at(self, models: Mapping[str, str], now: float) -> dict[str, Price]:
-        """Return the prices at a time by UUID; a GPU without a price is absent."""
-        facts, complete = self.node_facts, not self.awaits_labels
-        found = {
-            model: self.book.price(model=model, node=self.node, facts=facts, at_seconds=now, facts_complete=complete)
-            for model in set(models.values())
-        }
-        return {uuid: price for uuid, model in models.items() if (price := found[model])}
-
-    def _priced(
-        self, portions: Sequence[Portion], models: Mapping[str, str], now: float
-    ) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
-        """Yield the portions of one sample with their prices, split at the times at which a price changes."""
-        longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
-        facts, after = self.node_facts, now - longest
-        changes = set[float]().union(
-            *(
-                self.book.changes(model=model, node=self.node, facts=facts, after=after, until=now)
-                for model in set(models.values())
-            )
-        )
-        if not changes:
-            yield portions, self.prices
-            return
-        ages = {longest: after, **{now - at: at for at in changes}, 0.0: now}
-        for older, newer in pairwise(sorted(ages, reverse=True)):
-            parts = [part for portion in portions if (part := _part_of(portion, older, newer))]
-            yield parts, self._prices_at(models, ages[older])
-
     def use_prices(self, book: PriceBook) -> None:
         """Use another price book from the next sample on."""
-        self.book = book
+        self.prices.book = book
         for warning in book.warnings:
             LOG.warning("%s", warning)
         LOG.info("price book reloaded: %s", book.description or "no prices")
@@ -331,15 +260,15 @@ class Metering:
 
     def view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> MeteringView:
         """Return everything to show now; arguments as for ``observe``."""
-        ledger = self.ledger_view(steady)
+        prices, ledger = self.prices, self.ledger_view(steady)
         return MeteringView(
             ledger=ledger,
             owners=self.owners_view(views, now=now, steady=steady) if ledger else None,
-            node_facts=self.node_facts,
-            prices=self.prices,
-            price_book=self.book.description,
-            unpriced_gpus=self.unpriced_gpus,
-            awaits_labels=self.awaits_labels,
+            node_facts=prices.node_facts,
+            prices=prices.current,
+            price_book=prices.book.description,
+            unpriced_gpus=prices.unpriced_gpus,
+            awaits_labels=prices.awaits_labels,
             is_writer=self.lock.held,
             is_locked=self.lock.host_held,
             lock_note=self.lock.fault,
@@ -347,7 +276,7 @@ class Metering:
 
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
         """Return the current holdings and use of owners, and their faults; arguments as for ``observe``."""
-        shown = self.owner_windows.view(views, self.prices, self.meter.free_shares, now=now, steady=steady)
+        shown = self.owner_windows.view(views, self.prices.current, self.meter.free_shares, now=now, steady=steady)
         return self.owner_faults.add_to(shown, views, now=now, steady=steady)
 
     def _settled(self, provisional: Owner, steady: float) -> Owner:
@@ -390,7 +319,7 @@ class Metering:
         state = AgentState(
             saved_at_seconds=now,
             simulated=self.simulated,
-            labelled=self.labelled,
+            labelled=self.prices.labelled,
             replicas=tuple((uuid, resource, count) for (uuid, resource), count in self.replicas.items()),
             idle_clocks=self.clock.memories() if self.clock else (),
         )

@@ -64,7 +64,7 @@ class Node:
         metadata = self.attributor.metadata
         self.metering.take(steady)  # before new data arrives, which is newer than that of the saved state
         if metadata:
-            self.metering.learn(metadata.node_facts)
+            self.metering.prices.learn(metadata.node_facts)
         sampled: tuple[Attribution, _Views] | None = None
         for reading in self.sources.take(now, steady):
             sampled = yield from self._add(reading, now, steady)
@@ -78,7 +78,7 @@ class Node:
         if newest is not None and not (views and fresh):
             views = self.viewer.views(newest, attribution, self.record.xids, steady)
         if sampled is None:  # with a sample, the prices are already up to date
-            self.metering.look_up_prices(views, now)
+            self.metering.prices.look_up(views, now)
         yield replace(
             self._empty(now, steady),
             reading=newest,

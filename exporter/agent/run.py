@@ -18,7 +18,7 @@ from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, stale_after_seconds
-from exporter.accounting.prices import PriceBook
+from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog, SourceRecord
@@ -225,12 +225,10 @@ def metering_of(
     """Create the metering; if no other agent writes the node's ledger, continue from the last process's state."""
     node, directory = config.attribution.node_name, config.running.state_dir
     metering = Metering(
-        node=node,
         meter=Meter(config.sampling.interval_seconds, owners.owner_of),
         owners=owners,
         ledgers=Ledgers(saves=directory is not None, linger_seconds=config.exposition.linger_seconds),
-        book=book,
-        facts=config.prices.node_facts,
+        prices=NodePrices(node=node, book=book, facts=config.prices.node_facts),
         clock=clock,
         owner_windows=OwnerWindows(
             file=StateFile(directory, FILE_NAME, "every activity window") if directory else None,
