@@ -19,46 +19,46 @@ def meter_at(millijoules: float) -> EnergyMeter:
 
 def test_energy_is_the_counters_increase() -> None:
     meter = meter_at(5_000_000)
-    taken = meter.take({COUNTER: 5_400_000, POWER: 999.0}, 1.0, seen=True, telling=True)
+    taken = meter.take({COUNTER: 5_400_000, POWER: 999.0}, 1.0, seen=True, is_long=True)
     assert taken == Energy(joules=400.0, idle_joules=400.0)
 
 
 def test_what_is_above_the_lowest_power_so_far_is_for_work() -> None:
     meter = meter_at(0)
-    meter.take({COUNTER: 100_000}, 1.0, seen=True, telling=True)
-    assert meter.take({COUNTER: 600_000}, 1.0, seen=True, telling=True) == Energy(joules=500.0, idle_joules=100.0)
-    assert meter.take({COUNTER: 800_000}, 2.0, seen=True, telling=True) == Energy(joules=200.0, idle_joules=200.0)
+    meter.take({COUNTER: 100_000}, 1.0, seen=True, is_long=True)
+    assert meter.take({COUNTER: 600_000}, 1.0, seen=True, is_long=True) == Energy(joules=500.0, idle_joules=100.0)
+    assert meter.take({COUNTER: 800_000}, 2.0, seen=True, is_long=True) == Energy(joules=200.0, idle_joules=200.0)
 
 
 @pytest.mark.parametrize(("interval", "seen"), [(1.0, True), (620.0, False)])
 def test_energy_over_a_restart_of_the_counter_is_not_measured(*, interval: float, seen: bool) -> None:
     meter = meter_at(900_000)
-    assert meter.take({COUNTER: 50_000, POWER: 100.0}, interval, seen=seen, telling=True) is None
+    assert meter.take({COUNTER: 50_000, POWER: 100.0}, interval, seen=seen, is_long=True) is None
     assert meter.idle_watts is None
-    taken = meter.take({COUNTER: 150_000}, 1.0, seen=True, telling=True)
+    taken = meter.take({COUNTER: 150_000}, 1.0, seen=True, is_long=True)
     assert taken == Energy(joules=100.0, idle_joules=100.0)
 
 
 def test_energy_that_no_gpu_can_take_was_not_measured() -> None:
     meter = meter_at(900_000)
-    assert meter.take({COUNTER: 2**64 - 1}, 1.0, seen=True, telling=True) is None
-    assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, telling=True) is None
-    assert meter.take({COUNTER: 1_900_000}, 1.0, seen=True, telling=True) == Energy(joules=400.0, idle_joules=400.0)
-    assert EnergyMeter().take({POWER: 4_294_967.295}, 1.0, seen=True, telling=True) is None
+    assert meter.take({COUNTER: 2**64 - 1}, 1.0, seen=True, is_long=True) is None
+    assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, is_long=True) is None
+    assert meter.take({COUNTER: 1_900_000}, 1.0, seen=True, is_long=True) == Energy(joules=400.0, idle_joules=400.0)
+    assert EnergyMeter().take({POWER: 4_294_967.295}, 1.0, seen=True, is_long=True) is None
 
 
 def test_without_a_counter_energy_is_power_times_time_but_not_over_a_gap() -> None:
     meter = EnergyMeter()
-    taken = meter.take({POWER: 300.0}, 2.0, seen=True, telling=True)
+    taken = meter.take({POWER: 300.0}, 2.0, seen=True, is_long=True)
     assert taken is not None
     assert taken.joules == 600.0
-    assert meter.take({POWER: 300.0}, 600.0, seen=False, telling=True) is None
-    assert meter.take({}, 1.0, seen=True, telling=True) is None
+    assert meter.take({POWER: 300.0}, 600.0, seen=False, is_long=True) is None
+    assert meter.take({}, 1.0, seen=True, is_long=True) is None
 
 
 def test_a_counter_covers_a_gap_and_teaches_no_idle_power() -> None:
     meter = meter_at(0)
-    taken = meter.take({COUNTER: 60_000_000}, 600.0, seen=False, telling=True)
+    taken = meter.take({COUNTER: 60_000_000}, 600.0, seen=False, is_long=True)
     assert taken is not None
     assert taken.joules == 60_000.0
     assert meter.idle_watts is None
@@ -66,14 +66,14 @@ def test_a_counter_covers_a_gap_and_teaches_no_idle_power() -> None:
 
 def test_a_counter_that_one_sample_lacks_is_made_up_by_the_next_and_told_only_once() -> None:
     blind = meter_at(0)
-    assert blind.take({}, 1.0, seen=True, telling=True) is None
-    taken = blind.take({COUNTER: 200_000}, 1.0, seen=True, telling=True)
+    assert blind.take({}, 1.0, seen=True, is_long=True) is None
+    taken = blind.take({COUNTER: 200_000}, 1.0, seen=True, is_long=True)
     assert taken is not None
     assert taken.joules == 200.0
 
     powered = meter_at(0)
-    first = powered.take({POWER: 100.0}, 1.0, seen=True, telling=True)
-    second = powered.take({COUNTER: 200_000, POWER: 100.0}, 1.0, seen=True, telling=True)
+    first = powered.take({POWER: 100.0}, 1.0, seen=True, is_long=True)
+    second = powered.take({COUNTER: 200_000, POWER: 100.0}, 1.0, seen=True, is_long=True)
     assert first is not None
     assert second is not None
     assert first.joules + second.joules == 200.0
@@ -82,15 +82,15 @@ def test_a_counter_that_one_sample_lacks_is_made_up_by_the_next_and_told_only_on
 def test_a_counter_that_is_first_told_after_a_gap_counts_from_then_on_and_nothing_before() -> None:
     meter = EnergyMeter()
     meter.begin({})
-    assert meter.take({COUNTER: 9_000_000}, 600.0, seen=False, telling=True) is None
-    taken = meter.take({COUNTER: 9_300_000}, 1.0, seen=True, telling=True)
+    assert meter.take({COUNTER: 9_000_000}, 600.0, seen=False, is_long=True) is None
+    taken = meter.take({COUNTER: 9_300_000}, 1.0, seen=True, is_long=True)
     assert taken == Energy(joules=300.0, idle_joules=300.0)
     assert meter.idle_watts == 300.0
 
 
 def test_an_interval_too_short_for_the_counter_to_step_teaches_no_idle_power() -> None:
     meter = meter_at(0)
-    meter.take({COUNTER: 1}, 0.01, seen=True, telling=False)
+    meter.take({COUNTER: 1}, 0.01, seen=True, is_long=False)
     assert meter.idle_watts is None
 
 

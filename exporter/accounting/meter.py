@@ -40,7 +40,7 @@ class EnergyMeter:
         interval_seconds: float,
         *,
         seen: bool,
-        telling: bool,
+        is_long: bool,
         driver: int | None = None,
     ) -> Energy | None:
         """Close an interval.
@@ -49,7 +49,7 @@ class EnergyMeter:
             values: Values of the GPU at the end of the interval.
             interval_seconds: Length of the interval, > 0.
             seen: False for a gap: then only a counter measures its energy, because power is a momentary value.
-            telling: False if the interval is too short to measure idle power; counters step every 20-100 ms.
+            is_long: False if the interval is too short to measure idle power; counters step every 20-100 ms.
             driver: Identity of the loaded driver. Another driver's counter began at 0 at an unknown instant, so its
                 increase is not measured, even if the counter is already higher.
 
@@ -73,7 +73,7 @@ class EnergyMeter:
         # A decrease: the driver was loaded again, and its earlier count is lost.
         if not 0 <= joules <= MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
             return None
-        if seen and telling and joules > 0:
+        if seen and is_long and joules > 0:
             watts = joules / seconds
             self.idle_watts = watts if self.idle_watts is None else min(self.idle_watts, watts)
         idle = joules if self.idle_watts is None else min(joules, self.idle_watts * seconds)
@@ -110,7 +110,7 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
 
 LATE_SECONDS = 60.0
 """A sample older than the last one by less than this is late; if by more, its clock has restarted."""
-TELLING_INTERVALS = 0.5
+LEAST_INTERVALS = 0.5
 """A mean over less than this part of the sample interval does not measure the idle power."""
 
 
@@ -189,8 +189,8 @@ class Meter:
                 meter.energy.begin({})  # energy that is not counted yet may be of the previous holders
             if interval > 0:
                 seen = interval <= stale_after_seconds(self.sample_interval_seconds)
-                telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
-                energy = meter.energy.take(values, interval, seen=seen, telling=telling, driver=driver)
+                is_long = interval >= LEAST_INTERVALS * self.sample_interval_seconds
+                energy = meter.energy.take(values, interval, seen=seen, is_long=is_long, driver=driver)
                 portions += _portions(division if seen else across_gap(meter.slots, division), interval, energy)
             meter.steady, meter.slots = steady, slots
         if self.steady is None or not -LATE_SECONDS < steady - self.steady < 0:
@@ -264,9 +264,11 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
         for part, own in zip(division.parts, joules, strict=False)
     ]
     if foreign:  # only energy, without a known user
-        nobody = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
+        unattributed = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
         of_gpu = division.gpu_uuid
-        portions.append(Portion(gpu_uuid=of_gpu, account=nobody, energy_joules=joules[-1], interval_seconds=interval))
+        portions.append(
+            Portion(gpu_uuid=of_gpu, account=unattributed, energy_joules=joules[-1], interval_seconds=interval)
+        )
     return portions
 
 

@@ -290,9 +290,8 @@ class OwnerFaults:
 
     _held: dict[_Key, _Held] = field(default_factory=dict)
     """Holders in the order of their last sample."""
-    _ecc_counts: dict[str, float] = field(default_factory=dict)
-    """Number of errors that ECC could not correct, by UUID of the GPU."""
-    _ecc_grew_at: dict[str, float] = field(default_factory=dict)
+    _ecc: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Number of errors that ECC could not correct, and the instant of its last increase, by UUID of the GPU."""
 
     def add_to(self, shown: OwnersView, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
         """Return the view of owners with the faults of their devices.
@@ -324,9 +323,8 @@ class OwnerFaults:
         for view in views:
             count = view.values.get(Field.ECC_DBE_VOL_TOTAL) if view.instance is None else None
             if count is not None:
-                if count > self._ecc_counts.get(view.gpu.uuid, count):
-                    self._ecc_grew_at[view.gpu.uuid] = steady
-                self._ecc_counts[view.gpu.uuid] = count
+                before, grew_at = self._ecc.get(view.gpu.uuid, (count, -inf))
+                self._ecc[view.gpu.uuid] = count, steady if count > before else grew_at
 
     def _is_broken(self, view: DeviceView, now: float, steady: float) -> bool:
         """Return whether a GPU does not answer or has a critical fault."""
@@ -339,11 +337,11 @@ class OwnerFaults:
             return False
         if view.state not in {DeviceState.UP, DeviceState.UNKNOWN}:
             return True
-        grew_at = self._ecc_grew_at.get(view.gpu.uuid)
+        _, grew_at = self._ecc.get(view.gpu.uuid, (0.0, -inf))
         return (
             view.values.get(Field.ROW_REMAP_FAILURE) == 1
             or view.values.get(Field.GPU_RECOVERY_ACTION, 0) not in {0, _DRAIN_AND_RESET}
-            or (grew_at is not None and steady - grew_at < ECC_SECONDS)
+            or steady - grew_at < ECC_SECONDS
         )
 
     def _broken_gpus(self, broken: set[str]) -> Counter[Owner]:
