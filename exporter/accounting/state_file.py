@@ -369,32 +369,20 @@ def _locked(path: Path, flags: int) -> int:
 
     Raises:
         _TakenError: Another process holds the lock, or has just replaced the file.
-        OSError: It cannot be opened or locked.
+        OSError: It cannot be opened or locked, or is neither a file nor a directory.
     """
     # Mode 0600: every process that can open the file can lock it.
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = _is_file_or_directory(descriptor, path)
-    except BlockingIOError as error:
+        mine, there = os.fstat(descriptor), path.stat()
+        if not (stat.S_ISREG(mine.st_mode) or stat.S_ISDIR(mine.st_mode)):
+            raise OSError(errno.EINVAL, "it is not a file")
+        if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+            raise BlockingIOError  # a lock on a removed file excludes no process
+    except OSError as error:
         os.close(descriptor)
-        raise _TakenError(str(path)) from error
-    except OSError:
-        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise _TakenError(str(path)) from error
         raise
-    if not is_there:
-        os.close(descriptor)
-        raise _TakenError(str(path))
     return descriptor
-
-
-def _is_file_or_directory(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the one at a path: a lock on a removed file excludes no process.
-
-    Raises:
-        OSError: It is neither a file nor a directory.
-    """
-    mine, there = os.fstat(descriptor), path.stat()
-    if not (stat.S_ISREG(mine.st_mode) or stat.S_ISDIR(mine.st_mode)):
-        raise OSError(errno.EINVAL, "it is not a file")
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
