@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metering_support import H100
 
-from exporter.accounting.ledger import FORMER_LIMIT, FORMER_SECONDS, PATIENCE_SECONDS, Ledgers
+from exporter.accounting.ledger import FORMER_LIMIT, FORMER_SECONDS, PATIENCE_SECONDS, Ledgers, PodTable
 from exporter.accounting.state_file import to_json
 from exporter.model import (
     UNALLOCATED,
@@ -79,6 +79,7 @@ class Node:
 
     saves: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    linger_seconds: float = 300.0
     owner_of: Callable[[Owner, float], Owner] = unknown_owner
     now: float = 0.0
     disk: bytes = b""
@@ -91,7 +92,9 @@ class Node:
 
     def restart(self) -> None:
         """Begin again from what is on the disk."""
-        self.ledgers = Ledgers(saves=self.saves, new_identity=lambda: f"ledger-{next(self.numbers)}", **self.options)
+        pods = PodTable(linger_seconds=self.linger_seconds)
+        identities = (f"ledger-{number}" for number in self.numbers)
+        self.ledgers = Ledgers(saves=self.saves, pods=pods, new_identity=lambda: next(identities), **self.options)
         if self.disk:
             self.ledgers.restore(json.loads(self.disk))
 
@@ -430,7 +433,7 @@ def test_a_ledger_that_ends_while_a_save_hangs_stays_when_the_save_works() -> No
 
 
 def test_a_pod_lingers_after_its_end_and_the_owner_keeps_its_seconds() -> None:
-    node = Node(options={"linger_seconds": 300.0})
+    node = Node(linger_seconds=300.0)
     node.charge(second(ML, active=20.0, who=pod("a")))
     node.charge(second(FREE, idle=5.0), passed=300.0)
     assert node.ledgers.view().pods[pod("a")].seconds.active == 20.0
@@ -440,7 +443,7 @@ def test_a_pod_lingers_after_its_end_and_the_owner_keeps_its_seconds() -> None:
 
 
 def test_a_pod_that_ended_during_a_restart_lingers_from_then_on() -> None:
-    node = Node(saves=True, options={"linger_seconds": 10.0})
+    node = Node(saves=True, linger_seconds=10.0)
     node.charge(second(ML, active=20.0, who=pod("a")))
     node.save()
     node.restart()

@@ -80,7 +80,7 @@ class PodTable:
             return pod
         before = self._now.get(pod.key)
         totals = Totals()
-        if before is not None and before in self._sums and not is_other_pod(before.pod_uid, pod.pod_uid):
+        if before is not None and not is_other_pod(before.pod_uid, pod.pod_uid):
             if pod.pod_uid is None and replace(pod, pod_uid=before.pod_uid) == before:
                 return before
             totals = self._sums.pop(before)
@@ -109,7 +109,6 @@ class PodTable:
     def restore(self, sums: Mapping[PodAccount, Totals]) -> None:
         """Continue from these sums."""
         self._sums = dict(sums)
-        self._changed = {}
         self._now = {pod.key: pod for pod in sums}
 
 
@@ -341,11 +340,10 @@ class Ledgers:
     """
 
     saves: bool = False
-    linger_seconds: float = 300.0
     account_limit: int = ACCOUNT_LIMIT
     new_identity: Callable[[], str] = lambda: secrets.token_hex(6)
     """Returns an identity that no other ledger has."""
-    pods: PodTable = field(init=False)
+    pods: PodTable = field(default_factory=PodTable)
     folded_count: int = 0
     """Number of cost-label combinations beyond a ledger's limit, which are entered under ``__other__``."""
     _folded: set[str] = field(default_factory=set)
@@ -363,9 +361,6 @@ class Ledgers:
     _former: tuple[Ledger, ...] = ()
     """Ended ledgers, the newest first."""
     _saving: _Saving | None = None
-
-    def __post_init__(self) -> None:
-        self.pods = PodTable(linger_seconds=self.linger_seconds)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of ``begin_save``, after JSON.

@@ -377,7 +377,7 @@ def _locked(path: Path, flags: int) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         mine, there = os.fstat(descriptor), path.stat()
         if not (stat.S_ISREG(mine.st_mode) or stat.S_ISDIR(mine.st_mode)):
-            raise OSError(errno.EINVAL, "it is not a file")
+            raise OSError(errno.EINVAL, "it is not a file")  # noqa: TRY301 - the descriptor is closed below
         if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
             raise BlockingIOError  # a lock on a removed file excludes no process
     except OSError as error:

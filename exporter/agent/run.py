@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledgers
+from exporter.accounting.ledger import Ledgers, PodTable
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
@@ -227,7 +227,7 @@ def metering_of(
     metering = Metering(
         meter=Meter(config.sampling.interval_seconds, owners.owner_of),
         owners=owners,
-        ledgers=Ledgers(saves=directory is not None, linger_seconds=config.exposition.linger_seconds),
+        ledgers=Ledgers(saves=directory is not None, pods=PodTable(linger_seconds=config.exposition.linger_seconds)),
         prices=NodePrices(node=node, book=book, facts=config.prices.node_facts),
         clock=clock,
         owner_windows=OwnerWindows(
