@@ -22,7 +22,7 @@ from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.owner_rules import OwnerRules, facts_of
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.errors import AttributionError, SourceError
 from exporter.gpu import wire
 from exporter.kube.kubelet import LIST_METHOD, KubeletClient
@@ -391,23 +391,19 @@ def start(
         save_interval_seconds=settings.save_seconds,
     )
     metering.take(steady)
-    viewer = Viewer(
+    lookup = PodLookup(settings.directory / "proc", settings.directory / "pods")
+    node = Node(
+        name=NODE,
+        sources=Sources(nvml=pipe, stale_after_seconds=stale_after_seconds(settings.interval_seconds)),
         attributor=Attributor(
             kubelet=kubelet,
-            pids=PidResolver(settings.directory / "proc"),
-            names=PodNames(settings.directory / "pods"),
+            lookup=lookup,
             expiry_seconds=EXPIRY_SECONDS,
             metadata=api,
             metadata_wait_seconds=15.0,
             replicas=metering.replicas,
         ),
-        clock=clock,
-        owners=owners,
-    )
-    node = Node(
-        name=NODE,
-        sources=Sources(nvml=pipe, stale_after_seconds=stale_after_seconds(settings.interval_seconds)),
-        viewer=viewer,
+        viewer=Viewer(lookup=lookup, clock=clock, owners=owners),
         sample_interval_seconds=settings.interval_seconds,
         process_clock=lambda: 0.0,
         metering=metering,

@@ -12,7 +12,9 @@ from exporter.model import (
     ContainerAllocation,
     DeviceIds,
     Gpu,
+    GpuReading,
     MigInstance,
+    MigReading,
     PodMetadata,
 )
 
@@ -123,18 +125,25 @@ def join(
         else tuple(DeviceIds(resource=resource, ids=tuple(ids)) for resource, ids in allocatable.items())
     )
     return attribute(
-        allocations=Allocations(
+        Allocations(
             answered_at_seconds=NOW - 1,
             containers=tuple(containers),
             allocatable=advertised,
             other_containers=tuple(others),
         ),
-        gpus=gpus,
-        instances=instances,
-        now=NOW,
-        expiry_seconds=60,
-        evidence=evidence,
+        read(gpus, instances),
+        evidence,
     )
+
+
+def read(gpus: Sequence[Gpu], instances: Sequence[MigInstance] = ()) -> list[GpuReading]:
+    """The devices as a driver reports them."""
+    return [
+        GpuReading(
+            gpu=gpu, instances=tuple(MigReading(instance=one) for one in instances if one.parent_uuid == gpu.uuid)
+        )
+        for gpu in gpus
+    ]
 
 
 def shares(attribution: Attribution) -> dict[tuple[str, str, str], float]:

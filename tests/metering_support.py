@@ -6,12 +6,18 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.state_file import to_json
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
+from exporter.agent.node import Node
 from exporter.agent.owners import Owners
-from exporter.attribution.inventory import instance_parts
+from exporter.agent.sources import Sources
+from exporter.agent.views import Viewer
+from exporter.attribution.inventory import PartOfGpu, instance_parts
+from exporter.attribution.processes import ProcessLookup
 from exporter.model import (
     Activity,
     ActivitySource,
@@ -21,8 +27,10 @@ from exporter.model import (
     DeviceView,
     Field,
     Gpu,
+    GpuReading,
     Holder,
     MigInstance,
+    MigReading,
     Owner,
     PodUse,
     ResourceProfile,
@@ -57,6 +65,21 @@ def plain_metering() -> Metering:
 def through_json(data: object) -> Any:  # noqa: ANN401 - what JSON has for it
     """Return a state as the next process reads it."""
     return json.loads(to_json(data))
+
+
+def plain_viewer(lookup: ProcessLookup, **settings: object) -> Viewer:
+    return Viewer(lookup=lookup, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0), **settings)
+
+
+def plain_node(sources: Sources, attributor: Attributor, **parts: object) -> Node:
+    """Return a node that is sampled once a second, without prices and without a state directory."""
+    viewer, metering = plain_viewer(attributor.lookup), plain_metering()
+    usual = {"viewer": viewer, "metering": metering, "sample_interval_seconds": 1.0, "process_clock": lambda: 0.0}
+    return Node(name="n", sources=sources, attributor=attributor, **{**usual, **parts})
+
+
+def _parts(board: Gpu, instances: Sequence[MigInstance]) -> dict[str, PartOfGpu]:
+    return instance_parts(GpuReading(gpu=board, instances=tuple(MigReading(instance=one) for one in instances)))
 
 
 def namespace_pays(holder: Holder) -> Owner:
@@ -159,7 +182,7 @@ def partitioned(
     """A partitioned GPU; ``held`` says which pod holds the instance of that number, and how busy it is."""
     board = gpu(mig=True)
     found = instances_of(board, layout)
-    parts = instance_parts(board, found)
+    parts = _parts(board, found)
     views = [DeviceView(gpu=board, state=state, values=values or {}, allocation=None)]
     for number, instance in enumerate(found):
         ratio = parts[instance.uuid].ratio
@@ -206,7 +229,7 @@ def random_views(random: Random, layouts: Sequence[int], counters: dict[int, flo
         if random.random() < 0.8:
             values[Field.POWER_USAGE] = random.uniform(60, 700)
         found = instances_of(board, LAYOUTS[layout])
-        parts = instance_parts(board, found) if found else {}
+        parts = _parts(board, found)
         held_whole = bool(found) and random.random() < 0.1
         units: list[tuple[MigInstance | None, float]] = [(None, 1.0)]
         units += [(instance, parts[instance.uuid].ratio) for instance in found]

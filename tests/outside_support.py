@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.agent.facts import allocation_state
 from exporter.attribution.join import attribute
 from exporter.model import (
     Allocations,
@@ -101,13 +100,7 @@ def reading(*gpus: GpuReading) -> Reading:
 
 def joined(allocations: Allocations | None, seen: Reading) -> Attribution:
     """What the join makes of an answer at the time of the answer."""
-    return attribute(
-        allocations=allocations,
-        gpus=[one.gpu for one in seen.gpus],
-        instances=[part.instance for one in seen.gpus for part in one.instances],
-        now=allocations.answered_at_seconds if allocations else 0.0,
-        expiry_seconds=60.0,
-    )
+    return attribute(allocations, seen.gpus) if allocations else Attribution(known=False)
 
 
 def holders(allocations: Allocations | None, seen: Reading) -> dict[str, list[tuple[str, str, float]]]:
@@ -118,7 +111,7 @@ def holders(allocations: Allocations | None, seen: Reading) -> dict[str, list[tu
 
 def state(allocations: Allocations | None, seen: Reading, index: int) -> AllocationState:
     """Of a whole GPU."""
-    return allocation_state(joined(allocations, seen), gpu(index).uuid, seen.gpus[index])
+    return joined(allocations, seen).allocation(gpu(index).uuid)
 
 
 def _told(holder: Holder) -> tuple[str, str, float]:

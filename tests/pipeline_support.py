@@ -23,7 +23,7 @@ from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
-from exporter.attribution.processes import PidResolver, PodNames, sees_host_processes
+from exporter.attribution.processes import PodLookup, sees_host_processes
 from exporter.config import price_book
 from exporter.errors import AttributionError, NoValuesError, SourceError
 from exporter.gpu.dcgm.session import DcgmSource
@@ -342,14 +342,9 @@ async def _made(
         simulated=True,
     )
     metering.restore(start)
+    lookup = PodLookup(directory / "proc", directory / "pods")
     viewer = Viewer(
-        attributor=Attributor(
-            kubelet=kubelet,
-            pids=PidResolver(directory / "proc"),
-            names=PodNames(directory / "pods"),
-            expiry_seconds=60.0,
-            metadata=metadata,
-        ),
+        lookup=lookup,
         clock=idle,
         judge=ActivityJudge(nvml_reads=source != "dcgm"),
         process_list_reliable=sees_host_processes(directory / "proc"),
@@ -363,6 +358,7 @@ async def _made(
             dcgm=direct.get("dcgm"),
             stale_after_seconds=stale_after_seconds(agent.interval_seconds),
         ),
+        attributor=Attributor(kubelet=kubelet, lookup=lookup, expiry_seconds=60.0, metadata=metadata),
         viewer=viewer,
         sample_interval_seconds=agent.interval_seconds,
         process_clock=lambda: 0.0,

@@ -23,7 +23,6 @@ from exporter.accounting.ledger import Ledgers
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.meter import Meter
-from exporter.agent.run import Attributing
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
@@ -31,7 +30,7 @@ from exporter.agent.sources import Sources
 from exporter.agent.owners import Owners
 from exporter.agent.run import Agent
 from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions
 from exporter.web.server import Renderer
 from exporter.model import NodeFacts
@@ -51,8 +50,7 @@ def broken():
 async def main():
     sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
     worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0)
-    nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
-    viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    lookup = PodLookup(Path("/"), Path("/"))
     metering = Metering(
         meter=Meter(1.0, Owners().owner_of),
         ledgers=Ledgers(saves=True),
@@ -61,7 +59,8 @@ async def main():
     node = Node(
         name="n",
         sources=Sources(nvml=worker, stale_after_seconds=3.0),
-        viewer=viewer,
+        attributor=Attributor(kubelet=None, lookup=lookup, expiry_seconds=60.0),
+        viewer=Viewer(lookup=lookup, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0)),
         sample_interval_seconds=1.0,
         process_clock=time.monotonic,
         metering=metering,
@@ -70,8 +69,7 @@ async def main():
         metering.observe([], sampled_steady=0.0, now=0.0, steady=0.0)
     agent = Agent(
         node=node,
-        workers=(worker,),
-        attributing=Attributing(attributor=nobody, tasks=(endless, broken)),
+        tasks=(endless, broken),
         renderer=Renderer(ExpositionOptions()),
         release_seconds=60.0,
         load_prices=broken,

@@ -15,41 +15,41 @@ POD = f"kubepods-burstable-pod{UID_}.slice"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/cri-containerd-{CID}.scope", (UID, CID)),
-        (f"0::/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope", (UID, CID)),
-        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/crio-{CID}.scope", (UID, CID)),
-        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/crio-{CID}.scope/container", (UID, CID)),
-        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/crio-conmon-{CID}.scope", (UID, CID)),
-        (f"0::/kubepods.slice/kubepods-besteffort.slice/{POD}/docker-{CID}.scope", (UID, CID)),
-        (f"0::/kubepods/burstable/pod{UID}/{CID}", (UID, CID)),
-        (f"0::/kubepods/pod{UID}/{CID}", (UID, CID)),
-        (f"0::/kubepods/pod{UID}", (UID, None)),
-        (f"12:devices:/kubepods/pod{UID}/{CID}\n1:name=systemd:/kubepods/pod{UID}/{CID}\n", (UID, CID)),
-        (f"12:cpuset:/\n11:memory:/kubepods/burstable/pod{UID}/{CID}\n0::/\n", (UID, CID)),
-        (f"12:pids:/kubepods/pod{UID}\n11:memory:/kubepods/pod{UID}/{CID}\n", (UID, CID)),
+        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/cri-containerd-{CID}.scope", UID),
+        (f"0::/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope", UID),
+        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/crio-{CID}.scope", UID),
+        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/crio-{CID}.scope/container", UID),
+        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/crio-conmon-{CID}.scope", UID),
+        (f"0::/kubepods.slice/kubepods-besteffort.slice/{POD}/docker-{CID}.scope", UID),
+        (f"0::/kubepods/burstable/pod{UID}/{CID}", UID),
+        (f"0::/kubepods/pod{UID}/{CID}", UID),
+        (f"0::/kubepods/pod{UID}", UID),
+        (f"12:devices:/kubepods/pod{UID}/{CID}\n1:name=systemd:/kubepods/pod{UID}/{CID}\n", UID),
+        (f"12:cpuset:/\n11:memory:/kubepods/burstable/pod{UID}/{CID}\n0::/\n", UID),
+        (f"12:pids:/kubepods/pod{UID}\n11:memory:/kubepods/pod{UID}/{CID}\n", UID),
         (
             f"4:memory:/system.slice/containerd.service/{POD}:cri-containerd:{CID}",
-            (UID, CID),
+            UID,
         ),
         (
             (
                 f"0::/system.slice/docker-{OUTER}.scope/kubelet.slice/kubelet-kubepods.slice/"
                 f"kubelet-kubepods-burstable.slice/kubelet-{POD}/cri-containerd-{CID}.scope"
             ),
-            (UID, CID),
+            UID,
         ),
         (
             f"0::/kubepods/pod{STATIC}/{OUTER}/kubelet/kubepods/burstable/pod{UID}/{CID}",
-            (UID, CID),
+            UID,
         ),
-        (f"0::/kubepods/burstable/pod{STATIC}/{CID}", (STATIC, CID)),
-        (f"0::/kubepods.slice/kubepods-pod{STATIC}.slice/cri-containerd-{CID}.scope", (STATIC, CID)),
-        (f"0::/kubepods.slice/{POD}/cri-containerd-{CID}.scope/init.scope", (UID, CID)),
-        (f"0::/kubepods.slice/{POD}/cri-containerd-{CID}.scope/docker/{OUTER}", (UID, CID)),
-        (f"0::/../../{POD}/cri-containerd-{CID}.scope", (UID, CID)),
-        (f"0::/../../../kubepods-pod{UID_}.slice/crio-{CID}.scope", (UID, CID)),
-        (f"0::/../../pod{UID}/{CID}", (UID, CID)),
-        (rf"0::/kubepods.slice/kubepods-pod{UID}.slice/cri-containerd\x2d{CID}.scope", (UID, CID)),
+        (f"0::/kubepods/burstable/pod{STATIC}/{CID}", STATIC),
+        (f"0::/kubepods.slice/kubepods-pod{STATIC}.slice/cri-containerd-{CID}.scope", STATIC),
+        (f"0::/kubepods.slice/{POD}/cri-containerd-{CID}.scope/init.scope", UID),
+        (f"0::/kubepods.slice/{POD}/cri-containerd-{CID}.scope/docker/{OUTER}", UID),
+        (f"0::/../../{POD}/cri-containerd-{CID}.scope", UID),
+        (f"0::/../../../kubepods-pod{UID_}.slice/crio-{CID}.scope", UID),
+        (f"0::/../../pod{UID}/{CID}", UID),
+        (rf"0::/kubepods.slice/kubepods-pod{UID}.slice/cri-containerd\x2d{CID}.scope", UID),
         (f"0::/../cri-containerd-{CID}.scope", None),
         ("0::/user.slice/user-1000.slice/session-3.scope", None),
         (f"0::/system.slice/docker-{OUTER}.scope", None),
@@ -59,7 +59,7 @@ POD = f"kubepods-burstable-pod{UID_}.slice"
         ("", None),
     ],
 )
-def test_every_runtime_and_namespace_form_leads_to_its_pod(text: str, expected: tuple[str, str | None] | None) -> None:
+def test_every_runtime_and_namespace_form_leads_to_its_pod(text: str, expected: str | None) -> None:
     assert pod_of(text) == expected
 
 

@@ -29,7 +29,7 @@ from containerd_support import (
 )
 
 from exporter.attribution import processes
-from exporter.attribution.processes import NO_POD, PidResolver, sees_host_processes
+from exporter.attribution.processes import NO_POD, PodLookup, sees_host_processes
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.truth import HolderTruth, NodeTruth
 
@@ -54,9 +54,10 @@ OUTSIDE = "/gpu-cost-exporter-test-{c}.service"
 READER = """
 import json, sys
 from pathlib import Path
-from exporter.attribution.processes import PidResolver
+from exporter.attribution.processes import PodLookup
 pid = int(sys.argv[1])
-print(json.dumps([Path(f"/proc/{pid}/cgroup").read_text(), PidResolver(Path("/proc")).pod_uid(pid)]))
+proc = Path("/proc")
+print(json.dumps([(proc / str(pid) / "cgroup").read_text(), PodLookup(proc, proc).pod_uid(pid)]))
 """
 
 
@@ -130,18 +131,18 @@ def text_of(pid: int) -> str:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_container_of_containerd_is_mapped_to_its_pod(start: Start, form: str) -> None:
     running = start(form)
-    assert processes.pod_of(text_of(running.pid)) == (running.place.uid, running.place.container)
-    assert PidResolver(PROC).pod_uid(running.pid) == running.place.uid
+    assert processes.pod_of(text_of(running.pid)) == running.place.uid
+    assert PodLookup(PROC, PROC).pod_uid(running.pid) == running.place.uid
 
 
 def test_a_container_that_has_ended_keeps_the_pod_it_was_known_by(containerd: Containerd, start: Start) -> None:
     running = start(BESTEFFORT)
-    resolver = PidResolver(PROC)
+    resolver = PodLookup(PROC, PROC)
     assert resolver.pod_uid(running.pid) == running.place.uid
     containerd.ctr("task", "rm", "--force", running.place.container)
     assert not (PROC / str(running.pid)).exists()
     assert resolver.pod_uid(running.pid) == running.place.uid
-    assert PidResolver(PROC).pod_uid(running.pid) is None
+    assert PodLookup(PROC, PROC).pod_uid(running.pid) is None
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -149,13 +150,13 @@ def test_a_process_in_a_real_cgroup_is_mapped_to_its_pod(form: str, hierarchy: P
     place = new_place(form)
     with made_cgroup(hierarchy, place.path) as made, sleeper() as pid:
         put(pid, made)
-        assert processes.pod_of(text_of(pid)) == (place.uid, place.container)
-        assert PidResolver(PROC).pod_uid(pid) == place.uid
+        assert processes.pod_of(text_of(pid)) == place.uid
+        assert PodLookup(PROC, PROC).pod_uid(pid) == place.uid
 
 
 def test_a_process_that_is_put_into_its_pod_after_the_first_look_is_found_there(hierarchy: Path) -> None:
     place = new_place(BESTEFFORT)
-    resolver = PidResolver(PROC)
+    resolver = PodLookup(PROC, PROC)
     with (
         made_cgroup(hierarchy, new_place(OUTSIDE).path) as outside,
         made_cgroup(hierarchy, place.path) as made,
@@ -172,7 +173,7 @@ def test_a_process_that_has_a_cgroup_namespace_of_its_own_is_mapped_to_its_pod(h
     with made_cgroup(hierarchy, place.path) as made, sleeper(*within(made)) as pid:
         until_it_is(pid, "sleep")
         assert (PROC / str(pid) / "ns" / "cgroup").readlink() != (PROC / "self" / "ns" / "cgroup").readlink()
-        assert PidResolver(PROC).pod_uid(pid) == place.uid
+        assert PodLookup(PROC, PROC).pod_uid(pid) == place.uid
 
 
 def read_from(own: Path, pid: int) -> tuple[str, str]:

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from join_support import allocated, claimed, gpu, gpu_uuid, held, instance, join, knowing, mig_uuid, pod_metadata
+from join_support import allocated, claimed, gpu, gpu_uuid, held, instance, join, knowing, mig_uuid, pod_metadata, read
 
-from exporter.agent.facts import allocation_state
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence, SliceDevice
 from exporter.attribution.vgpu import HAMI_DEVICES
-from exporter.model import AllocationState, Attribution, ContainerAllocation, Gpu, GpuReading, MigInstance, MigReading
+from exporter.model import AllocationState, Attribution, ContainerAllocation, Gpu, MigInstance
 
 GPUS = [gpu(0), gpu(1), gpu(2, mig=True)]
 INSTANCES = [instance(21, 2, start=0, profile_id=19), instance(22, 2, start=1, profile_id=19)]
@@ -23,13 +22,8 @@ def states(
     attribution: Attribution, gpus: Sequence[Gpu] = GPUS, instances: Sequence[MigInstance] = INSTANCES
 ) -> dict[str, AllocationState]:
     """State of every device, instances under the numbers of their GPUs' UUIDs as the driver has them."""
-    found: dict[str, AllocationState] = {}
-    for one in gpus:
-        parts = tuple(MigReading(instance=part) for part in instances if part.parent_uuid == one.uuid)
-        whole = GpuReading(gpu=one, instances=parts)
-        for uuid in [part.instance.uuid for part in parts] or [one.uuid]:
-            found[uuid] = allocation_state(attribution, uuid, whole)
-    return found
+    devices = [device.uuid for one in read(gpus, instances) for device in one.devices]
+    return {uuid: attribution.allocation(uuid) for uuid in devices}
 
 
 def in_doubt(attribution: Attribution, gpus: Sequence[Gpu] = GPUS) -> set[str]:

@@ -7,16 +7,13 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metering_support import H100
+from metering_support import H100, plain_viewer
 from pipeline_support import pipeline
 from samples_support import samples_of
 
 from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.effective import pcie_use
-from exporter.accounting.idle import IdleClock
-from exporter.agent.facts import Attributor
-from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import (
     RESOURCES,
@@ -163,11 +160,7 @@ def test_what_no_source_measures_makes_a_device_unprofiled() -> None:
 
 @pytest.mark.parametrize("host_pids", [True, False])
 def test_gpu_is_unprofiled_until_its_graphics_process_is_gone(tmp_path: Path, *, host_pids: bool) -> None:
-    viewer = Viewer(
-        attributor=Attributor(kubelet=None, pids=PidResolver(tmp_path), names=PodNames(tmp_path), expiry_seconds=60.0),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
-        process_list_reliable=host_pids,
-    )
+    viewer = plain_viewer(PodLookup(tmp_path, tmp_path), process_list_reliable=host_pids)
     gpu = Gpu(uuid="GPU-0", index=0, minor=0, model=H100, pci_bus_id="")
     found = []
     for at, graphics in enumerate((False, True, None, False)):  # the driver's list fails after the second sample

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_support import EPOCH_SECONDS, AgentSettings, pipeline
 
-from exporter.agent.history import DeviceXid, EventLog, EventWindow
-from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading, Snapshot
+from exporter.agent.history import EventLog, EventWindow
+from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading, Snapshot, XidEvent
 from exporter.web import node_api
 from gpu_simulator import scenario
 
@@ -24,8 +24,8 @@ def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, st
         )
         for index, mask in enumerate(masks)
     )
-    events = [DeviceXid(uuid, xid) for xid, uuid in xids]
-    log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=gpus), events, at)
+    events = tuple(XidEvent(uuid=uuid, xid=xid, at_seconds=1e9) for xid, uuid in xids)
+    log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=gpus, xids=events), None, at)
 
 
 def keeping() -> EventLog:

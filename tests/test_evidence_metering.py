@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_support import GPU_MIB, join
+from metering_support import plain_viewer
 from test_join_evidence import CONTAINERS, GPUS, INSTANCES, evidences
 
-from exporter.accounting.idle import IdleClock
 from exporter.accounting.meter import Meter
-from exporter.agent.facts import Attributor
-from exporter.agent.views import Viewer
 from exporter.attribution.pod_lifecycle import Evidence
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
@@ -57,10 +55,7 @@ def sample(utilisation: int | None, at: float) -> Reading:
 def test_every_second_of_every_gpu_is_somebodys_who_was_listed(
     steps: list[tuple[list[ContainerAllocation], Evidence, float, int | None]],
 ) -> None:
-    viewer = Viewer(
-        attributor=Attributor(kubelet=None, pids=PidResolver(NOWHERE), names=PodNames(NOWHERE), expiry_seconds=60.0),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
-    )
+    viewer = plain_viewer(PodLookup(NOWHERE, NOWHERE))
     meter = Meter(1.0, pod_of)
     at = 1_000_000.0
     listed: set[tuple[str, str]] = set()

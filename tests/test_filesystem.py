@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.attribution.processes import NO_NAME, PidResolver, PodNames
+from exporter.attribution.processes import NO_NAME, PodLookup
 from exporter.errors import ConfigError
 from gpu_simulator.node import write_filesystem
 from gpu_simulator.scenario import load, shipped
@@ -61,9 +61,9 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_the_product_finds_in_it_what_the_truth_says(roots: tuple[Path, Path]) -> None:
     write_filesystem(node(PROCESS), *roots)
-    uid = PidResolver(roots[0]).pod_uid(4242)
+    uid = PodLookup(*roots).pod_uid(4242)
     assert uid == UID
-    assert PodNames(roots[1]).name_of(uid) == ("ml", "a")
+    assert PodLookup(*roots).name_of(uid) == ("ml", "a")
     assert (roots[0] / "4242" / "comm").read_text() == "a) b\n"
 
 
@@ -77,24 +77,24 @@ def test_what_ends_vanishes_and_what_stays_is_not_written_again(roots: tuple[Pat
 
 
 def test_a_pid_used_again_leads_to_the_new_pod(roots: tuple[Path, Path]) -> None:
-    resolver = PidResolver(roots[0])
+    lookup = PodLookup(*roots)
     write_filesystem(node(PROCESS), *roots)
-    assert resolver.pod_uid(4242) == UID
+    assert lookup.pod_uid(4242) == UID
     write_filesystem(node(dataclasses.replace(PROCESS, start_ticks=101, cgroup="0::/user.slice\n")), *roots)
-    assert resolver.pod_uid(4242) == ""
+    assert lookup.pod_uid(4242) == ""
 
 
 def test_a_pod_that_is_gone_has_no_log_directory_though_its_process_lives_on(roots: tuple[Path, Path]) -> None:
     write_filesystem(node(PROCESS), *roots)
     write_filesystem(node(PROCESS, holders=()), *roots)
-    assert PidResolver(roots[0]).pod_uid(4242) == UID
-    assert PodNames(roots[1]).name_of(UID) == NO_NAME
+    assert PodLookup(*roots).pod_uid(4242) == UID
+    assert PodLookup(*roots).name_of(UID) == NO_NAME
 
 
 def test_a_listed_pod_without_a_device_has_a_log_directory(roots: tuple[Path, Path]) -> None:
     truth = dataclasses.replace(node(PROCESS, holders=()), other_pods=(("ml", "a", "main"),))
     write_filesystem(truth, *roots)
-    assert PodNames(roots[1]).name_of(UID) == ("ml", "a")
+    assert PodLookup(*roots).name_of(UID) == ("ml", "a")
 
 
 def test_it_says_that_nothing_in_it_is_real(roots: tuple[Path, Path]) -> None:
@@ -105,7 +105,7 @@ def test_it_says_that_nothing_in_it_is_real(roots: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize("name", shipped())
 def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roots: tuple[Path, Path]) -> None:
     scenario = load(name)
-    resolver, names = PidResolver(roots[0]), PodNames(roots[1])
+    lookup = PodLookup(*roots)
     for now in (1.0, 60.0, 600.0, 6000.0):
         truth = scenario.at(now)
         write_filesystem(truth, *roots)
@@ -113,10 +113,10 @@ def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roo
         listed.update((namespace, pod) for namespace, pod, _ in truth.other_pods)
         for gpu in truth.gpus:
             for process in (*gpu.processes, *(process for one in gpu.instances for process in one.processes)):
-                uid = resolver.pod_uid(process.pid)
+                uid = lookup.pod_uid(process.pid)
                 assert uid == process.pod_uid
                 pod = (process.namespace, process.pod)
-                assert not uid or names.name_of(uid) == (pod if pod in listed else NO_NAME)
+                assert not uid or lookup.name_of(uid) == (pod if pod in listed else NO_NAME)
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def test_a_container_has_its_logs_directory_before_it_has_a_process(tmp_path: Pa
     (proc / str(process.pid)).write_text("in the way")
     with pytest.raises(FileExistsError):
         write_filesystem(truth, proc, pods)
-    assert PodNames(pods).name_of(process.pod_uid) == (process.namespace, process.pod)
+    assert PodLookup(proc, pods).name_of(process.pod_uid) == (process.namespace, process.pod)

@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from metering_support import plain_metering
+from metering_support import plain_node
 from pipeline_support import DirectSource
 
-from exporter.accounting.idle import IdleClock
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog
-from exporter.agent.node import Node
 from exporter.agent.sources import Sources
-from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.model import DeviceState, Gpu, GpuReading, MigInstance, MigReading, Reading, XidEvent
 
 EPOCH = 1_800_000_000.0
@@ -25,19 +22,11 @@ class Partitioned:
     """A node with one partitioned GPU, all instances on GPU instance 7 but "MIG-other", a reading a second."""
 
     def __init__(self, root: Path) -> None:
-        attributor = Attributor(
-            kubelet=None, pids=PidResolver(root / "proc"), names=PodNames(root / "pods"), expiry_seconds=60.0
-        )
+        lookup = PodLookup(root / "proc", root / "pods")
+        attributor = Attributor(kubelet=None, lookup=lookup, expiry_seconds=60.0)
         self.source = DirectSource()
-        self.node = Node(
-            name="n",
-            sources=Sources(nvml=self.source, stale_after_seconds=3.0),
-            viewer=Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0)),
-            sample_interval_seconds=1.0,
-            process_clock=lambda: 0.0,
-            metering=plain_metering(),
-            events=EventLog(with_windows=True),
-        )
+        sources = Sources(nvml=self.source, stale_after_seconds=3.0)
+        self.node = plain_node(sources, attributor, events=EventLog(with_windows=True))
         self.seconds = 0.0
 
     def tell(

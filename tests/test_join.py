@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from join_support import read
 
 from exporter.attribution.join import attribute
 from exporter.model import (
@@ -88,14 +89,8 @@ def join(
         if allocatable is None
         else tuple(DeviceIds(resource=resource, ids=tuple(ids)) for resource, ids in allocatable.items())
     )
-    return attribute(
-        allocations=Allocations(answered_at_seconds=NOW - 1, containers=tuple(containers), allocatable=advertised),
-        gpus=gpus,
-        instances=instances,
-        now=NOW,
-        expiry_seconds=60,
-        replicas=replicas or {},
-    )
+    allocations = Allocations(answered_at_seconds=NOW - 1, containers=tuple(containers), allocatable=advertised)
+    return attribute(allocations, read(gpus, instances), replicas=replicas or {})
 
 
 def only(attribution: Attribution, uuid: str) -> Holder:
@@ -105,20 +100,6 @@ def only(attribution: Attribution, uuid: str) -> Holder:
 
 def reasons(attribution: Attribution) -> list[tuple[str, str]]:
     return [(unresolved.device_id, unresolved.reason) for unresolved in attribution.unresolved]
-
-
-def test_before_the_first_answer_nothing_is_known() -> None:
-    attribution = attribute(allocations=None, gpus=[gpu(0)], instances=[], now=NOW, expiry_seconds=60)
-    assert attribution == Attribution(known=False)
-
-
-@pytest.mark.parametrize(("age", "known"), [(0.0, True), (60.0, True), (60.1, False), (-5.0, True)])
-def test_an_answer_holds_until_it_expires_and_then_nothing_is_known(age: float, known: bool) -> None:  # noqa: FBT001 - a table
-    allocations = Allocations(answered_at_seconds=NOW - age, containers=(held("a", gpu_uuid(0)),))
-    attribution = attribute(allocations=allocations, gpus=[gpu(0)], instances=[], now=NOW, expiry_seconds=60)
-    assert attribution.known is known
-    assert bool(attribution.holders) is known
-    assert attribution.answered_at_seconds == NOW - age
 
 
 def test_a_whole_gpu_has_one_exclusive_holder_with_all_of_it() -> None:
@@ -262,7 +243,7 @@ def test_a_part_that_cannot_be_told_is_unknown_and_not_somebodys(neighbours: tup
     found = join([held("a", replica)], gpus, allocatable={"nvidia.com/gpu": advertised})
     assert found.holders == {}
     assert reasons(found) == [(replica, "replicas_unknown")]
-    assert found.unresolved[0].gpu_uuids == (gpu_uuid(0),), "the other GPUs are not in doubt"
+    assert found.unresolved[0].devices == (gpu_uuid(0),), "the other GPUs are not in doubt"
 
 
 def test_a_single_replica_that_a_plugin_calls_unhealthy_makes_the_others_no_larger() -> None:

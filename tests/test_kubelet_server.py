@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from evidence_support import evidence_of
+from join_support import read
 
 from exporter.attribution.join import attribute
 from exporter.config import load_agent
@@ -204,14 +205,7 @@ async def test_attribution_finds_the_holders_and_shares_of_every_shipped_scenari
     for now in (1.0, 60.0, 75.0, 600.0, 6000.0):
         node = scenario.at(now)
         gpus, instances = seen_by_driver(node)
-        found = attribute(
-            allocations=await client.fetch(now),
-            gpus=gpus,
-            instances=instances,
-            now=now,
-            expiry_seconds=60,
-            evidence=evidence_of(objects_of(node)),
-        )
+        found = attribute(await client.fetch(now), read(gpus, instances), evidence_of(objects_of(node)))
         shares = {
             (holder.device_uuid, holder.namespace, holder.pod, holder.container): holder.share_ratio
             for holders in found.holders.values()

@@ -373,7 +373,7 @@ async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_is_found_by_its_nam
         monitoring = claimed("train-0", uid="")
         reader.note(monitoring)
         await reader.until(lambda: CLAIM_UID in reader.metadata.evidence(cluster.now).claims)
-        assert list(join.entries(monitoring, reader.metadata.evidence(cluster.now))) == []
+        assert list(join.claimed_entries(monitoring, reader.metadata.evidence(cluster.now))) == []
 
 
 async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(cluster: Cluster, tmp_path: Path) -> None:

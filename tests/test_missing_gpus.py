@@ -14,18 +14,15 @@ from pathlib import Path
 
 from agent_support import ROOT, matching, running_agent, until
 from driver_support import gpu, instance
-from metering_support import plain_metering
+from metering_support import plain_node
 from pipeline_support import AskedKubelet
 
-from exporter.accounting.idle import IdleClock
 from exporter.accounting.prices import PriceBook
 from exporter.agent.facts import Attributor
 from exporter.agent.history import SourceRecord
-from exporter.agent.node import Node
-from exporter.agent.run import Agent, Attributing, bound_driver
+from exporter.agent.run import Agent, bound_driver
 from exporter.agent.sources import MissingGpus, Sources
-from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.gpu.worker import Worker
 from exporter.metrics.collector import ExpositionOptions
 from exporter.metrics.collectors_file import ALWAYS_READ
@@ -125,22 +122,15 @@ async def running(
         for number, uuid in enumerate(held)
     )
     kubelet = AskedKubelet(latest=Allocations(answered_at_seconds=time.time(), containers=containers))
-    attributor = Attributor(
-        kubelet=kubelet, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0
-    )
-    viewer = Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    attributor = Attributor(kubelet=kubelet, lookup=PodLookup(Path("/"), Path("/")), expiry_seconds=60.0)
     agent = Agent(
-        node=Node(
-            name="n",
-            sources=Sources(nvml=worker, stale_after_seconds=3.0),
-            viewer=viewer,
+        node=plain_node(
+            Sources(nvml=worker, stale_after_seconds=3.0),
+            attributor,
             sample_interval_seconds=0.05,
             process_clock=time.monotonic,
-            metering=plain_metering(),
             record=SourceRecord(bound_driver=partial(bound_driver, sys_root)),
         ),
-        workers=(worker,),
-        attributing=Attributing(attributor=attributor, tasks=()),
         renderer=Renderer(ExpositionOptions()),
         release_seconds=60.0,
         load_prices=lambda: PriceBook(name="test", currency="USD", rows=()),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exporter.attribution.join import attribute
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker
 from exporter.kube.kubelet import KubeletClient
@@ -56,13 +56,13 @@ async def test_kubelet_and_files_of_a_node_tell_the_scenarios_truth(tmp_path: Pa
     truth = node.truth()
     told = {(c.namespace, c.pod, c.container, i) for c in allocations.containers for d in c.devices for i in d.ids}
     assert told == {(h.namespace, h.pod, h.container, i) for h in truth.holders for i in h.device_ids}
-    resolver, names = PidResolver(node.proc_root), PodNames(node.pod_log_root)
+    lookup = PodLookup(node.proc_root, node.pod_log_root)
     processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
     assert len(processes) > 10
     for process in processes:
-        uid = resolver.pod_uid(process.pid)
+        uid = lookup.pod_uid(process.pid)
         assert uid == process.pod_uid
-        assert names.name_of(uid) == (process.namespace, process.pod)
+        assert lookup.name_of(uid) == (process.namespace, process.pod)
 
 
 async def test_the_child_of_a_node_reads_what_the_scenario_says_and_the_join_finds_every_holder(tmp_path: Path) -> None:
@@ -83,13 +83,7 @@ async def test_the_child_of_a_node_reads_what_the_scenario_says_and_the_join_fin
     assert reading.gpus[3].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.0, abs=1e-6)
     assert reading.gpus[5].instances[4].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.0, abs=1e-6)
     assert reading.gpus[4].instances[2].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.3, abs=1e-3)
-    attribution = attribute(
-        allocations=allocations,
-        gpus=[gpu.gpu for gpu in reading.gpus],
-        instances=instances,
-        now=reading.taken_at_seconds,
-        expiry_seconds=60,
-    )
+    attribution = attribute(allocations, reading.gpus)
     found = {(uuid, h.namespace, h.pod, h.container) for uuid, held in attribution.holders.items() for h in held}
     assert found == kubelet_view(truth)
     shares = {(h.device_uuid, h.pod): h.share_ratio for held in attribution.holders.values() for h in held}

@@ -1,17 +1,18 @@
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from exporter.agent.run import attributing_of
+from exporter.agent.run import attributor_of
 from exporter.attribution.processes import (
     NO_NAME,
     NO_POD,
     Bucket,
     Matched,
-    PidResolver,
-    PodNames,
+    PodLookup,
+    ProcessLookup,
     hides_processes,
     match,
 )
@@ -43,12 +44,21 @@ P1, P2, P3 = (ProcessUse(pid=pid) for pid in (1, 2, 3))
 NAMES = {UID_A: ("ml", "a"), UID_B: ("ml", "b"), UID_OLD: ("ml", "gone")}
 
 
-def name_of(uid: str) -> tuple[str, str] | None:
-    return NAMES.get(uid, NO_NAME)
+class Known(ProcessLookup):
+    """Processes by pid with the UIDs of their pods, and the names of pods if they can be read."""
 
+    def __init__(self, uids: Mapping[int, str], names: Mapping[str, tuple[str, str]] | None = NAMES) -> None:
+        super().__init__(Path("/nonexistent"))
+        self.uids, self.names = uids, names
 
-def no_names(_uid: str) -> tuple[str, str] | None:
-    return None
+    def pod_uid(self, pid: int) -> str | None:
+        return self.uids.get(pid)
+
+    def name_of(self, uid: str) -> tuple[str, str] | None:
+        return None if self.names is None else self.names.get(uid, NO_NAME)
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        raise NotImplementedError
 
 
 def write_process(proc: Path, pid: int, *, uid: str | None, started: int = 100, comm: str = "python3") -> None:
@@ -65,42 +75,42 @@ def of(matched: Matched, *holders: Holder, known: bool = True) -> tuple[ProcessU
 
 
 def test_processes_go_to_the_holder_whose_pod_they_are_in() -> None:
-    matched = match([A, B], [P1, P2, P3], {1: UID_A, 2: UID_B, 3: UID_A}.get, name_of)
+    matched = match([A, B], [P1, P2, P3], Known({1: UID_A, 2: UID_B, 3: UID_A}))
     assert matched.buckets == (Bucket(holders=(A,), processes=(P1, P3)), Bucket(holders=(B,), processes=(P2,)))
     assert matched.unattributed == ()
 
 
 def test_a_pod_that_holds_nothing_is_unattributed_even_beside_a_single_holder() -> None:
-    matched = match([A], [P1], {1: UID_OLD}.get, name_of)
+    matched = match([A], [P1], Known({1: UID_OLD}))
     assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
 def test_a_pod_whose_log_directory_is_gone_is_unattributed() -> None:
-    matched = match([A], [P1], {1: "dddddddd-0000-4000-8000-000000000004"}.get, name_of)
+    matched = match([A], [P1], Known({1: "dddddddd-0000-4000-8000-000000000004"}))
     assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
 def test_a_host_process_is_unattributed() -> None:
-    matched = match([A], [P1, P2], {1: NO_POD, 2: UID_A}.get, name_of)
+    matched = match([A], [P1, P2], Known({1: NO_POD, 2: UID_A}))
     assert (of(matched, A), matched.unattributed) == ((P2,), (P1,))
 
 
 def test_a_process_that_vanished_is_unattributed_and_the_rest_stands() -> None:
-    matched = match([A], [P1, P2], {2: UID_A}.get, name_of)
+    matched = match([A], [P1, P2], Known({2: UID_A}))
     assert (of(matched, A), matched.unattributed) == ((P2,), (P1,))
 
 
 def test_a_busy_process_that_vanished_unseen_may_be_of_any_holder() -> None:
     vanished = ProcessUse(pid=1, sm_ratio=0.9, ended=True)
     launcher = ProcessUse(pid=2, sm_ratio=0.0)
-    matched = match([A, B], [vanished, launcher], {2: UID_A}.get, name_of)
+    matched = match([A, B], [vanished, launcher], Known({2: UID_A}))
     assert (of(matched, A), of(matched, A, B, known=False), of(matched)) == ((launcher,), (vanished,), ())
 
 
 @pytest.mark.parametrize("engine", ["sm_ratio", "enc_ratio", "dec_ratio", "jpg_ratio", "ofa_ratio"])
 def test_a_vanished_process_is_busy_on_whatever_engine_it_used(engine: str) -> None:
     vanished = ProcessUse(pid=1, ended=True, **{"sm_ratio": 0.0, engine: 0.4})  # type: ignore[arg-type] # a table
-    matched = match([A], [vanished, P2], {2: UID_A}.get, name_of)
+    matched = match([A], [vanished, P2], Known({2: UID_A}))
     assert of(matched, A, known=False) == (vanished,)
 
 
@@ -108,52 +118,52 @@ def test_what_the_pod_before_did_in_the_same_window_makes_the_one_after_it_no_le
     """The driver tells of both: of a process that has ended since, and of one that has come since."""
     before = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
     after = ProcessUse(pid=2, sm_ratio=0.3)
-    matched = match([A], [before, after], {1: UID_OLD, 2: UID_A}.get, name_of)
+    matched = match([A], [before, after], Known({1: UID_OLD, 2: UID_A}))
     assert matched.buckets == (Bucket(holders=(A,), processes=(after,)),)
-    assert match([A], [before], {1: UID_OLD}.get, name_of).buckets == ()
-    assert match([], [before], {1: UID_OLD}.get, name_of).unattributed == (before,), "nobody came after it"
+    assert match([A], [before], Known({1: UID_OLD})).buckets == ()
+    assert match([], [before], Known({1: UID_OLD})).unattributed == (before,), "nobody came after it"
 
 
 def test_a_host_process_that_has_ended_was_nobodys_use_still() -> None:
     ended = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
-    assert match([A], [ended, P2], {1: NO_POD, 2: UID_A}.get, name_of).unattributed == (ended,)
+    assert match([A], [ended, P2], Known({1: NO_POD, 2: UID_A})).unattributed == (ended,)
 
 
 def test_processes_none_of_which_can_be_seen_may_be_of_any_holder() -> None:
-    matched = match([A, B], [P1, P2], {}.get, name_of)
+    matched = match([A, B], [P1, P2], Known({}))
     assert matched.buckets == (Bucket(holders=(A, B), processes=(P1, P2), known=False),)
 
 
 def test_an_unheld_device_needs_nothing_told_apart() -> None:
-    matched = match([], [P1], {}.get, no_names)
+    matched = match([], [P1], Known({}, names=None))
     assert matched.buckets == (Bucket(holders=(), processes=(P1,)),)
 
 
 def test_without_names_nobody_is_made_the_owner_by_elimination() -> None:
-    matched = match([A], [P1], {1: UID_A}.get, no_names)
+    matched = match([A], [P1], Known({1: UID_A}, names=None))
     assert matched.buckets == (Bucket(holders=(A,), processes=(P1,), known=False),)
 
 
 def test_a_known_pod_uid_needs_no_name() -> None:
     known = holder("a", uid=UID_A)
-    assert of(match([known, B], [P1], {1: UID_A}.get, no_names), known) == (P1,)
+    assert of(match([known, B], [P1], Known({1: UID_A}, names=None)), known) == (P1,)
 
 
 def test_a_pod_without_a_name_is_not_a_holder_of_another_uid() -> None:
     known = holder("a", uid=UID_A)
-    matched = match([known, B], [P1, P2], {1: UID_A, 2: UID_B}.get, no_names)
+    matched = match([known, B], [P1, P2], Known({1: UID_A, 2: UID_B}, names=None))
     assert (of(matched, known), of(matched, B, known=False)) == ((P1,), (P2,))
 
 
 def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_processes() -> None:
     new = holder("a", uid=UID_B)
-    matched = match([new], [P1], {1: UID_A}.get, name_of)
+    matched = match([new], [P1], Known({1: UID_A}))
     assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
 def test_two_containers_of_one_pod_share_its_processes_and_no_others() -> None:
     side = holder("a", "side")
-    matched = match([A, side, B], [P1, P2], {1: UID_A, 2: UID_B}.get, name_of)
+    matched = match([A, side, B], [P1, P2], Known({1: UID_A, 2: UID_B}))
     assert (of(matched, A, side), of(matched, B)) == ((P1,), (P2,))
 
 
@@ -176,11 +186,11 @@ def test_processes_are_hidden_where_memory_is_in_use_and_none_runs(
 @pytest.mark.parametrize("comm", ["python3", "a) b (c", "tmux: server", ") S 1 2 3"])
 def test_a_process_leads_to_its_pod_whatever_it_is_called(tmp_path: Path, comm: str) -> None:
     write_process(tmp_path, 7, uid=UID_A, comm=comm)
-    assert PidResolver(tmp_path).pod_uid(7) == UID_A
+    assert PodLookup(tmp_path, tmp_path).pod_uid(7) == UID_A
 
 
 def test_a_pid_that_is_used_again_is_looked_up_again(tmp_path: Path) -> None:
-    resolver = PidResolver(tmp_path)
+    resolver = PodLookup(tmp_path, tmp_path)
     write_process(tmp_path, 7, uid=UID_A, started=100)
     assert resolver.pod_uid(7) == UID_A
     write_process(tmp_path, 7, uid=UID_B, started=200)
@@ -188,7 +198,7 @@ def test_a_pid_that_is_used_again_is_looked_up_again(tmp_path: Path) -> None:
 
 
 def test_a_process_that_has_ended_keeps_the_pod_it_was_known_by(tmp_path: Path) -> None:
-    resolver = PidResolver(tmp_path)
+    resolver = PodLookup(tmp_path, tmp_path)
     write_process(tmp_path, 7, uid=UID_A)
     assert resolver.pod_uid(7) == UID_A
     shutil.rmtree(tmp_path / "7")
@@ -200,7 +210,7 @@ def test_a_process_that_has_ended_keeps_the_pod_it_was_known_by(tmp_path: Path) 
 def test_of_thousands_of_processes_the_latest_are_remembered_and_one_that_ran_all_the_time(tmp_path: Path) -> None:
     write_process(tmp_path, 1, uid=UID_A)
     write_process(tmp_path, 1000, uid=UID_B)
-    pids = PidResolver(tmp_path)
+    pids = PodLookup(tmp_path, tmp_path)
     for pid in range(1000, 6000):
         assert pids.pod_uid(pid) == UID_B
         if pid % 100 == 0:
@@ -214,18 +224,18 @@ def test_of_thousands_of_processes_the_latest_are_remembered_and_one_that_ran_al
 
 def test_a_process_outside_every_pod_and_one_that_is_gone_are_told_apart(tmp_path: Path) -> None:
     write_process(tmp_path, 7, uid=None)
-    resolver = PidResolver(tmp_path)
+    resolver = PodLookup(tmp_path, tmp_path)
     assert (resolver.pod_uid(7), resolver.pod_uid(8)) == (NO_POD, None)
 
 
 def test_a_stat_file_that_is_cut_short_is_a_process_that_cannot_be_seen(tmp_path: Path) -> None:
     write_process(tmp_path, 7, uid=UID_A)
     (tmp_path / "7" / "stat").write_text("7 (python3) S 1\n")
-    assert PidResolver(tmp_path).pod_uid(7) is None
+    assert PodLookup(tmp_path, tmp_path).pod_uid(7) is None
 
 
 def test_pod_names_come_from_log_directories_as_they_come_and_go(tmp_path: Path) -> None:
-    names = PodNames(tmp_path)
+    names = PodLookup(tmp_path, tmp_path)
     assert names.name_of(UID_A) == NO_NAME
     (tmp_path / f"ml_a_{UID_A}").mkdir()
     (tmp_path / "lost+found").mkdir()
@@ -237,7 +247,7 @@ def test_pod_names_come_from_log_directories_as_they_come_and_go(tmp_path: Path)
 
 
 def test_two_pods_of_one_name_are_told_to_be_unknown_until_one_is_gone(tmp_path: Path) -> None:
-    names = PodNames(tmp_path)
+    names = PodLookup(tmp_path, tmp_path)
     (tmp_path / f"ml_a_{UID_OLD}").mkdir()
     assert names.name_of(UID_OLD) == ("ml", "a")
     (tmp_path / f"ml_a_{UID_A}").mkdir()
@@ -248,7 +258,7 @@ def test_two_pods_of_one_name_are_told_to_be_unknown_until_one_is_gone(tmp_path:
 
 
 def test_a_log_directory_that_is_not_mounted_names_nobody(tmp_path: Path) -> None:
-    names = PodNames(tmp_path / "pods")
+    names = PodLookup(tmp_path, tmp_path / "pods")
     assert names.name_of(UID_A) is None
     (tmp_path / "pods" / f"ml_a_{UID_A}").mkdir(parents=True)
     assert names.name_of(UID_A) == ("ml", "a")
@@ -259,8 +269,8 @@ def test_the_agent_knows_an_mps_server_by_its_name_whoever_tells_who_holds(tmp_p
     (tmp_path / "9").mkdir()
     (tmp_path / "9" / "stat").write_text("9 (nvidia-cuda-mps) S " + "0 " * 18 + "4242 0\n")
     config = load_agent({"workload_manager": manager, "proc_root": str(tmp_path)}, {}, check_paths=False)
-    command_of = attributing_of(config).attributor.command_of
+    lookup = attributor_of(config).lookup
     shown = ProcessUse(pid=9, sm_ratio=0.9)
-    assert match((A, B), (shown,), lambda _pid: NO_POD, name_of, command_of).by_mps
-    assert not match((A, B), (replace(shown, sm_ratio=0.0),), lambda _pid: NO_POD, name_of, command_of).by_mps
-    assert not match((A, B), (replace(shown, pid=8),), lambda _pid: NO_POD, name_of, command_of).by_mps
+    assert match((), (shown,), lookup).by_mps
+    assert not match((), (replace(shown, sm_ratio=0.0),), lookup).by_mps
+    assert not match((), (replace(shown, pid=8),), lookup).by_mps

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 from agent_support import running_agent
 from join_support import NOW, instance, mig_uuid
+from metering_support import plain_viewer
 from pipeline_support import save_now
 from test_join import gpu, gpu_uuid, held, replicas_of
 from test_metering import ML, seconds, shown, started
 
-from exporter.accounting.idle import IdleClock
 from exporter.accounting.state_file import StateFile
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
-from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
@@ -49,8 +48,7 @@ class Answers:
 def attributor(nowhere: Path, metering: Metering, *advertised: str) -> Attributor:
     return Attributor(
         kubelet=Answers(*advertised),
-        pids=PidResolver(nowhere),
-        names=PodNames(nowhere),
+        lookup=PodLookup(nowhere, nowhere),
         expiry_seconds=60.0,
         replicas=metering.replicas,
     )
@@ -58,7 +56,7 @@ def attributor(nowhere: Path, metering: Metering, *advertised: str) -> Attributo
 
 def live(metering: Metering, made: Attributor, first: float, last: float, seen: GpuReading = WHOLE) -> None:
     """Let the agent sample a GPU."""
-    viewer = Viewer(attributor=made, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    viewer = plain_viewer(made.lookup)
     steady = first
     while steady <= last:
         reading = Reading(source="nvml", taken_at_seconds=NOW + steady, duration_seconds=0.0, gpus=(seen,))

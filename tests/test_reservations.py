@@ -59,7 +59,7 @@ def test_while_the_api_is_away_what_a_pod_may_have_that_it_does_not_know_is_not_
     attribution = join([reserved()], [gpu(0), gpu(1)], evidence=evidence, others=others(*listed))
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 0.5}
     assert reasons(attribution) == doubts
-    assert {uuid for one in attribution.unresolved for uuid in one.gpu_uuids or ()} == {gpu_uuid(0) for _ in doubts}
+    assert {uuid for one in attribution.unresolved for uuid in one.devices or ()} == {gpu_uuid(0) for _ in doubts}
 
 
 def test_while_the_api_is_away_a_member_holds_as_long_as_the_kubelet_lists_it() -> None:

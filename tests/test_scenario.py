@@ -117,8 +117,7 @@ def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: flo
     processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
     assert len({process.pid for process in processes}) == len(processes)
     for process in processes:
-        found = cgroup.pod_of(process.cgroup)
-        assert (found[0] if found else "") == process.pod_uid
+        assert (cgroup.pod_of(process.cgroup) or "") == process.pod_uid
 
 
 def test_processes_can_outlive_their_pod_and_then_belong_to_no_holder() -> None:

@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metering_support import plain_metering
+from metering_support import plain_node, plain_viewer
 from pipeline_support import AskedKubelet, DirectSource
 from samples_support import samples_of
 
-from exporter.accounting.idle import IdleClock
 from exporter.agent.facts import Attributor
-from exporter.agent.node import Node
 from exporter.agent.sources import Sources
-from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions, build
 from exporter.metrics.text_format import Dropped
 from exporter.model import (
@@ -148,23 +145,11 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
     host_pids: bool,
 ) -> None:
     source, kubelet = DirectSource(), AskedKubelet()
-    viewer = Viewer(
-        attributor=Attributor(
-            kubelet=kubelet,
-            pids=PidResolver(trees / "proc"),
-            names=PodNames(trees / "pods"),
-            expiry_seconds=60.0,
-        ),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
-        process_list_reliable=host_pids,
-    )
-    node = Node(
-        name="n",
-        sources=Sources(nvml=source, stale_after_seconds=3.0),
-        viewer=viewer,
-        sample_interval_seconds=1.0,
-        process_clock=lambda: 0.0,
-        metering=plain_metering(),
+    lookup = PodLookup(trees / "proc", trees / "pods")
+    node = plain_node(
+        Sources(nvml=source, stale_after_seconds=3.0),
+        Attributor(kubelet=kubelet, lookup=lookup, expiry_seconds=60.0),
+        viewer=plain_viewer(lookup, process_list_reliable=host_pids),
     )
     wall, steady, answered_steady = EPOCH, 0.0, -math.inf
     for gpus, listed, passed, set_by in script:
@@ -184,18 +169,9 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
 
 def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path) -> None:
     source = DirectSource()
-    attributor = Attributor(
-        kubelet=None, pids=PidResolver(trees / "proc"), names=PodNames(trees / "pods"), expiry_seconds=60.0
-    )
-    viewer = Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
-    node = Node(
-        name="n",
-        sources=Sources(nvml=source, stale_after_seconds=3.0),
-        viewer=viewer,
-        sample_interval_seconds=1.0,
-        process_clock=lambda: 0.0,
-        metering=plain_metering(),
-    )
+    lookup = PodLookup(trees / "proc", trees / "pods")
+    attributor = Attributor(kubelet=None, lookup=lookup, expiry_seconds=60.0)
+    node = plain_node(Sources(nvml=source, stale_after_seconds=3.0), attributor)
     gpu = Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id="")
     lie = GpuReading(gpu=gpu, values={Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99})
     counted = []

@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metering_support import namespace_owner
+from metering_support import namespace_owner, plain_node
 from pipeline_support import DirectSource
 
-from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.sources import Sources
-from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PodLookup
 from exporter.model import (
     DeviceState,
     Field,
@@ -151,20 +149,13 @@ class Twins:
 
 def node_of(twins: Twins) -> Node:
     nowhere = Path("/nonexistent")
-    viewer = Viewer(
-        attributor=Attributor(kubelet=None, pids=PidResolver(nowhere), names=PodNames(nowhere), expiry_seconds=60.0),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
-    )
     metering = Metering(
         meter=Meter(1.0, namespace_owner),
         ledgers=Ledgers(),
     )
-    return Node(
-        name="n",
-        sources=Sources(nvml=twins.nodes["nvml"], dcgm=twins.nodes["dcgm"], stale_after_seconds=3.0),
-        viewer=viewer,
-        sample_interval_seconds=1.0,
-        process_clock=lambda: 0.0,
+    return plain_node(
+        Sources(nvml=twins.nodes["nvml"], dcgm=twins.nodes["dcgm"], stale_after_seconds=3.0),
+        Attributor(kubelet=None, lookup=PodLookup(nowhere, nowhere), expiry_seconds=60.0),
         metering=metering,
     )
 

@@ -3,17 +3,16 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
+from metering_support import plain_viewer
 from pipeline_support import AskedKubelet
 
-from exporter.accounting.idle import IdleClock
-from exporter.agent.facts import Attributor, allocation_state
-from exporter.agent.history import MOST_XIDS, SourceRecord
+from exporter.agent.facts import Attributor
+from exporter.agent.history import MOST_XIDS, EventLog, SourceRecord
 from exporter.agent.views import Viewer, darkened
-from exporter.attribution.processes import PidResolver, PodNames, own_name
+from exporter.attribution.processes import PodLookup
 from exporter.model import (
     Activity,
     ActivitySource,
@@ -33,7 +32,6 @@ from exporter.model import (
     ProcessUse,
     Reading,
     ShareMode,
-    Unresolved,
     XidEvent,
 )
 
@@ -53,12 +51,7 @@ def viewer(tmp_path: Path) -> Viewer:
     logs = tmp_path / "pods"
     for name, uid in (("ml_a", UID_A), ("ml_b", UID_B)):
         (logs / f"{name}_{uid}").mkdir(parents=True)
-    return Viewer(
-        attributor=Attributor(
-            kubelet=None, pids=PidResolver(tmp_path / "proc"), names=PodNames(logs), expiry_seconds=60.0
-        ),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
-    )
+    return plain_viewer(PodLookup(tmp_path / "proc", logs))
 
 
 def gpu(index: int = 0, **facts: object) -> Gpu:
@@ -151,7 +144,6 @@ def test_sharers_by_mps_are_estimated_whoever_the_samples_are_of(
     server.mkdir()
     (server / "cgroup").write_text("0::/system.slice/nvidia-mps.service\n")
     (server / "stat").write_text("104 (nvidia-cuda-mps) S " + "0 " * 18 + "4242 0\n")
-    viewer.attributor.command_of = partial(own_name, str(tmp_path / "proc"))
     busy = {101: 0.9} if samples_of == "client" else {104: 0.9}
     shared = GpuReading(
         gpu=gpu(),
@@ -285,59 +277,30 @@ def test_a_darkened_reading_shows_identities_and_no_value(viewer: Viewer) -> Non
     assert view.pods[0].holder.pod == "a"
 
 
-def test_unallocated_is_said_only_where_no_unresolved_id_could_be_the_device() -> None:
-    def attribution(reason: str) -> Attribution:
-        entry = Unresolved(
-            namespace="ml", pod="a", container="main", resource="nvidia.com/gpu", device_id="x", reason=reason
-        )
-        return Attribution(known=True, unresolved=(entry,))
-
-    whole = GpuReading(gpu=gpu())
-    assert allocation_state(Attribution(known=True), "GPU-0", whole) is AllocationState.UNALLOCATED
-    assert allocation_state(Attribution(known=False), "GPU-0", whole) is AllocationState.UNKNOWN
-    for reason in ("needs_annotation", "minor_not_told"):
-        assert allocation_state(attribution(reason), "GPU-0", whole) is AllocationState.UNKNOWN
-    assert allocation_state(attribution("unknown_uuid"), "GPU-0", whole) is AllocationState.UNALLOCATED
+def test_unallocated_is_said_only_where_the_holders_are_known() -> None:
+    assert Attribution(known=True).allocation("GPU-0") is AllocationState.UNALLOCATED
+    assert Attribution(known=False).allocation("GPU-0") is AllocationState.UNKNOWN
 
 
-def with_an_instance_that_nobody_sees() -> Attribution:
-    entry = Unresolved(
-        namespace="ml",
-        pod="a",
-        container="main",
-        resource="nvidia.com/mig-1g.10gb",
-        device_id="MIG-00000000-0000-5000-8000-000000000009",
-        reason="unknown_uuid",
-    )
-    return Attribution(known=True, unresolved=(entry,))
-
-
-def test_a_gpu_in_mig_mode_without_instances_is_not_unallocated_while_one_is_listed_that_nobody_sees() -> None:
-    attribution = with_an_instance_that_nobody_sees()
-    partitioned = GpuReading(gpu=gpu(mig_enabled=True))
-    assert allocation_state(attribution, "GPU-0", partitioned) is AllocationState.UNKNOWN
-    assert allocation_state(attribution, "GPU-0", GpuReading(gpu=gpu())) is AllocationState.UNALLOCATED
-
-
-def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_describe(viewer: Viewer) -> None:
-    part = MigReading(instance=mig(7))
-    attribution = with_an_instance_that_nobody_sees()
-    whole = GpuReading(gpu=gpu(mig_enabled=True), instances=(part,))
+def test_an_instance_that_nobody_sees_may_be_one_that_the_driver_does_not_describe(viewer: Viewer) -> None:
+    whole = GpuReading(gpu=gpu(mig_enabled=True), instances=(MigReading(instance=mig(7)),))
     lacking = replace(whole, lacks_instances=True)
-    uuid = part.instance.uuid
-    assert allocation_state(attribution, uuid, whole) is AllocationState.UNALLOCATED
-    assert allocation_state(attribution, uuid, lacking) is AllocationState.UNKNOWN
-    assert [(one.lacks_instances, one.rest_is_free) for one in views(viewer, [lacking], attribution)] == [
-        (True, False),
-        (False, False),
-    ]
-    dark = darkened(reading(lacking), "hung")
-    assert allocation_state(attribution, uuid, dark.gpus[0]) is AllocationState.UNKNOWN
+    kubelet = AskedKubelet(latest=kubelet_answer(1000.0, "MIG-00000000-0000-5000-8000-000000000009"))
+    attributor = Attributor(kubelet=kubelet, lookup=viewer.lookup, expiry_seconds=60.0)
     record = SourceRecord()
     record.add(reading(lacking))
-    record.add(reading())
-    assert record.newest is not None
-    assert allocation_state(attribution, uuid, record.newest.gpus[0]) is AllocationState.UNKNOWN
+    for seen, is_doubtful in (
+        (reading(GpuReading(gpu=gpu())), False),
+        (reading(GpuReading(gpu=gpu(mig_enabled=True))), True),
+        (reading(whole), False),
+        (reading(lacking), True),
+        (darkened(reading(lacking), "hung"), True),
+        (record.add(reading()), True),
+    ):
+        shown = viewer.views(seen, attributor.join(seen, 1000.0, 50.0), {}, 50.0)
+        assert {view.rest_is_free for view in shown} == {not is_doubtful}
+        states = {view.allocation for view in shown} - {None}
+        assert states == {AllocationState.UNKNOWN if is_doubtful else AllocationState.UNALLOCATED}
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -354,27 +317,27 @@ def test_a_minor_number_that_passed_to_another_gpu_is_that_ones(viewer: Viewer) 
     gone = GpuReading(gpu=gpu(0), state=DeviceState.MISSING)
     heir = GpuReading(gpu=replace(gpu(1), index=0, minor=0))
     kubelet = AskedKubelet(latest=kubelet_answer(1000.0))
-    attributor = replace(viewer.attributor, kubelet=kubelet)
+    attributor = Attributor(kubelet=kubelet, lookup=viewer.lookup, expiry_seconds=60.0)
     assert list(attributor.join(reading(heir, gone), 1000.0, 1000.0).holders) == ["GPU-1"]
 
 
 def test_xids_are_counted_per_code_and_device() -> None:
-    record = SourceRecord()
+    log = EventLog()
     for at, code in ((10.0, 31), (20.0, 79), (30.0, 31)):
         event = XidEvent(uuid="GPU-0", xid=code, at_seconds=at)
-        record.add(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, xids=(event,)))
-    xids = record.xids["GPU-0"]
+        log.add(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, xids=(event,)), None, at)
+    xids = log.xids["GPU-0"]
     assert dict(xids.counts) == {31: 2, 79: 1}
     assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
 
 
 def test_a_source_that_makes_up_xids_gets_no_series_without_end() -> None:
-    record = SourceRecord()
+    log = EventLog()
     events = tuple(XidEvent(uuid="GPU-0", xid=code, at_seconds=1.0) for code in (*range(1000), 5))
-    counted = record.add(Reading(source="dcgm", taken_at_seconds=1.0, duration_seconds=0.0, xids=events))
-    assert [event.xid for event in counted] == [*range(MOST_XIDS), 5]
-    assert record.xids["GPU-0"].counts[5] == 2
-    assert len(record.xids["GPU-0"].counts) == MOST_XIDS
+    made_up = Reading(source="dcgm", taken_at_seconds=1.0, duration_seconds=0.0, xids=events)
+    assert log.add(made_up, None, 1.0) == 1000 - MOST_XIDS
+    assert log.xids["GPU-0"].counts[5] == 2
+    assert len(log.xids["GPU-0"].counts) == MOST_XIDS
 
 
 def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances() -> None:
@@ -432,9 +395,9 @@ def test_a_lost_gpu_keeps_its_instances_until_it_is_back() -> None:
     assert record.newest.gpus[0].instances == repartitioned.instances
 
 
-def kubelet_answer(at: float) -> Allocations:
+def kubelet_answer(at: float, device: str = "nvidia0") -> Allocations:
     listed = ContainerAllocation(
-        namespace="ml", pod="a", container="main", devices=(DeviceIds(resource="nvidia.com/gpu", ids=("nvidia0",)),)
+        namespace="ml", pod="a", container="main", devices=(DeviceIds(resource="nvidia.com/gpu", ids=(device,)),)
     )
     return Allocations(answered_at_seconds=at, containers=(listed,))
 
@@ -442,7 +405,7 @@ def kubelet_answer(at: float) -> Allocations:
 @pytest.mark.parametrize("set_by_seconds", [-7200.0, 0.0, 7200.0])
 def test_an_answer_expires_in_its_time_however_the_clock_is_set(viewer: Viewer, set_by_seconds: float) -> None:
     kubelet = AskedKubelet(latest=kubelet_answer(1000.0))
-    attributor = replace(viewer.attributor, kubelet=kubelet)
+    attributor = Attributor(kubelet=kubelet, lookup=viewer.lookup, expiry_seconds=60.0)
     seen = reading(GpuReading(gpu=gpu()))
     assert attributor.join(seen, 1000.0, 50.0).known
     wall = 1000.0 + set_by_seconds

@@ -4,9 +4,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import inf
-from typing import NamedTuple
 
 from exporter.gpu.merge import by_index
 from exporter.model import (
@@ -34,26 +32,9 @@ MOST_DEVICES = 512
 """Maximum number of remembered devices with Xids, including MIG instances that no longer exist."""
 
 
-class DeviceXid(NamedTuple):
-    """An Xid event of a device."""
-
-    uuid: str
-    """UUID of the device: a GPU or a MIG instance."""
-    xid: int
-
-
-@dataclass(slots=True)
-class XidRecord:
-    """Xid events of one device since the agent started."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-    last_seen_seconds: dict[int, float] = field(default_factory=dict)
-    last: int | None = None
-
-
 @dataclass(slots=True)
 class SourceRecord:
-    """Everything that is kept of the readings."""
+    """Remembers every GPU that was ever read."""
 
     newest: Reading | None = None
     """The newest reading, with every GPU ever seen except those known to have left; an absent GPU is missing."""
@@ -61,35 +42,11 @@ class SourceRecord:
     """Returns the kernel driver that a PCI bus id is bound to; ``None`` if that is not known."""
     known: dict[str, GpuReading] = field(default_factory=dict)
     """Last reading of each GPU while it was up, by UUID."""
-    xids: dict[str, XidRecord] = field(default_factory=dict)
-    """Xid records by UUID of the device, a GPU or a MIG instance."""
 
-    def add(self, reading: Reading) -> tuple[DeviceXid, ...]:
-        """Add one reading: counts add up, values replace.
-
-        Returns:
-            Its Xid events with their devices, without codes beyond ``MOST_XIDS``, because every code is a series.
-        """
-        before = self.newest
-        self.newest = newest = replace(reading, gpus=self._with_all_known(reading.gpus))
-        self._forget_former(newest)
-        placed = [(_device_of(event, before, newest), event) for event in reading.xids]
-        return tuple(DeviceXid(uuid, event.xid) for uuid, event in placed if self._count(uuid, event))
-
-    def _forget_former(self, newest: Reading) -> None:
-        """Keep the records of absent MIG instances only while they are few: the instances may be listed again."""
-        if len(self.xids) > MOST_DEVICES:
-            here = {uuid for gpu in newest.gpus for uuid in (gpu.gpu.uuid, *_instances(gpu))}
-            self.xids = {uuid: record for uuid, record in self.xids.items() if uuid in here}
-
-    def _count(self, uuid: str, event: XidEvent) -> bool:
-        record = self.xids.setdefault(uuid, XidRecord())
-        if event.xid not in record.counts and len(record.counts) >= MOST_XIDS:
-            return False
-        record.counts[event.xid] += 1
-        record.last_seen_seconds[event.xid] = event.at_seconds
-        record.last = event.xid
-        return True
+    def add(self, reading: Reading) -> Reading:
+        """Return a reading completed with the GPUs that it lacks."""
+        self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
+        return self.newest
 
     def _with_all_known(self, gpus: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
         """Complete a reading with the remembered data of GPUs that do not answer.
@@ -97,16 +54,18 @@ class SourceRecord:
         A new child does not know a GPU that was lost before it started, and a lost GPU does not list its MIG
         instances; but their holders still hold them.
         """
-        up = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP and gpu.gpu.pci_bus_id}
-        self.known.update((gpu.gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
+        up = {gpu.gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP and gpu.gpu.pci_bus_id}
+        self.known.update((gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
+        here = {gpu.uuid for gpu in gpus}
+        gone = [gpu for uuid, gpu in self.known.items() if uuid not in here]
         completed = [self._with_instances(gpu) for gpu in gpus]
-        here = {gpu.gpu.uuid for gpu in gpus}
-        gone = (gpu for uuid, gpu in self.known.items() if uuid not in here)
-        completed.extend(gpu.without_values(DeviceState.MISSING, "not_enumerated") for gpu in gone)
-        there = [gpu for gpu in completed if gpu.state is not DeviceState.MISSING and not self._has_left(gpu, up)]
-        missing = [gpu for gpu in completed if gpu.state is DeviceState.MISSING and not self._has_left(gpu, up)]
+        completed += [gpu.without_values(DeviceState.MISSING, "not_enumerated") for gpu in gone]
+        staying = [gpu for gpu in completed if not self._has_left(gpu, up)]
         # The driver numbers only the present GPUs, so one of them may have the index of a missing one.
-        return by_index(there, missing)
+        return by_index(
+            (gpu for gpu in staying if gpu.state is not DeviceState.MISSING),
+            (gpu for gpu in staying if gpu.state is DeviceState.MISSING),
+        )
 
     def _has_left(self, gpu: GpuReading, up: Mapping[str, str]) -> bool:
         """Return whether a GPU is known to have left this node's driver, and forget it then.
@@ -119,7 +78,7 @@ class SourceRecord:
         """
         if gpu.state is DeviceState.UP:
             return False
-        bus_id, uuid = gpu.gpu.pci_bus_id, gpu.gpu.uuid
+        bus_id, uuid = gpu.gpu.pci_bus_id, gpu.uuid
         successor, bound = up.get(bus_id), self.bound_driver(bus_id)
         if successor is None and bound in {None, _NVIDIA}:
             return False
@@ -129,7 +88,7 @@ class SourceRecord:
         return True
 
     def _with_instances(self, gpu: GpuReading) -> GpuReading:
-        before = self.known.get(gpu.gpu.uuid)
+        before = self.known.get(gpu.uuid)
         if gpu.state is DeviceState.UP or gpu.instances or before is None:
             return gpu
         bare = before.without_values(gpu.state, gpu.reason)
@@ -144,22 +103,19 @@ def _device_of(event: XidEvent, before: Reading | None, newest: Reading) -> str:
     instances has a row for each: an event without a compute instance id is counted once, for the GPU.
     """
     here = _instances_of(newest, event.uuid)
-    for layout in (_instances_of(before, event.uuid) if before else {}, here):
-        parts = {uuid: one for uuid, one in layout.items() if one.gpu_instance_id == event.gpu_instance_id}
+    for layout in (_instances_of(before, event.uuid), here):
+        parts = [one for one in layout if one.gpu_instance_id == event.gpu_instance_id]
         if len(parts) > 1:
-            parts = {uuid: one for uuid, one in parts.items() if one.compute_instance_id == event.compute_instance_id}
+            parts = [one for one in parts if one.compute_instance_id == event.compute_instance_id]
         if parts:
-            uuid = next(iter(parts))
-            return uuid if uuid in here else event.uuid
+            uuid = parts[0].uuid
+            return uuid if any(one.uuid == uuid for one in here) else event.uuid
     return event.uuid
 
 
-def _instances_of(reading: Reading, uuid: str) -> Mapping[str, MigInstance]:
-    return next((_instances(gpu) for gpu in reading.gpus if gpu.gpu.uuid == uuid), {})
-
-
-def _instances(gpu: GpuReading) -> Mapping[str, MigInstance]:
-    return {part.instance.uuid: part.instance for part in gpu.instances}
+def _instances_of(reading: Reading | None, uuid: str) -> list[MigInstance]:
+    gpus = reading.gpus if reading else ()
+    return [part.instance for gpu in gpus if gpu.uuid == uuid for part in gpu.instances]
 
 
 _MOST_KINDS = 4096
@@ -202,6 +158,28 @@ class EventWindow:
                 self._counts[key] -= times
                 if not self._counts[key]:
                     del self._counts[key]
+
+
+@dataclass(slots=True)
+class XidRecord:
+    """Xid events of one device since the agent started."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+    last_seen_seconds: dict[int, float] = field(default_factory=dict)
+    last: int | None = None
+    recent: EventWindow | None = None
+    """Window of codes; ``None`` without windows."""
+
+    def add(self, event: XidEvent, at: float) -> bool:
+        """Add an event; return whether it is counted, which one code too many is not, as every code is a series."""
+        if event.xid not in self.counts and len(self.counts) >= MOST_XIDS:
+            return False
+        self.counts[event.xid] += 1
+        self.last_seen_seconds[event.xid] = event.at_seconds
+        self.last = event.xid
+        if self.recent:
+            self.recent.add(event.xid, at)
+        return True
 
 
 @dataclass(slots=True)
@@ -259,29 +237,41 @@ class EventLog:
     with_windows: bool = False
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
-    _xids: dict[str, EventWindow] = field(default_factory=dict)
-    """Event windows by UUID of the device."""
+    xids: dict[str, XidRecord] = field(default_factory=dict)
+    """Xid records by UUID of the device, a GPU or a MIG instance."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
     _heat: dict[str, _Heat] = field(default_factory=dict)
 
-    def add(self, reading: Reading, xids: Iterable[DeviceXid], at: float) -> None:
-        """Count the events of a reading, each once and in their order.
+    def add(self, reading: Reading, before: Reading | None, at: float) -> int:
+        """Count the events of a reading, each once and in their order; return the number of those left out.
 
         Args:
             reading: The newest reading.
-            xids: Its Xid events.
+            before: The reading before it.
             at: Now, in seconds of the monotonic clock.
         """
-        if self.with_windows:
-            for event in xids:
-                self._xids.setdefault(event.uuid, EventWindow(seconds=self.xid_window_seconds)).add(event.xid, at)
+        self._forget_former(reading)
+        counted = [self._xids_of(_device_of(event, before, reading)).add(event, at) for event in reading.xids]
         for gpu in reading.gpus:
             mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
             if mask is not None:
-                self._add_mask(gpu.gpu.uuid, int(mask), at)
+                self._add_mask(gpu.uuid, int(mask), at)
             heat = gpu.values.get(Field.THERMAL_VIOLATION)
             if mask is not None or heat is not None:
-                self._heat.setdefault(gpu.gpu.uuid, _Heat(heat, at)).add(heat, int(mask or 0), at)
+                self._heat.setdefault(gpu.uuid, _Heat(heat, at)).add(heat, int(mask or 0), at)
+        return counted.count(False)
+
+    def _xids_of(self, uuid: str) -> XidRecord:
+        if uuid not in self.xids:
+            recent = EventWindow(seconds=self.xid_window_seconds) if self.with_windows else None
+            self.xids[uuid] = XidRecord(recent=recent)
+        return self.xids[uuid]
+
+    def _forget_former(self, newest: Reading) -> None:
+        """Keep the records of absent MIG instances only while they are few: the instances may be listed again."""
+        if len(self.xids) > MOST_DEVICES:
+            here = {device.uuid for gpu in newest.gpus for device in gpu.with_instances}
+            self.xids = {uuid: record for uuid, record in self.xids.items() if uuid in here}
 
     def _add_mask(self, uuid: str, mask: int, at: float) -> None:
         clocks = self._clocks.get(uuid)
@@ -296,13 +286,12 @@ class EventLog:
 
     def by_device(self, now: float) -> Mapping[str, DeviceEvents]:
         """Return the events up to ``now`` on the monotonic clock, by UUID of the device."""
-        xids = {device: counts for device, window in self._xids.items() if (counts := window.counts(now))}
-        self._xids = {device: self._xids[device] for device in xids}
-        events = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
+        windows = {uuid: record.recent.counts(now) for uuid, record in self.xids.items() if record.recent}
+        events = {uuid: DeviceEvents(recent_xids=counts) for uuid, counts in windows.items() if counts}
         for uuid, heat in self._heat.items():
             clocks = self._clocks.get(uuid)
             events[uuid] = DeviceEvents(
-                recent_xids=xids.get(uuid, {}),
+                recent_xids=windows.get(uuid, {}),
                 clock_events=dict(clocks.began) if clocks else None,
                 recent_clock_events=_recent(clocks.recent, now) if clocks else None,
                 thermal_throttle_ratio=heat.ratio(now),
@@ -310,19 +299,42 @@ class EventLog:
         return events
 
 
-_MOST_STEPS = ActivityHistory.STEPS
+@dataclass(slots=True)
+class _Past:
+    """Activity of one device in the last steps."""
+
+    levels: bytes = b""
+    """Means of the steps that have ended, as of ``ActivityHistory``."""
+    samples: list[float] = field(default_factory=list)
+    """Measured samples of the step that has not ended."""
+    limited: dict[tuple[int, Bottleneck], float] = field(default_factory=dict)
+    """Sums of profiled activity by number of the step and bottleneck."""
+
+    def end_steps(self, first: int, next_step: int, between: float | None) -> None:
+        """End the steps from ``first`` to ``next_step``; those without a sample have the activity ``between``."""
+        mean = sum(self.samples) / len(self.samples) if self.samples else None
+        unsampled = min(next_step - first - 1, ActivityHistory.STEPS)
+        levels = self.levels + _level(mean) + _level(between) * unsampled
+        self.levels, self.samples = levels[-ActivityHistory.STEPS :], []
+        oldest = next_step - ActivityHistory.STEPS
+        self.limited = {place: part for place, part in self.limited.items() if place[0] >= oldest}
+
+    def bottlenecks(self) -> dict[Bottleneck, float]:
+        """Return the parts of the profiled activity, which sum to 1."""
+        total = sum(self.limited.values())
+        parts: dict[Bottleneck, float] = {}
+        for (_, kind), part in self.limited.items():
+            parts[kind] = parts.get(kind, 0.0) + part / total
+        return parts
 
 
 @dataclass(slots=True)
 class ActivityLog:
     """Means of each device's activity in steps, for ``ActivityHistory``. Instants are of the monotonic clock."""
 
-    _levels: dict[str, bytes] = field(default_factory=dict)
-    _samples: dict[str, list[float]] = field(default_factory=dict)
-    """Measured samples of each device in the step that has not ended."""
-    _limited: dict[str, deque[dict[Bottleneck, float]]] = field(default_factory=dict)
-    """Sums of profiled activity by bottleneck of each device: of each of the last steps, the newest has not ended."""
-    _bottlenecks: Mapping[str, Mapping[Bottleneck, float]] = field(default_factory=dict)
+    _past: dict[str, _Past] = field(default_factory=dict)
+    _ended: ActivityHistory = field(default_factory=ActivityHistory)
+    """The steps that have ended."""
     _step: int | None = None
     """Number of the step that has not ended."""
     _sampled_at: float = -inf
@@ -337,60 +349,46 @@ class ActivityLog:
         """
         ratios = {view.uuid: view.activity.ratio if view.activity else None for view in views}
         is_gap = at - self._sampled_at > tolerated_gap_seconds
-        self._end_steps(at, dict.fromkeys(ratios) if is_gap else ratios)
+        step = self._end_steps(at, dict.fromkeys(ratios) if is_gap else ratios)
         self._sampled_at = at
         for view in views:
             if view.activity is not None:
-                self._samples.setdefault(view.uuid, []).append(view.activity.ratio)
+                past = self._past.setdefault(view.uuid, _Past())
+                past.samples.append(view.activity.ratio)
                 if view.activity.profile and view.activity.ratio > 0:
-                    newest = self._limited.setdefault(view.uuid, deque(({},), maxlen=_MOST_STEPS))[-1]
-                    kind = view.activity.profile.bottleneck
-                    newest[kind] = newest.get(kind, 0.0) + view.activity.ratio
+                    place = step, view.activity.profile.bottleneck
+                    past.limited[place] = past.limited.get(place, 0.0) + view.activity.ratio
 
     def history(self, now: float, steady: float, tolerated_gap_seconds: float) -> ActivityHistory:
         """Return the steps that have ended; ``now`` is Unix time, ``steady`` the same instant."""
         if steady - self._sampled_at > tolerated_gap_seconds:
-            self._end_steps(steady, dict.fromkeys(self._levels | self._samples))
-        if not self._levels or self._step is None:
-            return ActivityHistory()
+            self._end_steps(steady, dict.fromkeys(self._past))
+        if not self._ended.levels or self._step is None:
+            return self._ended
         ended = self._step * ActivityHistory.STEP_SECONDS
-        return ActivityHistory(
-            ends_at_seconds=now - (steady - ended), levels=self._levels, bottlenecks=self._bottlenecks
-        )
+        return replace(self._ended, ends_at_seconds=now - (steady - ended))
 
-    def _end_steps(self, at: float, between: Mapping[str, float | None]) -> None:
-        """End the steps before an instant; those without a sample have the activity ``between`` the samples."""
+    def _end_steps(self, at: float, between: Mapping[str, float | None]) -> int:
+        """End the steps before an instant, and return the number of the one that has not ended.
+
+        Args:
+            at: The instant.
+            between: Activity of each device between the samples; other devices are forgotten.
+        """
         step = int(at // ActivityHistory.STEP_SECONDS)
-        ended = 0 if self._step is None else step - self._step
-        if ended > 0:
-            self._levels = {
-                uuid: (self._levels.get(uuid, b"") + self._mean(uuid) + _level(ratio) * min(ended - 1, _MOST_STEPS))[
-                    -_MOST_STEPS:
-                ]
-                for uuid, ratio in between.items()
-            }
-            self._samples = {}
-            self._end_limited(ended, between)
-        if self._step is None or ended > 0:
-            self._step = step
-
-    def _end_limited(self, ended: int, here: Mapping[str, object]) -> None:
-        """Sum the steps that have ended, and begin a new one; forget devices without profiled activity in them."""
-        found: dict[str, Mapping[Bottleneck, float]] = {}
-        for uuid in self._limited.keys() & here:
-            sums: dict[Bottleneck, float] = {}
-            for kind, activity in chain.from_iterable(step.items() for step in self._limited[uuid]):
-                sums[kind] = sums.get(kind, 0.0) + activity
-            if sums:
-                total = sum(sums.values())
-                found[uuid] = {kind: part / total for kind, part in sums.items()}
-        self._bottlenecks, self._limited = found, {uuid: self._limited[uuid] for uuid in found}
-        for steps in self._limited.values():
-            steps.extend({} for _ in range(min(ended, _MOST_STEPS)))
-
-    def _mean(self, uuid: str) -> bytes:
-        samples = self._samples.get(uuid)
-        return _level(sum(samples) / len(samples) if samples else None)
+        if self._step is not None and step <= self._step:
+            return self._step
+        if self._step is not None:
+            self._past = {uuid: self._past.get(uuid) or _Past() for uuid in between}
+            for uuid, past in self._past.items():
+                past.end_steps(self._step, step, between[uuid])
+            found = {uuid: past.bottlenecks() for uuid, past in self._past.items()}
+            self._ended = ActivityHistory(
+                levels={uuid: past.levels for uuid, past in self._past.items()},
+                bottlenecks={uuid: parts for uuid, parts in found.items() if parts},
+            )
+        self._step = step
+        return step
 
 
 def _level(ratio: float | None) -> bytes:

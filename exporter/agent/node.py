@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
-from exporter.accounting.meter import stale_after_seconds
 from exporter.agent.facts import Attributor
 from exporter.agent.history import ActivityLog, EventLog, SourceRecord
 from exporter.agent.metering import Metering
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer, darkened
+from exporter.attribution.host import TenantSource
 from exporter.model import (
     Attribution,
     DeviceState,
@@ -29,6 +29,7 @@ class Node:
 
     name: str
     sources: Sources
+    attributor: Attributor
     viewer: Viewer
     sample_interval_seconds: float
     process_clock: Callable[[], float]
@@ -38,13 +39,6 @@ class Node:
     events: EventLog = field(default_factory=EventLog)
     activity: ActivityLog = field(default_factory=ActivityLog)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _waiting_since: float | None = None
-    """Monotonic instant of the first reading without known holders."""
-
-    @property
-    def attributor(self) -> Attributor:
-        """The join of kubelet and driver."""
-        return self.viewer.attributor
 
     def tick(self, now: float, steady: float) -> Snapshot:
         """Process the new readings and answers, and return the node's snapshot; arguments as of ``steps``."""
@@ -76,7 +70,7 @@ class Node:
         if newest is not None and not fresh:
             newest = darkened(newest, statuses[0].reason or "stale")
         if newest is not None and not (views and fresh):
-            views = self.viewer.views(newest, attribution, self.record.xids, steady)
+            views = self.viewer.views(newest, attribution, self.events.xids, steady)
         if sampled is None:  # with a sample, the prices are already up to date
             self.metering.prices.look_up(views, now)
         yield replace(
@@ -88,7 +82,7 @@ class Node:
             metadata=metadata.status if metadata else None,
             metering=self.metering.view(views, now=now, steady=steady),
             errors=self._errors(),
-            history=self.activity.history(now, steady, stale_after_seconds(self.sample_interval_seconds)),
+            history=self.activity.history(now, steady, self.sources.stale_after_seconds),
             events=self.events.by_device(steady),
             xid_window_seconds=self.events.xid_window_seconds,
             clock_events_window_seconds=self.events.clock_events_window_seconds,
@@ -99,40 +93,23 @@ class Node:
 
     def _add(self, reading: Reading, now: float, steady: float) -> Generator[None, None, tuple[Attribution, _Views]]:
         """Process and meter one reading in steps; return its holders and its views."""
-        counted = self.record.add(reading)
-        if len(counted) < len(reading.xids):
-            self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
-        self.events.add(reading, counted, steady)
-        newest = self.record.newest or reading
-        if self.attributor.observe:
-            self.attributor.observe(newest, now)
+        before, newest = self.record.newest, self.record.add(reading)
+        if left_out := self.events.add(newest, before, steady):
+            self.own_errors["agent", "xid_codes"] += left_out
+        if isinstance(self.attributor.kubelet, TenantSource):
+            self.attributor.kubelet.observe(newest, now)
         attribution = self.attributor.join(newest, now, steady)
         # Judged with the join: the kubelet's first answer may arrive before the next step.
-        awaits_holders = self._awaits_holders(attribution, steady)
+        is_charged = self.metering.begun or not self.attributor.awaits_holders(
+            attribution, steady, resumes=self.metering.resumes
+        )
         yield None
-        views = self.viewer.views(newest, attribution, self.record.xids, steady)
-        self.activity.add(views, steady, stale_after_seconds(self.sample_interval_seconds))
+        views = self.viewer.views(newest, attribution, self.events.xids, steady)
+        self.activity.add(views, steady, self.sources.stale_after_seconds)
         yield None
-        if not awaits_holders:
+        if is_charged:
             self.metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
         return attribution, views
-
-    def _awaits_holders(self, attribution: Attribution, steady: float) -> bool:
-        """Return whether charging must wait, because the holders are still unknown.
-
-        The time across a restart is not charged before the kubelet has reported the holders after it. If only the API
-        knows the holders, nothing is charged before its answer. Both waits are bounded.
-        """
-        metering, kubelet = self.metering, self.attributor.kubelet
-        if metering.begun or not kubelet:
-            return False
-        if kubelet.latest is None:
-            awaits, patience = metering.resumes, self.attributor.expiry_seconds
-        else:
-            awaits, patience = self.attributor.lacks_metadata(attribution), self.attributor.metadata_wait_seconds
-        if self._waiting_since is None:
-            self._waiting_since = steady
-        return awaits and steady - self._waiting_since <= patience
 
     def after_failed_tick(self, last: Snapshot | None, now: float, steady: float) -> Snapshot:
         """Return the last snapshot with the errors since; one that is too old loses every value and is not ready.
@@ -161,7 +138,7 @@ class Node:
         return Snapshot(
             taken_at_seconds=now,
             taken_steady_seconds=steady,
-            stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
+            stale_after_seconds=self.sources.stale_after_seconds,
             node=self.name,
             simulated=self.metering.simulated,
             not_ready_reasons=("no picture of the node yet",),

@@ -8,11 +8,10 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
@@ -25,13 +24,12 @@ from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
-from exporter.agent.sources import MissingGpus, Sources, sources_of, standby_of, workers_of
+from exporter.agent.sources import MissingGpus, make_sources, sources_of
 from exporter.agent.views import Viewer
-from exporter.attribution.processes import PidResolver, PodNames, own_name, sees_host_processes
+from exporter.attribution.processes import PodLookup, sees_host_processes
+from exporter.attribution.slurm import tenant_source
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
-from exporter.config.options import AttributionSettings
 from exporter.errors import ConfigError, StateError
-from exporter.gpu.worker import Worker
 from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
 from exporter.metrics.collector import ExpositionOptions
 from exporter.metrics.collectors_file import Collectors
@@ -42,85 +40,34 @@ from exporter.web.http_server import HttpServer, bind
 from exporter.web.responses import Body
 from exporter.web.server import Renderer, create_app
 
-if TYPE_CHECKING:
-    from exporter.attribution.host import HostUsers, TenantSource
-    from exporter.attribution.slurm import SlurmJobs
-    from exporter.kube.metadata import Metadata
-
-# Optional sources are imported only when they are configured: the Kubernetes client alone doubles the agent's memory.
-# ruff: noqa: PLC0415
-
-
 STEPS_SECONDS, BETWEEN_STEPS_SECONDS = 0.002, 0.001
 """After steps of a tick that took the first value, the tick pauses for the second, and scrapes are answered."""
 API_ANSWER_SECONDS = 15.0
 """Maximum time for the API's first answers, in addition to the jitter of the start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attributing:
-    """The join, the source of owners, and their tasks that run in parallel to the ticks."""
-
-    attributor: Attributor
-    tenancy: "Metadata | TenantSource | None" = None
-    """Source of owners; ``None``: only names are known, and the namespace is the owner."""
-    tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
-
-
-def attributing_of(config: AgentConfig) -> Attributing:
+def attributor_of(config: AgentConfig) -> Attributor:
     """Create the attribution that the configuration selects."""
     settings = config.attribution
-    if not settings.enabled or settings.workload_manager == "kubernetes":
-        return _kubernetes(config)
-    jobs = _jobs(settings)
-    attributor = Attributor(
-        kubelet=jobs,
-        pids=jobs,
-        names=jobs,
-        expiry_seconds=settings.expiry_seconds,
-        command_of=partial(own_name, str(settings.proc_root)),
-        observe=jobs.observe,
-        source=settings.workload_manager,
-    )
-    return Attributing(attributor=attributor, tenancy=jobs)
-
-
-def _jobs(settings: AttributionSettings) -> "SlurmJobs | HostUsers":
-    if settings.workload_manager == "slurm":
-        from exporter.attribution.slurm import SlurmJobs
-
-        return SlurmJobs(mapping_dir=settings.job_mapping_dir, proc_root=settings.proc_root)
-    from exporter.attribution.host import HostUsers
-
-    return HostUsers(proc_root=settings.proc_root)
-
-
-def _kubernetes(config: AgentConfig) -> Attributing:
-    settings = config.attribution
-    poller: KubeletPoller | None = None
-    if settings.enabled:
+    kubelet = metadata = tenants = None
+    if settings.enabled and settings.workload_manager == "kubernetes":
         client = KubeletClient(
             settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod(), node_name=settings.node_name
         )
-        poller = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=time.time)
-    metadata = _metadata(config) if settings.enabled and config.owners.kube_metadata else None
-    attributor = Attributor(
-        kubelet=poller,
-        pids=PidResolver(settings.proc_root),
-        names=PodNames(settings.pod_log_root),
+        kubelet = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=time.time)
+        if config.owners.kube_metadata:
+            from exporter.kube.metadata import Metadata  # noqa: PLC0415 - saves memory where it is off
+
+            metadata = Metadata(config.metadata_settings(), clock=time.time, random=random.random)
+    elif settings.enabled:
+        tenants = tenant_source(settings.workload_manager, settings.job_mapping_dir, settings.proc_root)
+    return Attributor(
+        kubelet=kubelet or tenants,
+        lookup=tenants or PodLookup(settings.proc_root, settings.pod_log_root),
         expiry_seconds=settings.expiry_seconds,
-        command_of=partial(own_name, str(settings.proc_root)),
         metadata=metadata,
         metadata_wait_seconds=config.owners.kube_start_jitter_seconds + API_ANSWER_SECONDS,
     )
-    tasks = [part.run for part in (poller, metadata) if part is not None]
-    return Attributing(attributor=attributor, tenancy=metadata, tasks=tuple(tasks))
-
-
-def _metadata(config: AgentConfig) -> "Metadata":
-    from exporter.kube.metadata import Metadata
-
-    return Metadata(config.metadata_settings(), clock=time.time, random=random.random)
 
 
 LOG = logging.getLogger("exporter.agent")
@@ -159,18 +106,11 @@ async def run(
     access = WebAccess(partial(web_config.load, serving.web_config)) if serving.web_config else None
     listener = bind(serving.listen.host, serving.listen.port)
     commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
-    workers = workers_of(config, collectors.fields, commands)
-    attributing = attributing_of(config)
-    owners = Owners(tenancy=attributing.tenancy)
-    clock = idle_clock_of(config)
-    metering = metering_of(config, book, owners=owners, clock=clock, simulated=simulated)
-    attributing.attributor.replicas = metering.replicas
+    node = _node(config, collectors, book, commands, simulated=simulated)
     agent = Agent(
-        node=_node(config, workers, attributing, metering, clock, _events(config, collectors)),
+        node=node,
+        tasks=node.attributor.tasks,
         load_prices=load_prices,
-        workers=workers,
-        standby=standby_of(config, collectors.fields, commands, workers),
-        attributing=attributing,
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=serving.release_seconds,
         access=access,
@@ -179,7 +119,7 @@ async def run(
     try:
         return await agent.run(listener)
     finally:
-        metering.close()
+        node.metering.close()
 
 
 def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOptions:
@@ -198,12 +138,6 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
     )
 
 
-def idle_clock_of(config: AgentConfig) -> IdleClock:
-    """Create the clock of holders' ages and idle times."""
-    tolerated = stale_after_seconds(config.sampling.interval_seconds)
-    return IdleClock(threshold_ratio=config.sampling.idle_threshold_ratio, tolerated_gap_seconds=tolerated)
-
-
 def _engine_host(config: AgentConfig) -> str:
     """Return the host of an engine on another machine, for which no pods of this node are shown; otherwise empty."""
     host = config.sampling.dcgm_address.rpartition(":")[0].strip("[]")
@@ -214,31 +148,65 @@ def _engine_host(config: AgentConfig) -> str:
     return host
 
 
-def metering_of(
+def _node(
     config: AgentConfig,
+    collectors: Collectors,
     book: PriceBook,
+    commands: Mapping[str, Sequence[str] | None],
     *,
-    owners: Owners,
-    clock: IdleClock,
     simulated: bool,
+) -> Node:
+    interval = config.sampling.interval_seconds
+    attributor = attributor_of(config)
+    clock = IdleClock(
+        threshold_ratio=config.sampling.idle_threshold_ratio, tolerated_gap_seconds=stale_after_seconds(interval)
+    )
+    metering = _metering(config, book, attributor, clock, simulated=simulated)
+    return Node(
+        name=config.attribution.node_name,
+        sources=make_sources(config, collectors.fields, commands),
+        attributor=attributor,
+        viewer=Viewer(
+            lookup=attributor.lookup,
+            clock=clock,
+            judge=ActivityJudge(nvml_reads=config.sampling.source != "dcgm"),
+            process_list_reliable=sees_host_processes(config.attribution.proc_root),
+            owners=metering.owners,
+        ),
+        sample_interval_seconds=interval,
+        process_clock=time.monotonic,
+        metering=metering,
+        events=EventLog(
+            with_windows=bool(collectors.events),
+            xid_window_seconds=config.exposition.xid_count_window_seconds,
+            clock_events_window_seconds=config.exposition.clock_events_window_seconds,
+        ),
+        record=SourceRecord(bound_driver=(lambda _: None) if simulated else partial(bound_driver, Path("/sys"))),
+    )
+
+
+def _metering(
+    config: AgentConfig, book: PriceBook, attributor: Attributor, clock: IdleClock, *, simulated: bool
 ) -> Metering:
     """Create the metering; if no other agent writes the node's ledger, continue from the last process's state."""
-    node, directory = config.attribution.node_name, config.running.state_dir
+    name, directory = config.attribution.node_name, config.running.state_dir
+    boot_id, owners = _boot_id(), Owners(tenancy=attributor.tenancy)
     metering = Metering(
         meter=Meter(config.sampling.interval_seconds, owners.owner_of),
         owners=owners,
         ledgers=Ledgers(saves=directory is not None, pods=PodTable(linger_seconds=config.exposition.linger_seconds)),
-        prices=NodePrices(node=node, book=book, facts=config.prices.node_facts),
+        prices=NodePrices(node=name, book=book, facts=config.prices.node_facts),
+        replicas=attributor.replicas,
         clock=clock,
         owner_windows=OwnerWindows(
             file=StateFile(directory, FILE_NAME, "every activity window") if directory else None,
-            boot_id=_boot_id(),
+            boot_id=boot_id,
             simulated=simulated,
             pace=_HOUR_SECONDS / config.running.simulate_hour_seconds if simulated else 1.0,
         ),
         file=StateFile(directory) if directory else None,
-        lock=WriterLock(node=node, directory=config.running.lock_dir, state_directory=directory),
-        boot_id=_boot_id(),
+        lock=WriterLock(node=name, directory=config.running.lock_dir, state_directory=directory),
+        boot_id=boot_id,
         loaded_driver=(lambda: None) if simulated else partial(loaded_driver, Path("/sys")),
         simulated=simulated,
         save_interval_seconds=config.running.state_interval_seconds,
@@ -252,48 +220,6 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _events(config: AgentConfig, collectors: Collectors) -> EventLog:
-    return EventLog(
-        with_windows=bool(collectors.events),
-        xid_window_seconds=config.exposition.xid_count_window_seconds,
-        clock_events_window_seconds=config.exposition.clock_events_window_seconds,
-    )
-
-
-def _node(
-    config: AgentConfig,
-    workers: Sequence[Worker],
-    attributing: Attributing,
-    metering: Metering,
-    clock: IdleClock,
-    events: EventLog,
-) -> Node:
-    viewer = Viewer(
-        attributor=attributing.attributor,
-        clock=clock,
-        judge=ActivityJudge(nvml_reads=config.sampling.source != "dcgm"),
-        process_list_reliable=sees_host_processes(config.attribution.proc_root),
-        owners=metering.owners,
-    )
-    named = {worker.status.name: worker for worker in workers}
-    return Node(
-        name=config.attribution.node_name,
-        sources=Sources(
-            nvml=named.get("nvml"),
-            dcgm=named.get("dcgm"),
-            stale_after_seconds=stale_after_seconds(config.sampling.interval_seconds),
-        ),
-        viewer=viewer,
-        sample_interval_seconds=config.sampling.interval_seconds,
-        process_clock=time.monotonic,
-        metering=metering,
-        events=events,
-        record=SourceRecord(
-            bound_driver=(lambda _: None) if metering.simulated else partial(bound_driver, Path("/sys"))
-        ),
-    )
 
 
 def loaded_driver(sys_root: Path) -> int | None:
@@ -348,8 +274,6 @@ class Agent:
     """A running agent: one node, one renderer, one newest snapshot."""
 
     node: Node
-    workers: tuple[Worker, ...]
-    attributing: Attributing
     renderer: Renderer
     release_seconds: float
     load_prices: Callable[[], PriceBook]
@@ -358,8 +282,8 @@ class Agent:
     """Allowed clients; ``None``: every client, by plain HTTP."""
     cost_service_url: str = ""
     missing: MissingGpus = field(default_factory=MissingGpus)
-    standby: Callable[[], None] = lambda: None
-    """Called with each tick; selects what DCGM's child reads."""
+    tasks: Sequence[Callable[[], Awaitable[None]]] = ()
+    """Tasks that run in parallel to the ticks until the agent stops."""
     snapshot: Snapshot | None = None
     _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
@@ -383,7 +307,7 @@ class Agent:
             remark=f", node {self.node.name}",
             shutdown_seconds=SHUTDOWN_SECONDS,
         )
-        parts = (*(worker.run for worker in self.workers), self._ticks, *self.attributing.tasks)
+        parts = (*(worker.run for worker in self.node.sources.workers), self._ticks, *self.tasks)
         await server.serve(stop, parts, self._save_last)
         return 0
 
@@ -397,14 +321,15 @@ class Agent:
 
     def _release(self, seconds: float) -> None:
         """Release the driver in every child that has opened it."""
-        for worker in self.workers:
+        for worker in self.node.sources.workers:
             worker.release(seconds)
 
     async def _ticks(self) -> None:
         """Tick at each interval, and when DCGM begins to profile, so its figures do not wait for the next tick."""
         loop = asyncio.get_running_loop()
         interval = self.node.sample_interval_seconds
-        begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
+        dcgm = self.node.sources.dcgm
+        begun = dcgm.profiling_begun if dcgm else asyncio.Event()
         due = loop.time()
         while True:
             if loop.time() >= due:
@@ -426,7 +351,7 @@ class Agent:
                 elif time.monotonic() - resumed >= STEPS_SECONDS:
                     await asyncio.sleep(BETWEEN_STEPS_SECONDS)
                     resumed = time.monotonic()
-            self.standby()
+            self.node.sources.choose_fields()
             if save := self.node.metering.begin_save(time.time(), time.monotonic()):
                 self._saving = asyncio.ensure_future(self._write(save))
         except Exception:
@@ -437,7 +362,7 @@ class Agent:
 
     def _reopen_for_missing(self, snapshot: Snapshot) -> None:
         """Have the driver reopened if that may recover a GPU that is missing or does not answer."""
-        driver = next((worker for worker in self.workers if worker.status.name == "nvml"), None)
+        driver = self.node.sources.nvml
         expected, well = snapshot.expected_devices, driver.well_gpus if driver else None
         if snapshot.attribution.unseen_instances and well is not None:
             # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.

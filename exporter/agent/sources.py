@@ -3,9 +3,10 @@
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from exporter.accounting.meter import stale_after_seconds
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
 from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, alone, merge, supplement
@@ -17,6 +18,8 @@ LOG = logging.getLogger("exporter.agent")
 FIRST_WAIT_SECONDS = 5.0
 """Time for which DCGM waits for NVML to start, so that GPUs have one identity from the beginning."""
 _KEPT = 600
+_LIBRARY_NOT_FOUND = "library_not_found"
+"""Reason of NVML: its library is not installed on this machine."""
 _OTHER_MACHINE = (
     "its host engine has none of the GPUs that NVML has, so it is on another machine and is not used; give the"
     " --dcgm-address of this node's engine"
@@ -36,6 +39,8 @@ class Sources:
     dcgm: Worker | None = None
     stale_after_seconds: float
     """Maximum age of a usable reading."""
+    dcgm_commands: tuple[Sequence[str], Sequence[str]] | None = None
+    """Commands of DCGM's child: with NVML, and alone; ``None``: its command stays."""
     _memory: MergeMemory = field(default_factory=MergeMemory)
     _unmerged: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """DCGM's readings that are newer than the last merged one, and its newest."""
@@ -45,9 +50,14 @@ class Sources:
     """Instant of the first call of ``take``."""
 
     @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers, NVML first."""
+        return tuple(worker for worker in (self.nvml, self.dcgm) if worker is not None)
+
+    @property
     def statuses(self) -> tuple[SourceStatus, ...]:
         """State of each source, NVML first."""
-        statuses = [source.status for source in (self.nvml, self.dcgm) if source is not None]
+        statuses = [source.status for source in self.workers]
         if self._memory.other_machine and statuses[-1].state is SourceState.UP:
             statuses[-1] = replace(
                 statuses[-1], state=SourceState.FAILED, reason="other_machine", message=_OTHER_MACHINE
@@ -58,10 +68,8 @@ class Sources:
     def errors(self) -> dict[tuple[str, str], int]:
         """Counts since start by source and reason."""
         errors = Counter(self._counted)
-        for source in (self.nvml, self.dcgm):
-            if source is not None:
-                name = source.status.name
-                errors.update({(name, reason): count for reason, count in source.errors.items()})
+        for source in self.workers:
+            errors.update({(source.status.name, reason): count for reason, count in source.errors.items()})
         return dict(errors)
 
     def is_fresh(self, age: float) -> bool:
@@ -92,6 +100,19 @@ class Sources:
         while len(self._unmerged) > 1 and (not answers or self._unmerged[0].instant <= self._memory.at):
             self._unmerged.popleft()
         return tuple(reading for reading in taken if reading is not None)
+
+    def choose_fields(self) -> None:
+        """Have DCGM read all shown fields while NVML's library is not installed, otherwise those that NVML may lack.
+
+        Without the library no other source exists: an engine on another machine, or a container without the NVIDIA
+        runtime. A temporary failure of NVML changes nothing.
+        """
+        if self.nvml and self.dcgm and self.dcgm_commands:
+            beside, alone_command = self.dcgm_commands
+            if self.nvml.status.reason == _LIBRARY_NOT_FOUND:
+                self.dcgm.use(alone_command)
+            elif self.nvml.status.state is SourceState.UP:
+                self.dcgm.use(beside)
 
     def _heard(self, source: Worker | None) -> tuple[Reading, ...]:
         """Return a source's new readings; count their errors and events once."""
@@ -139,60 +160,8 @@ class Sources:
         return reading and replace(reading, xids=self._xids.ready())
 
 
-LIBRARY_NOT_FOUND = "library_not_found"
-"""Reason of NVML: its library is not installed on this machine."""
-
 FIRST_SECONDS = 60.0
 LONGEST_SECONDS = 600.0
-
-
-def workers_of(
-    config: AgentConfig,
-    fields: Iterable[Field],
-    commands: Mapping[str, Sequence[str] | None],
-) -> tuple[Worker, ...]:
-    """Return one worker per configured source, NVML first.
-
-    Args:
-        config: Selects the sources.
-        fields: Fields that the page shows.
-        commands: Command lines of children by source that replace the default ones.
-    """
-    return tuple(
-        Worker(
-            name=name,
-            command=commands.get(name) or _command(config, name, fields),
-            interval_seconds=config.sampling.interval_seconds,
-        )
-        for name in sources_of(config)
-    )
-
-
-def standby_of(
-    config: AgentConfig,
-    fields: Iterable[Field],
-    commands: Mapping[str, Sequence[str] | None],
-    workers: Sequence[Worker],
-) -> Callable[[], None]:
-    """Return what selects the command of DCGM's child by the state of NVML; nothing happens with a single source.
-
-    While NVML's library is not installed, DCGM reads all shown fields, as no other source exists: an engine on another
-    machine, or a container without the NVIDIA runtime. While NVML answers, or fails only temporarily, DCGM reads the
-    fields that NVML may lack. Arguments as for ``workers_of``.
-    """
-    if len(workers) == 1 or commands.get("dcgm"):
-        return lambda: None
-    nvml, dcgm = workers
-    whole = child_command(config.sampling.interval_seconds, alone(fields), config.sampling.dcgm_address)
-    part = _command(config, "dcgm", fields)
-
-    def follow() -> None:
-        if nvml.status.reason == LIBRARY_NOT_FOUND:
-            dcgm.use(whole)
-        elif nvml.status.state is SourceState.UP:
-            dcgm.use(part)
-
-    return follow
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
@@ -209,9 +178,30 @@ def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozen
     return alone(fields) if config.sampling.source == "dcgm" else supplement(fields)
 
 
-def _command(config: AgentConfig, name: str, fields: Iterable[Field]) -> tuple[str, ...]:
-    interval, asked = config.sampling.interval_seconds, fields_of(config, name, fields)
-    return child_command(interval, asked, config.sampling.dcgm_address if name == "dcgm" else "")
+def make_sources(config: AgentConfig, fields: Iterable[Field], commands: Mapping[str, Sequence[str] | None]) -> Sources:
+    """Return the configured sources with their workers, whose children are not started yet.
+
+    Args:
+        config: Selects the sources.
+        fields: Fields that the page shows.
+        commands: Command lines of children by source that replace the default ones.
+    """
+    interval, address = config.sampling.interval_seconds, config.sampling.dcgm_address
+    defaults = {
+        name: child_command(interval, fields_of(config, name, fields), address if name == "dcgm" else "")
+        for name in sources_of(config)
+    }
+    workers = {
+        name: Worker(name=name, command=commands.get(name) or command, interval_seconds=interval)
+        for name, command in defaults.items()
+    }
+    is_chosen = len(workers) > 1 and not commands.get("dcgm")
+    return Sources(
+        nvml=workers.get("nvml"),
+        dcgm=workers.get("dcgm"),
+        stale_after_seconds=stale_after_seconds(interval),
+        dcgm_commands=(defaults["dcgm"], child_command(interval, alone(fields), address)) if is_chosen else None,
+    )
 
 
 class MissingGpus:

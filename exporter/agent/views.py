@@ -1,6 +1,6 @@
 """Computes the shown values of each device from one reading and one attribution."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.accounting.activity import (
@@ -14,16 +14,16 @@ from exporter.accounting.activity import (
     split_activity,
 )
 from exporter.accounting.idle import IdleClock
-from exporter.agent.facts import Attributor, allocation_state, is_doubtful
 from exporter.agent.history import XidRecord
 from exporter.agent.owners import Owners
-from exporter.attribution.inventory import PartOfGpu, instance_parts
-from exporter.attribution.processes import Matched, hides_processes, match
+from exporter.attribution.inventory import WHOLE, instance_parts
+from exporter.attribution.processes import Matched, ProcessLookup, hides_processes, match
 from exporter.model import (
     Activity,
     ActivitySource,
     AllocationState,
     Attribution,
+    DeviceReading,
     DeviceState,
     DeviceView,
     Field,
@@ -122,114 +122,115 @@ def _drop_in_values(
     return drop_in
 
 
-XidRecords = Mapping[str, XidRecord]
 NO_XIDS = XidRecord()
+_DOWN = Judgement(activity=None, reason="device_down")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Viewer:
     """Creates device views; keeps the clocks and the memory of contradictions between ticks."""
 
-    attributor: Attributor
+    lookup: ProcessLookup
+    """Finds the holders of processes."""
     clock: IdleClock
     judge: ActivityJudge = field(default_factory=ActivityJudge)
     process_list_reliable: bool = True
     owners: Owners = field(default_factory=Owners)
     _judged_at: float | None = None
     _judgements: dict[str, Judgement] = field(default_factory=dict)
+    """Activity by UUID of each device that was up in the reading of ``_judged_at``."""
 
-    def views(self, reading: Reading, attribution: Attribution, xids: XidRecords, now: float) -> tuple[DeviceView, ...]:
+    def views(
+        self, reading: Reading, attribution: Attribution, xids: Mapping[str, XidRecord], now: float
+    ) -> tuple[DeviceView, ...]:
         """Return one view per GPU, each followed by its MIG instances; ``now`` is of the monotonic clock."""
-        views = tuple(view for gpu in reading.gpus for view in self._views_of_gpu(gpu, reading, attribution, xids, now))
-        self._judged_at = reading.taken_at_seconds
+        if self._judged_at != reading.taken_at_seconds:
+            self._judged_at, self._judgements = reading.taken_at_seconds, self._judged(reading)
+        views: list[DeviceView] = []
+        for gpu in reading.gpus:
+            shares = {gpu.uuid: WHOLE, **instance_parts(gpu)}
+            for device in gpu.with_instances:
+                record = xids.get(device.uuid, NO_XIDS)
+                views.append(self._view(gpu, device, shares[device.uuid].ratio, attribution, record, now))
         if attribution.known:
             self.clock.forget(use.holder.key for view in views for use in view.pods)
             self.owners.forget(
                 ((holder.namespace, holder.pod) for held in attribution.holders.values() for holder in held), now
             )
-        here = frozenset(view.uuid for view in views)
-        self.judge.forget(here)
-        for uuid in self._judgements.keys() - here:  # MIG instances get new UUIDs with every reconfiguration
-            del self._judgements[uuid]
-        return views
+        return tuple(views)
 
-    def _views_of_gpu(
-        self, gpu: GpuReading, reading: Reading, attribution: Attribution, xids: XidRecords, now: float
-    ) -> Iterator[DeviceView]:
-        new = self._judged_at != reading.taken_at_seconds
-        parts = [(part, self._judge(gpu, part, reading, new=new)) for part in gpu.instances]
-        own = self._judge(gpu, None, reading, new=new)
-        shares: Mapping[str, PartOfGpu] = {}
-        if parts or gpu.lacks_instances:
-            judged = [(part.instance.compute_slices, judgement) for part, judgement in parts]
-            own = partitioned_activity(
-                gpu.gpu, own, judged, idle_below=self.clock.threshold_ratio, lacks_some=gpu.lacks_instances
-            )
-            shares = instance_parts(gpu.gpu, [part.instance for part in gpu.instances])
-        yield self._view(gpu, None, own, attribution, xids, now)
-        for part, judgement in parts:
-            yield self._view(gpu, part, judgement, attribution, xids, now, shares[part.instance.uuid].ratio)
+    def _judged(self, reading: Reading) -> dict[str, Judgement]:
+        """Determine the activity of each device that is up; once per reading."""
+        judged: dict[str, Judgement] = {}
+        for gpu in reading.gpus:
+            if gpu.state is not DeviceState.UP:
+                continue
+            for device in gpu.with_instances:
+                judged[device.uuid] = self._judgement(gpu, device, reading.instant)
+            if gpu.instances or gpu.lacks_instances:
+                judged[gpu.uuid] = partitioned_activity(
+                    gpu.gpu,
+                    judged[gpu.uuid],
+                    [(part.instance.compute_slices, judged[part.uuid]) for part in gpu.instances],
+                    idle_below=self.clock.threshold_ratio,
+                    lacks_some=gpu.lacks_instances,
+                )
+        self.judge.forget(frozenset(device.uuid for gpu in reading.gpus for device in gpu.with_instances))
+        return judged
 
-    def _judge(self, gpu: GpuReading, part: MigReading | None, reading: Reading, *, new: bool) -> Judgement:
-        """Determine the activity of a GPU or one of its instances, once per reading."""
-        if gpu.state is not DeviceState.UP:
-            return Judgement(activity=None, reason="device_down")
-        uuid = part.instance.uuid if part else gpu.gpu.uuid
-        if new or uuid not in self._judgements:
-            listed = _own_processes(gpu, part)
-            sample = Observation(
-                uuid=uuid,
-                at_seconds=reading.instant,
-                values=part.values if part else gpu.values,
-                level=_level(gpu, part),
-                model=gpu.gpu.model,
-                from_dcgm=part.from_dcgm if part else gpu.from_dcgm,
-                process_count=len(listed) if listed is not None and self.process_list_reliable else None,
-                draws=None if listed is None else any(process.graphics for process in listed),
-                parent_values=gpu.values if part else {},
-            )
-            self._judgements[uuid] = self.judge.judge(sample, idle_below=self.clock.threshold_ratio)
-        return self._judgements[uuid]
+    def _judgement(self, gpu: GpuReading, device: DeviceReading, at: float) -> Judgement:
+        processes = _own_processes(gpu, device)
+        sample = Observation(
+            uuid=device.uuid,
+            at_seconds=at,
+            values=device.values,
+            level=_level(gpu, device),
+            model=gpu.gpu.model,
+            from_dcgm=device.from_dcgm,
+            process_count=len(processes) if processes is not None and self.process_list_reliable else None,
+            draws=None if processes is None else any(process.graphics for process in processes),
+            parent_values={} if device is gpu else gpu.values,
+        )
+        return self.judge.judge(sample, idle_below=self.clock.threshold_ratio)
 
     def _view(
         self,
         gpu: GpuReading,
-        part: MigReading | None,
-        judgement: Judgement,
+        device: DeviceReading,
+        share_ratio: float,
         attribution: Attribution,
-        xids: XidRecords,
+        xids: XidRecord,
         now: float,
-        share_ratio: float = 1.0,
     ) -> DeviceView:
-        uuid = part.instance.uuid if part else gpu.gpu.uuid
-        values = part.values if part else gpu.values
-        holders = attribution.holders.get(uuid, ())
-        pods, rest_ratio, foreign = self._use(holders, judgement, values, _own_processes(gpu, part), now)
-        partitioned = part is None and bool(gpu.instances) and not holders
-        allocation = allocation_state(attribution, uuid, gpu)
+        is_up = gpu.state is DeviceState.UP
+        judgement = self._judgements.get(device.uuid, _DOWN) if is_up else _DOWN
+        holders = attribution.holders.get(device.uuid, ())
+        pods, rest_ratio, foreign = self._use(holders, judgement, device.values, _own_processes(gpu, device), now)
+        partitioned = device is gpu and bool(gpu.instances) and not holders
+        allocation = attribution.allocation(device.uuid)
         # If the holders are unknown, any running process may be theirs.
         known = allocation is not AllocationState.UNKNOWN
-        record = xids.get(uuid, NO_XIDS)
+        foreign = foreign if known else None
         return DeviceView(
             gpu=gpu.gpu,
-            instance=part.instance if part else None,
+            instance=device.instance if isinstance(device, MigReading) else None,
             share_ratio=share_ratio,
             state=gpu.state,
             reason=gpu.reason,
-            values=values,
+            values=device.values,
             activity=judgement.activity,
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
             pods=pods,
-            rest_is_free=not is_doubtful(attribution, uuid, gpu),
-            lacks_instances=part is None and gpu.lacks_instances,
+            rest_is_free=not attribution.is_doubtful(device.uuid),
+            lacks_instances=device is gpu and gpu.lacks_instances,
             unattributed_activity_ratio=rest_ratio if known and not partitioned else None,
-            unattributed_memory_bytes=None if foreign is None or not known else _memory(foreign),
-            unattributed_processes=None if foreign is None or not known else sum(not one.ended for one in foreign),
+            unattributed_memory_bytes=None if foreign is None else _memory(foreign),
+            unattributed_processes=None if foreign is None else sum(not one.ended for one in foreign),
             profiling=gpu.profiling,
-            xids=dict(record.counts),
-            xid_last_seen_seconds=dict(record.last_seen_seconds),
-            last_xid=record.last,
+            xids=dict(xids.counts),
+            xid_last_seen_seconds=dict(xids.last_seen_seconds),
+            last_xid=xids.last,
         )
 
     def _use(
@@ -247,11 +248,7 @@ class Viewer:
         """
         matched: Matched | None = None
         if processes is not None and self.process_list_reliable:
-            known = self.attributor
-            hidden = hides_processes(processes, values)
-            matched = match(
-                holders, processes, known.pids.pod_uid, known.names.name_of, known.command_of, hidden=hidden
-            )
+            matched = match(holders, processes, self.lookup, hidden=hides_processes(processes, values))
         sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
         device = judgement.activity
         if device is not None and device.profile is not None and not sole:
@@ -260,7 +257,7 @@ class Viewer:
         memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
         pods: list[PodUse] = []
         for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
-            pod_uid = holder.pod_uid or self.attributor.names.uid_of(holder.namespace, holder.pod)
+            pod_uid = holder.pod_uid or self.lookup.uid_of(holder.namespace, holder.pod)
             standing = self.clock.observe(holder.key, now, _of_its_share(holder, bounds), pod_uid)
             memory = memories.get(holder, 0)
             use = PodUse(
@@ -276,16 +273,14 @@ class Viewer:
         return tuple(pods), split.remainder_ratio, _foreign(matched)
 
 
-def _level(gpu: GpuReading, part: MigReading | None) -> DeviceLevel:
-    if part is not None:
+def _level(gpu: GpuReading, device: DeviceReading) -> DeviceLevel:
+    if device is not gpu:
         return DeviceLevel.INSTANCE
     return DeviceLevel.PARTITIONED_GPU if gpu.gpu.mig_enabled or gpu.instances else DeviceLevel.GPU
 
 
-def _own_processes(gpu: GpuReading, part: MigReading | None) -> tuple[ProcessUse, ...] | None:
-    if part is not None:
-        return part.processes
-    return None if gpu.instances else gpu.processes
+def _own_processes(gpu: GpuReading, device: DeviceReading) -> tuple[ProcessUse, ...] | None:
+    return None if device is gpu and gpu.instances else device.processes
 
 
 def darkened(reading: Reading, reason: str) -> Reading:

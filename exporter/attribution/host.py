@@ -1,18 +1,19 @@
 """Attributes devices outside Kubernetes: users and systemd units by the processes on a device."""
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from exporter.attribution.processes import NO_NAME, NO_POD, Remembered, content, hides_processes
+from exporter.attribution.processes import NO_NAME, NO_POD, ProcessLookup, Remembered, content, hides_processes
 from exporter.model import (
     Allocations,
     ContainerAllocation,
     DeviceIds,
+    DeviceReading,
     DeviceState,
     GpuReading,
     Owner,
@@ -127,8 +128,10 @@ class Tenant:
     facts: PodFacts
 
 
-class TenantSource(ABC):
+class TenantSource(ProcessLookup):
     """Reports holders without a kubelet, in the form of a kubelet's answer, and remembers recent holders.
+
+    A tenant's key takes the place of a pod's UID.
 
     Args:
         resource: Resource name of devices that processes hold.
@@ -136,7 +139,11 @@ class TenantSource(ABC):
         unnamed_problem: Why tenants cannot be identified and how to fix it; shown after the names of their GPUs.
     """
 
+    manager: ClassVar[str]
+    """Workload manager, as the option names it."""
+
     def __init__(self, resource: str, proc_root: Path, *, unnamed_problem: str = "") -> None:
+        super().__init__(proc_root)
         self._resource = resource
         self._unnamed_problem = unnamed_problem
         self._processes = Remembered(proc_root, host_process)
@@ -153,23 +160,32 @@ class TenantSource(ABC):
         """Errors since start by reason."""
 
     @abstractmethod
+    def observe(self, reading: Reading, now: float) -> None:
+        """Process the newest reading.
+
+        Args:
+            reading: The newest reading.
+            now: Unix time.
+        """
+
+    @abstractmethod
     def _tenant_of(self, pid: int) -> Tenant | str | None:
         """Return the tenant of a process: ``NO_POD`` for no tenant, ``UNNAMED``, or ``None`` if it is not visible."""
 
     def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process's tenant; ``NO_POD`` for no tenant, ``None`` if it is not known."""
+        """Return the key of a process's tenant."""
         tenant = self._tenant_of(pid)
         if isinstance(tenant, Tenant):
             return tenant.key
         return None if tenant == UNNAMED else tenant
 
     def name_of(self, uid: str) -> tuple[str, str]:
-        """Return namespace and name of a key; ``NO_NAME`` for an unknown key."""
+        """Return namespace and name of a tenant."""
         tenant = self._by_key.get(uid)
         return (tenant.namespace, tenant.name) if tenant else NO_NAME
 
     def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return the key of a name."""
+        """Return the key of a tenant."""
         tenant = self._by_name.get((namespace, pod))
         return tenant.key if tenant else None
 
@@ -244,18 +260,18 @@ class TenantSource(ABC):
         unlisted: list[str] = []
         unnamed: dict[str, str] = {}
         for gpu in reading.gpus:
-            for uuid, processes in devices_of(gpu):
+            for device in allocatable(gpu):
                 if gpu.state is DeviceState.UP:
-                    found = self._tenants(processes)
+                    found = self._tenants(processes_of(device))
                 else:
-                    before = self._running.get(uuid, {})
+                    before = self._running.get(device.uuid, {})
                     found = {pid: tenant for pid, tenant in before.items() if self._processes.lives(pid)}
                 if found is None:
                     unlisted.append(f"GPU {gpu.gpu.index}")
                     continue
-                running[uuid] = found
+                running[device.uuid] = found
                 if UNNAMED in found.values():
-                    unnamed[uuid] = f"GPU {gpu.gpu.index}"
+                    unnamed[device.uuid] = f"GPU {gpu.gpu.index}"
         if unlisted:
             self.errors["processes_not_told"] += 1
             where = ", ".join(dict.fromkeys(unlisted))
@@ -284,15 +300,15 @@ class TenantSource(ABC):
         return {pid: tenant for pid, tenant in found.items() if isinstance(tenant, Tenant) or tenant == UNNAMED}
 
 
-def devices_of(gpu: GpuReading) -> Iterator[tuple[str, tuple[ProcessUse, ...] | None]]:
-    """Yield UUID and processes of each allocatable device: the GPU itself, or its instances if it is partitioned.
+def processes_of(device: DeviceReading) -> tuple[ProcessUse, ...] | None:
+    """Return the processes of a device; ``None`` where their list is missing or hides some."""
+    listed = device.processes
+    return None if listed is None or hides_processes(listed, device.values) else listed
 
-    The processes are ``None`` where the list hides some.
-    """
-    parts = [(part.instance.uuid, part.processes, part.values) for part in gpu.instances]
-    whole = [] if gpu.gpu.mig_enabled else [(gpu.gpu.uuid, gpu.processes, gpu.values)]
-    for uuid, processes, values in parts or whole:
-        yield uuid, None if processes is None or hides_processes(processes, values) else processes
+
+def allocatable(gpu: GpuReading) -> tuple[DeviceReading, ...]:
+    """Return the allocatable devices of a GPU: a GPU in MIG mode is none itself."""
+    return gpu.instances if gpu.gpu.mig_enabled else gpu.devices
 
 
 NAMESPACE = "host"
@@ -316,16 +332,13 @@ class HostUsers(TenantSource):
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
+    manager = "host"
+
     def __init__(self, *, proc_root: Path) -> None:
         super().__init__(HOST, proc_root)
 
     def observe(self, reading: Reading, now: float) -> None:
-        """Process a reading.
-
-        Args:
-            reading: The newest reading.
-            now: Unix time.
-        """
+        """Read the names of users, and derive the holders."""
         self._is_due(now)
         self._observe_processes(reading, now)
 

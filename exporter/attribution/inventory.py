@@ -1,11 +1,17 @@
 """Finds the devices of a node by any name that an id can contain."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, assert_never
 
-from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile
-from exporter.model import Gpu, MigInstance
+from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey, comparable_profile
+from exporter.model import DeviceState, Gpu, GpuReading, MigInstance
+
+PASSED_THROUGH = "dra_passed_through"
+"""Passed through to a virtual machine: the driver does not see the device, which is no fault."""
+_NOT_HERE = frozenset({"unknown_uuid", "unknown_minor", "unknown_instance"})
+"""Reasons of an id that names another device than those that the driver lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +22,7 @@ class PartOfGpu:
     estimated: bool = False
 
 
-_WHOLE = PartOfGpu(ratio=1.0)
+WHOLE = PartOfGpu(ratio=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +35,26 @@ class Inventory:
     """Part of the GPU by UUID of the instance."""
     by_minor: Mapping[int, str]
     by_index: Mapping[int, str]
+    incomplete: frozenset[str]
+    """GPUs in MIG mode with instances that the driver may not have listed."""
 
     @classmethod
-    def of(cls, gpus: Sequence[Gpu], instances: Sequence[MigInstance]) -> Self:
-        """Index the devices that the driver reports.
-
-        Args:
-            gpus: Physical GPUs; if two have the same minor number, the first one counts.
-            instances: MIG instances; those without their GPU in ``gpus`` are left out.
-        """
-        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    def of(cls, readings: Sequence[GpuReading]) -> Self:
+        """Index the devices that the driver reports; a number counts for the first present GPU with it."""
         parts: dict[str, PartOfGpu] = {}
-        for gpu in by_uuid.values():
-            parts.update(instance_parts(gpu, [inst for inst in instances if inst.parent_uuid == gpu.uuid]))
+        for reading in readings:
+            parts |= instance_parts(reading)
+        # The number of a missing GPU may have passed to another one.
+        by_rank = [reading.gpu for reading in sorted(readings, key=lambda one: one.state is DeviceState.MISSING)]
         return cls(
-            gpus=by_uuid,
-            instances={instance.uuid: instance for instance in instances if instance.parent_uuid in by_uuid},
+            gpus={reading.uuid: reading.gpu for reading in readings},
+            instances={part.uuid: part.instance for reading in readings for part in reading.instances},
             parts=parts,
-            by_minor={gpu.minor: gpu.uuid for gpu in reversed(gpus) if gpu.minor is not None},
-            by_index={gpu.index: gpu.uuid for gpu in reversed(gpus)},
+            by_minor={gpu.minor: gpu.uuid for gpu in reversed(by_rank) if gpu.minor is not None},
+            by_index={gpu.index: gpu.uuid for gpu in reversed(by_rank)},
+            incomplete=frozenset(
+                one.uuid for one in readings if one.gpu.mig_enabled and (one.lacks_instances or not one.instances)
+            ),
         )
 
     def gpu_of(self, uuid: str) -> str:
@@ -55,9 +62,13 @@ class Inventory:
         instance = self.instances.get(uuid)
         return instance.parent_uuid if instance else uuid
 
+    def memory_bytes(self, uuid: str) -> int | None:
+        """Return the memory of a device's physical GPU in bytes; ``None`` if the driver does not report it."""
+        return self.gpus[self.gpu_of(uuid)].memory_total_bytes
+
     def part_of_gpu(self, uuid: str) -> PartOfGpu:
         """Return a device's part of its physical GPU: 1 for a whole one."""
-        return self.parts.get(uuid, _WHOLE)
+        return self.parts.get(uuid, WHOLE)
 
     def resolve(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
         """Find the devices that an id identifies.
@@ -77,7 +88,7 @@ class Inventory:
                 found, reason = self._present(parsed.uuid, self.instances), "unknown_uuid"
             case IdKind.INDEX:
                 found, reason = self._present(self.by_index.get(parsed.index or 0), self.gpus), "unknown_index"
-            case IdKind.LEGACY_MIG | IdKind.MINOR | IdKind.MINOR_PROFILE:
+            case IdKind.MINOR | IdKind.LEGACY_MIG | IdKind.MINOR_PROFILE:
                 found, reason = self._placed(parsed)
             case _:
                 assert_never(parsed.kind)
@@ -99,19 +110,48 @@ class Inventory:
             return self.by_index.get(parsed.index, f"index {parsed.index}")
         return parsed.uuid
 
-    def suspects(self, parsed: ParsedId) -> tuple[str, ...] | None:
-        """Return the physical GPUs that an unresolved id may refer to, whole or in part; ``None``: any GPU."""
-        if parsed.minor is not None and parsed.minor not in self.by_minor:
-            return tuple(gpu.uuid for gpu in self.gpus.values() if gpu.minor is None)
-        if parsed.index is not None:  # indexes are valid for one boot, and the id may be from an earlier one
+    def physical_gpus(self, ids: Iterable[ParsedId]) -> set[str] | None:
+        """Return the physical GPUs behind ids; ``None`` if one of them identifies no GPU."""
+        found: set[str | None] = set()
+        for parsed in ids:
+            found |= self.gpus.keys() if parsed.kind is IdKind.ALL else {self.physical(parsed)}
+        known = {gpu for gpu in found if gpu is not None}
+        return known if len(known) == len(found) else None
+
+    def replicas(self, ids: Iterable[tuple[str, ParsedId]]) -> Iterator[tuple[ReplicaKey, int]]:
+        """Yield the replicas among ids with their resources, also of devices that the driver does not see (yet)."""
+        for resource, parsed in ids:
+            if parsed.replica is not None:
+                named = (parsed.uuid,) if parsed.uuid and parsed.kind in {IdKind.GPU, IdKind.MIG} else ()
+                for uuid in self.resolve(parsed)[0] or named:
+                    yield (uuid, resource), parsed.replica
+
+    def suspects(self, parsed: ParsedId, reason: str) -> tuple[str, ...] | None:
+        """Return the devices that an unresolved id may be, whole or in part; ``None``: any device.
+
+        An id that names another device is none of the listed ones, but it may be an instance that is not listed.
+        """
+        gpu = self.physical(parsed)
+        gpus: Iterable[str]
+        if reason == PASSED_THROUGH:
+            return ()
+        if reason in _NOT_HERE:
+            gpus = self.incomplete if parsed.kind is IdKind.MIG else self.incomplete.intersection([gpu])
+        elif parsed.minor is not None and parsed.minor not in self.by_minor:
+            gpus = [one.uuid for one in self.gpus.values() if one.minor is None]
+        elif gpu is None or parsed.index is not None:  # an index of an earlier boot is another GPU's
+            return None
+        else:
+            gpus = [gpu]
+        return (*gpus, *(uuid for uuid, instance in self.instances.items() if instance.parent_uuid in gpus))
+
+    def profile(self, parsed: ParsedId) -> tuple[str | None, str] | None:
+        """Return GPU and profile of an id that identifies its instance by these alone."""
+        if parsed.profile is None:
             return None
         gpu = self.physical(parsed)
-        return None if gpu is None else (gpu,)
-
-    def knows_places(self, parsed: ParsedId) -> bool:
-        """Return whether profile and placement identify an instance unambiguously."""
-        instances = self._instances_of(self.physical(parsed))
-        return parsed.placement_start is not None and all(inst.placement_start is not None for inst in instances)
+        starts = [parsed.placement_start, *(one.placement_start for one in self._instances_of(gpu))]
+        return (gpu, parsed.profile) if None in starts else None
 
     def _instances_of(self, gpu: str | None) -> list[MigInstance]:
         return [instance for instance in self.instances.values() if instance.parent_uuid == gpu]
@@ -133,23 +173,16 @@ class Inventory:
         return (tuple(found) if len(found) == 1 else ()), reason
 
 
-def instance_parts(gpu: Gpu, instances: Sequence[MigInstance]) -> dict[str, PartOfGpu]:
-    """Return each MIG instance's part of its GPU.
+def instance_parts(reading: GpuReading) -> dict[str, PartOfGpu]:
+    """Return each MIG instance's part of its GPU, by UUID of the instance.
 
     The part is the larger of its compute slices and its memory slices, as parts of the GPU. Compute instances of one
     GPU instance share its memory, so it is divided among them by compute. Where the parts sum to more than the GPU
     (3g + 4g is 15/14), they are divided by their sum. Where slices are unknown, all parts are equal and estimated.
-
-    Args:
-        gpu: The parent.
-        instances: All instances of the parent.
-
-    Returns:
-        Part by UUID of the instance.
     """
-    compute_within: dict[int, int] = {}
+    gpu, instances = reading.gpu, [part.instance for part in reading.instances]
+    compute_within: Counter[int] = Counter()
     for instance in instances:
-        compute_within.setdefault(instance.gpu_instance_id, 0)
         compute_within[instance.gpu_instance_id] += instance.compute_slices
     raw: dict[str, float] = {}
     for instance in instances:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from exporter.model import PodMetadata
 
+PodName = tuple[str, str]
+"""Namespace and name."""
 DEFAULT_RESERVATION_NAMESPACES = ("kai-resource-reservation", "runai-reservation")
 
 
@@ -42,11 +44,11 @@ class AllocatedDevice:
 class Evidence:
     """All data of the API that the join reads."""
 
-    pods: Mapping[tuple[str, str], PodMetadata] | None = None
+    pods: Mapping[PodName, PodMetadata] | None = None
     """Pods of this node that have not finished, by (namespace, name); ``None`` while they are not known."""
     is_followed: bool = True
     """Whether ``pods`` is up to date; if not, a pod that the kubelet lists may be missing."""
-    ended: frozenset[tuple[str, str]] = frozenset()
+    ended: frozenset[PodName] = frozenset()
     """Pods that have finished or left the API, though a kubelet up to 1.33 may still list them."""
     claims: Mapping[str, tuple[AllocatedDevice, ...]] = field(default_factory=dict)
     """Results of allocated claims by the claim's UID."""
@@ -56,10 +58,18 @@ class Evidence:
     """Whether a claim that is in neither of the two will still be read."""
     devices: Mapping[tuple[str, str], SliceDevice] | None = None
     """Devices by (pool, device), of the newest complete generation of each pool; ``None`` without a known slice."""
-    own_pod: tuple[str, str] | None = None
+    own_pod: PodName | None = None
     """(namespace, name) of this agent's pod, which can access all devices and holds none."""
     reservation_namespaces: tuple[str, ...] = DEFAULT_RESERVATION_NAMESPACES
     """Namespaces of the pods with which KAI and Run:ai hold a GPU for the pods that have fractions of it."""
+
+    def pod(self, namespace: str, name: str) -> PodMetadata | None:
+        """Return a pod of this node; ``None`` if it is not known."""
+        return self.pods.get((namespace, name)) if self.pods is not None else None
+
+    def holds_nothing(self, name: PodName) -> bool:
+        """Return whether a pod that the kubelet lists holds no device: it has ended, or it is this agent's."""
+        return name in self.ended or name == self.own_pod
 
 
 NO_EVIDENCE = Evidence()
@@ -68,8 +78,6 @@ NO_EVIDENCE = Evidence()
 
 DEPARTED_SECONDS = 600.0
 DEPARTED_LIMIT = 1024
-
-PodName = tuple[str, str]
 
 
 class Endings:

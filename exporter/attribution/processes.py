@@ -6,10 +6,11 @@ looked up". The first makes a process unattributed, the second leaves its holder
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from exporter.model import Attribution, Field, Holder, ProcessUse, Reading, Unresolved
 
@@ -17,33 +18,24 @@ from exporter.model import Attribution, Field, Holder, ProcessUse, Reading, Unre
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|[/:]|$)", re.ASCII
 )
-_CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
 
 
-def pod_of(text: str) -> tuple[str, str | None] | None:
-    r"""Find the pod of a process, and its container if the cgroup path names it.
+def pod_of(text: str) -> str | None:
+    r"""Find the pod of a process.
 
-    The last pod of a path counts: a kubelet within a container has an outer one before it. Of the containers after
-    it, the first one counts: a container may create its own cgroups. On cgroup v1, any matching line is enough.
+    The last pod of a path counts: a kubelet within a container has an outer one before it. On cgroup v1, any matching
+    line is enough.
 
     Args:
         text: Full text of the cgroup file; systemd's escape ``\x2d`` is understood.
 
     Returns:
-        Pod UID (with dashes; 32 digits without dashes for a static pod) and container id or ``None``. ``None`` for a
-        process outside every pod, or with a path that does not name its pod.
+        Pod UID (with dashes; 32 digits without dashes for a static pod). ``None`` for a process outside every pod, or
+        with a path that does not name its pod.
     """
-    pod_only: tuple[str, None] | None = None
-    for line in text.splitlines():
-        path = line.split(":", 2)[-1].replace(r"\x2d", "-")
-        pods = list(_POD.finditer(path))
-        if not pods:
-            continue
-        uid = pods[-1][1].replace("_", "-")
-        if container := _CONTAINER.search(path, pods[-1].end()):
-            return uid, container[1]
-        pod_only = pod_only or (uid, None)
-    return pod_only
+    paths = (line.split(":", 2)[-1].replace(r"\x2d", "-") for line in text.splitlines())
+    pods = next(filter(None, map(_POD.findall, paths)), None)
+    return pods[-1].replace("_", "-") if pods else None
 
 
 Found = TypeVar("Found")
@@ -85,11 +77,6 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
         return "", None
     words = after.split()
     return before.partition("(")[2], words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
-
-
-def own_name(proc_root: str, pid: int) -> str:
-    """Read a process's own name, at most 15 characters; empty if the process is not visible."""
-    return name_and_start(f"{proc_root}/{pid}")[0]
 
 
 def sees_host_processes(proc_root: Path) -> bool:
@@ -165,8 +152,10 @@ MPS_SERVER = "nvidia-cuda-mps"
 """Start of its name, as long as the kernel keeps it."""
 UNLISTED_USE = "unlisted_use"
 """Reason of a device without a holder in the kubelet's list, used by a process in a pod's cgroup."""
+PodName = tuple[str, str]
+"""Namespace and name."""
 NO_POD = ""
-NO_NAME = ("", "")
+NO_NAME: PodName = ("", "")
 
 
 HIDDEN_PROCESSES_MEMORY_MIB = 300
@@ -213,16 +202,17 @@ def hides_processes(processes: Sequence[ProcessUse], values: Mapping[Field, int 
     return not running and values.get(Field.FB_USED, 0) > HIDDEN_PROCESSES_MEMORY_MIB
 
 
-class PidResolver:
-    """Finds the pod UIDs of host processes.
+class ProcessLookup(ABC):
+    """Finds the holder of a process: a pod, or a job or user in its place.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
     def __init__(self, proc_root: Path) -> None:
-        self._uids = Remembered(proc_root, _pod_uid)
+        self._proc_root = str(proc_root)
 
+    @abstractmethod
     def pod_uid(self, pid: int) -> str | None:
         """Look up the pod of a process.
 
@@ -233,34 +223,45 @@ class PidResolver:
             The pod's UID, ``NO_POD`` for a process outside every pod, ``None`` if it is not visible (another PID
             namespace, or it ended before its first lookup). An ended process keeps the pod that was found before.
         """
-        uid = self._uids.look(pid)
-        if uid == NO_POD:
-            self._uids.forget(pid)  # a runtime may still move it into its pod's cgroup
-        return uid
+
+    @abstractmethod
+    def name_of(self, uid: str) -> PodName | None:
+        """Return namespace and name of a pod; ``NO_NAME`` if there is no such pod, ``None`` if it is not known."""
+
+    @abstractmethod
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Return a pod's UID; ``None`` if it is not known."""
+
+    def command_of(self, pid: int) -> str:
+        """Read a process's own name, at most 15 characters; empty if the process is not visible."""
+        return name_and_start(f"{self._proc_root}/{pid}")[0]
 
 
-def _pod_uid(directory: str, _name: str) -> str:
-    pod = pod_of(content(f"{directory}/cgroup"))
-    return pod[0] if pod else NO_POD
-
-
-class PodNames:
-    """Names and UIDs of this node's pods, from the kubelet's log directories; no API needed.
-
-    Their names are ``<namespace>_<pod>_<uid>``.
+class PodLookup(ProcessLookup):
+    """Finds the pods of processes by their cgroups, and their names by the kubelet's log directories; no API needed.
 
     Args:
-        pod_log_root: ``/var/log/pods`` of the host, or where it is mounted.
+        proc_root: The host's ``/proc``, or where it is mounted.
+        pod_log_root: ``/var/log/pods`` of the host, or where it is mounted; with ``<namespace>_<pod>_<uid>``.
     """
 
-    def __init__(self, pod_log_root: Path) -> None:
-        self._root = pod_log_root
+    def __init__(self, proc_root: Path, pod_log_root: Path) -> None:
+        super().__init__(proc_root)
+        self._pods = Remembered(proc_root, _pod_uid)
+        self._log_root = pod_log_root
         self._changed_ns: int | None = None
-        self._names: dict[str, tuple[str, str]] = {}
-        self._uids: dict[tuple[str, str], list[str]] = {}
+        self._names: dict[str, PodName] = {}
+        self._uids: dict[PodName, list[str]] = {}
         self._missed: set[str] = set()
 
-    def name_of(self, uid: str) -> tuple[str, str] | None:
+    def pod_uid(self, pid: int) -> str | None:
+        """Look up the pod of a process."""
+        uid = self._pods.look(pid)
+        if uid == NO_POD:
+            self._pods.forget(pid)  # a runtime may still move it into its pod's cgroup
+        return uid
+
+    def name_of(self, uid: str) -> PodName | None:
         """Look up a pod's name.
 
         Args:
@@ -270,14 +271,7 @@ class PodNames:
             Namespace and pod name; ``NO_NAME`` where the directory is readable and has no such pod; ``None`` where it
             cannot be read, or where two pods with one name exist and only one of them can be alive.
         """
-        try:
-            changed_ns = self._follow()
-            if uid not in self._names and uid not in self._missed:
-                # Once more for each new uid: a directory created right after the scan can leave the mtime unchanged.
-                self._read(changed_ns)
-                self._missed.add(uid)
-        except OSError:
-            self._changed_ns = None
+        if not self._follow(uid):
             return None
         name = self._names.get(uid, NO_NAME)
         return name if name == NO_NAME or len(self._uids[name]) == 1 else None
@@ -288,39 +282,39 @@ class PodNames:
         Returns:
             The UID; ``None`` where there is no directory of that name, or several.
         """
-        try:
-            self._follow()
-        except OSError:
-            self._changed_ns = None
-            return None
-        uids = self._uids.get((namespace, pod), [])
+        uids = self._uids.get((namespace, pod), []) if self._follow() else []
         return uids[0] if len(uids) == 1 else None
 
-    def _follow(self) -> int:
-        """Read the directory again if it has changed; return the time of the change."""
-        changed_ns = self._root.stat().st_mtime_ns
-        if changed_ns != self._changed_ns:
-            self._missed.clear()
-            self._read(changed_ns)
-        return changed_ns
+    def _follow(self, uid: str = "") -> bool:
+        """Read the log directory if it has changed, or for a new unknown UID; return whether it can be read."""
+        try:
+            changed_ns = self._log_root.stat().st_mtime_ns
+            if changed_ns != self._changed_ns:
+                self._missed.clear()
+                self._read()
+            if uid and uid not in self._names and uid not in self._missed:
+                self._read()  # a directory created right after the last scan can leave the time of change as it is
+                self._missed.add(uid)
+        except OSError:
+            self._changed_ns = None
+            return False
+        self._changed_ns = changed_ns
+        return True
 
-    def _read(self, changed_ns: int) -> None:
-        names = [match for path in self._root.iterdir() if (match := _POD_LOG.fullmatch(path.name))]
+    def _read(self) -> None:
+        names = [match for path in self._log_root.iterdir() if (match := _POD_LOG.fullmatch(path.name))]
         self._names = {match["uid"]: (match["namespace"], match["pod"]) for match in names}
         self._uids = {}
         for uid, name in self._names.items():
             self._uids.setdefault(name, []).append(uid)
-        self._changed_ns = changed_ns
+
+
+def _pod_uid(directory: str, _name: str) -> str:
+    return pod_of(content(f"{directory}/cgroup")) or NO_POD
 
 
 def match(
-    holders: Sequence[Holder],
-    processes: Sequence[ProcessUse],
-    uid_of: Callable[[int], str | None],
-    name_of: Callable[[str], tuple[str, str] | None],
-    command_of: Callable[[int], str] = lambda _pid: "",
-    *,
-    hidden: bool = False,
+    holders: Sequence[Holder], processes: Sequence[ProcessUse], lookup: ProcessLookup, *, hidden: bool = False
 ) -> Matched:
     """Divide the processes of one device among its holders.
 
@@ -330,27 +324,24 @@ def match(
     Args:
         holders: Holders of the device.
         processes: Processes that the driver lists on the device.
-        uid_of: Pod UID of a process, as ``PidResolver.pod_uid``.
-        name_of: Pod name of a UID, as ``PodNames.name_of``.
-        command_of: A process's own name, empty if it is not visible.
+        lookup: Finds pods by process and by UID.
         hidden: As ``hides_processes`` returns it.
 
     Returns:
         The processes by holder. An ended process of a pod that no longer holds the device is left out: with it, the
         next pod on the device would look idle until the next samples.
     """
-    uids = [uid_of(process.pid) for process in processes]
+    uids = [lookup.pod_uid(process.pid) for process in processes]
     blind = all(uid is None for uid in uids)
     by_pod: dict[str | None, list[ProcessUse]] = {}
     for process, uid in zip(processes, uids, strict=True):
         # A busy process that has ended may be of any holder: short processes of a launcher, for example.
         of_nobody = uid is None and not blind and not process.busiest_ratio
         by_pod.setdefault(NO_POD if of_nobody else uid, []).append(process)
-    pods = _Pods.of(holders, name_of)
     buckets: list[Bucket] = []
     unattributed: list[ProcessUse] = []
     for uid, found in by_pod.items():
-        owners, known = pods.holders_of(uid)
+        owners, known = _holders_of(uid, holders, lookup)
         if owners:
             buckets.append(Bucket(holders=owners, processes=tuple(found), known=known))
         else:
@@ -358,19 +349,29 @@ def match(
     if unattributed:
         buckets.append(Bucket(holders=(), processes=tuple(unattributed)))
     # Before Volta, the driver lists only the busy MPS server, which has no holder.
-    servers = (one for one in unattributed if one.busiest_ratio and command_of(one.pid) == MPS_SERVER)
+    servers = (one for one in unattributed if one.busiest_ratio and lookup.command_of(one.pid) == MPS_SERVER)
     by_mps = any(process.mps for process in processes) or any(servers)
     return Matched(buckets=tuple(buckets), hidden=hidden, by_mps=by_mps)
 
 
-def with_unlisted_uses(
-    attribution: Attribution,
-    reading: Reading,
-    *,
-    pod_uid: Callable[[int], str | None],
-    name_of: Callable[[str], tuple[str, str] | None],
-    command_of: Callable[[int], str],
-) -> Attribution:
+def _holders_of(uid: str | None, holders: Sequence[Holder], lookup: ProcessLookup) -> tuple[tuple[Holder, ...], bool]:
+    """Return the possible holders of a pod's processes, and whether the pod is known."""
+    if uid is None:
+        return tuple(holders), False
+    if uid == NO_POD:
+        return (), True
+    by_uid = tuple(holder for holder in holders if holder.pod_uid == uid)
+    # A holder with another UID does not match by name: the pod may be new under that name.
+    nameless = () if by_uid else tuple(holder for holder in holders if holder.pod_uid is None)
+    if not nameless:
+        return by_uid, True
+    name = lookup.name_of(uid)
+    if name is None:
+        return nameless, False
+    return tuple(holder for holder in nameless if (holder.namespace, holder.pod) == name), True
+
+
+def with_unlisted_uses(attribution: Attribution, reading: Reading, lookup: ProcessLookup) -> Attribution:
     """Return an attribution with the pods that use a device without a holder in the kubelet's list, as unresolved.
 
     The kubelet does not list ordinary init containers, but their devices stay allocated until their pod ends.
@@ -378,67 +379,33 @@ def with_unlisted_uses(
     Args:
         attribution: The holders of every device that the kubelet lists.
         reading: The processes of every device.
-        pod_uid: From a process id to the UID of its pod.
-        name_of: From a pod UID to namespace and name.
-        command_of: From a process id to its own name.
+        lookup: Finds the pods of processes.
     """
-
-    def pods_among(processes: Sequence[ProcessUse]) -> Iterator[str]:
-        for process in processes:
-            uid = None if process.ended else pod_uid(process.pid)
-            if uid and command_of(process.pid) != MPS_SERVER:  # the server works for others and holds nothing
-                yield uid
-
-    found: list[Unresolved] = []
-    for gpu in reading.gpus:
-        whole = () if gpu.instances else ((gpu.gpu.uuid, gpu.processes),)
-        parts = ((part.instance.uuid, part.processes) for part in gpu.instances)
-        for uuid, processes in (*whole, *parts):
-            if not processes or attribution.holders.keys() & {uuid, gpu.gpu.uuid}:
-                continue
-            for uid in dict.fromkeys(pods_among(processes)):
-                namespace, pod = name_of(uid) or ("", "")
-                found.append(
-                    Unresolved(
-                        namespace=namespace,
-                        pod=pod,
-                        container="",
-                        resource="",
-                        device_id=uuid,
-                        reason=UNLISTED_USE,
-                        gpu_uuids=(gpu.gpu.uuid,),
-                    )
-                )
-    return replace(attribution, unresolved=(*attribution.unresolved, *found)) if found else attribution
+    unlisted = [
+        _unlisted(device.uuid, uid, lookup)
+        for gpu in reading.gpus
+        for device in gpu.devices
+        if device.processes and not attribution.holders.keys() & {device.uuid, gpu.uuid}
+        for uid in _pods_among(device.processes, lookup)
+    ]
+    return replace(attribution, unresolved=(*attribution.unresolved, *unlisted)) if unlisted else attribution
 
 
-@dataclass(frozen=True, slots=True)
-class _Pods:
-    """Holders of one device by pod."""
+def _pods_among(processes: Sequence[ProcessUse], lookup: ProcessLookup) -> dict[str, None]:
+    """Return the UIDs of the pods with a running process, each once."""
+    uids = {process.pid: lookup.pod_uid(process.pid) for process in processes if not process.ended}
+    # The server of MPS works for others and holds nothing.
+    return {uid: None for pid, uid in uids.items() if uid and lookup.command_of(pid) != MPS_SERVER}
 
-    everybody: tuple[Holder, ...]
-    by_uid: Mapping[str, tuple[Holder, ...]]
-    by_name_only: tuple[Holder, ...]
-    """Holders without a known UID. A pod with another UID does not match by name: it may be new under that name."""
-    name_of: Callable[[str], tuple[str, str] | None]
 
-    @classmethod
-    def of(cls, holders: Sequence[Holder], name_of: Callable[[str], tuple[str, str] | None]) -> Self:
-        """Sort the holders of a device."""
-        by_uid: dict[str | None, tuple[Holder, ...]] = {}
-        for holder in holders:
-            by_uid[holder.pod_uid] = (*by_uid.get(holder.pod_uid, ()), holder)
-        by_name_only = by_uid.pop(None, ())
-        return cls(tuple(holders), {uid: of_pod for uid, of_pod in by_uid.items() if uid}, by_name_only, name_of)
-
-    def holders_of(self, uid: str | None) -> tuple[tuple[Holder, ...], bool]:
-        """Return the possible holders of a pod's processes, and whether the pod is known."""
-        if uid is None:
-            return self.everybody, False
-        by_uid = self.by_uid.get(uid, ())
-        if by_uid or not uid or not self.by_name_only:
-            return by_uid, True
-        name = self.name_of(uid)
-        if name is None:
-            return self.by_name_only, False
-        return tuple(holder for holder in self.by_name_only if (holder.namespace, holder.pod) == name), True
+def _unlisted(device: str, uid: str, lookup: ProcessLookup) -> Unresolved:
+    namespace, pod = lookup.name_of(uid) or NO_NAME
+    return Unresolved(
+        namespace=namespace,
+        pod=pod,
+        container="",
+        resource="",
+        device_id=device,
+        reason=UNLISTED_USE,
+        devices=(device,),
+    )

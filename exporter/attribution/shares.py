@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey
+from exporter.attribution.inventory import Inventory
 from exporter.model import Holder, ShareMode
 
 DRA = "dra"
@@ -11,8 +13,8 @@ DRA = "dra"
 
 WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
 
-Replica = tuple[str, str, int]
-"""Device UUID, resource, number of the replica."""
+Replica = tuple[ReplicaKey, int]
+"""Device UUID and resource, number of the replica."""
 
 ANNOTATION = "annotation"
 """Source of a holder that only its pod's annotations name."""
@@ -28,14 +30,12 @@ class Declared:
     """The part of a device that a pod requested and received."""
 
     memory_bytes: int = 0
-    """Memory in bytes; 0 is unlimited, as is a ratio of 0."""
-    of_bytes: int | None = None
-    """The whole in bytes that ``memory_bytes`` is a part of; ``None`` is the GPU's memory."""
+    """Part of the GPU's memory in bytes; 0 is unlimited, as is a ratio of 0."""
     ratio: float = 0.0
 
     def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
         """Return whether only memory was declared and the GPU's memory size is not known."""
-        return self.memory_bytes > 0 and self.ratio <= 0 and not (self.of_bytes or device_bytes)
+        return self.memory_bytes > 0 and self.ratio <= 0 and not device_bytes
 
     def part(self, device_bytes: int | None) -> tuple[float, bool]:
         """Return the part of the device, 0..1, and whether it is estimated.
@@ -43,11 +43,10 @@ class Declared:
         Args:
             device_bytes: Memory of the GPU in bytes, ``None`` if the driver does not report it.
         """
-        whole = self.of_bytes or device_bytes
-        part = max(self.memory_bytes / whole if whole else 0.0, self.ratio)
+        part = max(self.memory_bytes / device_bytes if device_bytes else 0.0, self.ratio)
         if part <= 0:  # no limit, or an unknown whole
             return 1.0, True
-        return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not whole)
+        return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not device_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +106,7 @@ def replica_counts(
     of a resource alike. An old kubelet advertises none: there the held replica numbers give a lower bound.
 
     Args:
-        advertised: (device UUID, resource, replica number) of ``GetAllocatableResources``; ``None`` for a kubelet
-            without that call.
+        advertised: Replicas of ``GetAllocatableResources``; ``None`` for a kubelet without that call.
         held: The same for the replicas that containers hold.
         remembered: Counts advertised before, by (device UUID, resource).
     """
@@ -133,97 +131,95 @@ def replica_counts(
 
 def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
     numbers: dict[ReplicaKey, set[int]] = {}
-    for uuid, resource, number in replicas:
-        numbers.setdefault((uuid, resource), set()).add(number)
+    for key, number in replicas:
+        numbers.setdefault(key, set()).add(number)
     return numbers
 
 
-_DeclaredParts = Mapping[Entry, tuple[float, bool]]
-"""Declared part of the device, and whether it is estimated."""
+class _Part(NamedTuple):
+    """One entry's part of its device."""
+
+    ratio: float | None
+    """0..1; ``None`` is a part of the rest that no entry declares."""
+    is_certain: bool
+    is_shared: bool
+    """Whether others may hold the rest."""
 
 
-def divide(
-    uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, *, device_bytes: int | None, is_instance: bool
-) -> tuple[Holder, ...]:
+def divide(uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, inventory: Inventory) -> list[Holder]:
     """Divide one device among the containers that hold it.
 
     Args:
         uuid: The device.
         entries: All entries that resolve to the device.
         counts: Result of ``replica_counts``, with a number for each replica among ``entries``.
-        device_bytes: Memory of the GPU in bytes, ``None`` if the driver does not report it.
-        is_instance: Whether the device is a MIG instance.
+        inventory: The devices of the node.
 
     Returns:
-        One holder per container, even if it holds the device by several resources, as if the device were a whole GPU;
-        the ratios sum to at most 1.
+        One holder per container, even if it holds the device by several resources; the ratios sum to at most 1.
     """
-    grouped: dict[HolderName, list[Entry]] = {}
+    device = inventory.part_of_gpu(uuid)
+    grouped: dict[HolderName, list[tuple[Entry, _Part]]] = {}
     for entry in entries:
-        grouped.setdefault(entry.holder, []).append(entry)
-    declared = {entry: entry.declared.part(device_bytes) for entry in entries if entry.declared}
-    weights = _weights(uuid, grouped, counts, declared)
+        part = _part(uuid, entry, counts, inventory.memory_bytes(uuid))
+        grouped.setdefault(entry.holder, []).append((entry, part))
+    weights = _weights(grouped)
     excess = max(sum(weights.values()), 1.0)
-    fitted = excess > WHOLE_WITHIN_ROUNDING
+    fitted = device.estimated or excess > WHOLE_WITHIN_ROUNDING
+    whole = ShareMode.MIG if uuid in inventory.instances else ShareMode.EXCLUSIVE
     holders = []
-    for (namespace, pod, container), group in grouped.items():
-        ratio = weights[namespace, pod, container] / excess
+    for name, group in grouped.items():
+        namespace, pod, container = name
+        first, ratio = group[0][0], weights[name] / excess
         # A replica of an instance is both an instance and shared; shared takes precedence.
-        shared = len(grouped) > 1 or any(_is_share(entry, declared) for entry in group)
-        mode = ShareMode.SHARED if shared else ShareMode.MIG if is_instance else ShareMode.EXCLUSIVE
+        shared = len(grouped) > 1 or any(part.is_shared for _, part in group)
         holder = Holder(
             namespace=namespace,
             pod=pod,
             container=container,
             device_uuid=uuid,
-            mode=mode,
-            resource=group[0].resource,
-            source=group[0].source,
-            share_ratio=ratio,
+            mode=ShareMode.SHARED if shared else whole,
+            resource=first.resource,
+            source=first.source,
+            share_ratio=device.ratio * ratio,
             device_share_ratio=ratio,
-            share_estimated=fitted or not all(_is_certain(uuid, entry, counts, declared) for entry in group),
-            replicas=len({(one.resource, one.parsed.replica, one.claim, one.share_id) for one in group}),
+            share_estimated=fitted or not all(part.is_certain for _, part in group),
+            replicas=len({(one.resource, one.parsed.replica, one.claim, one.share_id) for one, _ in group}),
         )
         holders.append(holder)
-    return tuple(holders)
+    return holders
 
 
-def _weights(
-    uuid: str, grouped: Mapping[HolderName, Sequence[Entry]], counts: ReplicaCounts, declared: _DeclaredParts
-) -> dict[HolderName, float]:
+def _part(uuid: str, entry: Entry, counts: ReplicaCounts, device_bytes: int | None) -> _Part:
+    if entry.declared:
+        ratio, estimated = entry.declared.part(device_bytes)
+        return _Part(ratio, is_certain=not estimated, is_shared=ratio * WHOLE_WITHIN_ROUNDING < 1)
+    if entry.share_id is not None:  # the kubelet's answer does not contain a share's part of the device's capacity
+        return _Part(None, is_certain=False, is_shared=True)
+    number = counts.of(uuid, entry.resource)
+    if entry.parsed.replica is None or not number:
+        return _Part(1.0, is_certain=True, is_shared=False)
+    return _Part(1 / number, is_certain=(uuid, entry.resource) in counts.known, is_shared=True)
+
+
+def _weights(grouped: Mapping[HolderName, Sequence[tuple[Entry, _Part]]]) -> dict[HolderName, float]:
     """Return each holder's part before it is fitted into the device; holders without a declared part share the rest."""
     users: dict[tuple[str, str | None], set[HolderName]] = {}
     for holder, group in grouped.items():
-        for entry in group:
-            if entry.claim:
-                users.setdefault((entry.claim, entry.share_id), set()).add(holder)
+        for entry, _ in group:
+            users.setdefault((entry.claim, entry.share_id), set()).add(holder)
     weights: dict[HolderName, float] = {}
     open_shares: dict[HolderName, float] = {}
     for holder, group in grouped.items():
-        replicas = {(entry.resource, entry.parsed.replica) for entry in group if entry.is_replica}
-        weights[holder] = sum(1 / number for name, _ in replicas if (number := counts.of(uuid, name)))
-        for entry in group:
-            sharers = len(users.get((entry.claim, entry.share_id), ())) or 1
-            if entry.declared or (entry.parsed.replica is None and entry.share_id is None):
-                weights[holder] += (declared[entry][0] if entry.declared else 1.0) / sharers
-            elif entry.parsed.replica is None:
+        weights[holder] = 0.0
+        for entry, part in group:
+            sharers = len(users[entry.claim, entry.share_id]) if entry.claim else 1
+            if part.ratio is None:
                 open_shares[holder] = open_shares.get(holder, 0.0) + 1 / sharers
+            else:
+                weights[holder] += part.ratio / sharers
         weights[holder] = min(weights[holder], 1.0)
     left = max(1 - sum(weights.values()), 0.0) or 1.0
     for holder, share in open_shares.items():
         weights[holder] += share * left / sum(open_shares.values())
     return weights
-
-
-def _is_certain(uuid: str, entry: Entry, counts: ReplicaCounts, declared: _DeclaredParts) -> bool:
-    if entry.declared:
-        return not declared[entry][1]
-    if entry.share_id is not None:
-        return False  # the kubelet's answer does not contain a share's part of the device's capacity
-    return entry.parsed.replica is None or (uuid, entry.resource) in counts.known
-
-
-def _is_share(entry: Entry, declared: _DeclaredParts) -> bool:
-    if entry.declared:
-        return declared[entry][0] * WHOLE_WITHIN_ROUNDING < 1
-    return entry.parsed.replica is not None or entry.share_id is not None

@@ -5,7 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.attribution.host import SLURM, SLURM_PROCESS, UNNAMED, HostProcess, Tenant, TenantSource, devices_of
+from exporter.attribution.host import (
+    SLURM,
+    SLURM_PROCESS,
+    UNNAMED,
+    HostProcess,
+    HostUsers,
+    Tenant,
+    TenantSource,
+    allocatable,
+    processes_of,
+)
 from exporter.attribution.processes import NO_POD
 from exporter.model import DeviceState, GpuReading, Owner, PodFacts, Reading
 
@@ -92,6 +102,8 @@ class SlurmJobs(TenantSource):
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
+    manager = "slurm"
+
     def __init__(self, *, mapping_dir: Path | None, proc_root: Path) -> None:
         super().__init__(SLURM_PROCESS, proc_root, unnamed_problem=SLUID_PROBLEM)
         self._mapping_dir = mapping_dir
@@ -102,12 +114,7 @@ class SlurmJobs(TenantSource):
         self._now = 0.0
 
     def observe(self, reading: Reading, now: float) -> None:
-        """Process a reading, and read the mapping again after some seconds.
-
-        Args:
-            reading: The newest reading.
-            now: Unix time.
-        """
+        """Derive the holders; read the mapping again after some seconds."""
         self._now = now
         due = self._is_due(now)
         if self._mapping_dir is None:
@@ -209,12 +216,19 @@ class SlurmJobs(TenantSource):
 
     def _learn_teams(self, reading: Reading, jobs_on: Mapping[str, Sequence[str]]) -> None:
         for gpu in reading.gpus:
-            for uuid, processes in devices_of(gpu):
-                jobs = jobs_on.get(uuid, ())
-                for process in processes or ():
+            for device in allocatable(gpu):
+                jobs = jobs_on.get(device.uuid, ())
+                for process in processes_of(device) or ():
                     if self._tenant_of(process.pid) == UNNAMED and len(jobs) == 1:
                         found = self._processes.look(process.pid)
                         self._tenant(jobs[0], self._team(None, found) if found else "")
+
+
+def tenant_source(manager: str, mapping_dir: Path | None, proc_root: Path) -> TenantSource:
+    """Return the source of holders on a node with a workload manager: ``slurm`` or ``host``."""
+    if manager == SlurmJobs.manager:
+        return SlurmJobs(mapping_dir=mapping_dir, proc_root=proc_root)
+    return HostUsers(proc_root=proc_root)
 
 
 def _parts(gpu: GpuReading, instance_id: int | None) -> Iterator[str]:

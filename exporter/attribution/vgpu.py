@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile, parse
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.attribution.shares import ANNOTATION, MIB, Declared, Entry, HolderName, undecided
-from exporter.model import ContainerAllocation, DeviceIds, PodMetadata
+from exporter.model import Allocations, ContainerAllocation, DeviceIds, PodMetadata
 
 HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
 HAMI_INSTANCES: Final = "hami.io/vgpu-mig-allocations"
@@ -114,7 +114,7 @@ def _listed(container: ContainerAllocation, group: Sequence[DeviceIds]) -> _List
     counted = numbers or [devices for devices in group if not devices.resource.startswith("volcano.sh/")]
     shown = (counted or list(group))[0]
     return _Listed(
-        holder=(container.namespace, container.pod, container.container),
+        holder=container.name,
         resource=shown.resource,
         first_id=shown.ids[0],
         count=sum(len(devices.ids) for devices in counted) or 1,
@@ -270,32 +270,31 @@ class Groups:
 
     Args:
         evidence: API data; its pods must be known.
-        containers: (namespace, pod) to the names of its containers without devices.
-        with_devices: (namespace, pod) of the pods with devices that the kubelet lists.
+        allocations: The kubelet's answer, for the containers without devices.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        containers: Mapping[tuple[str, str], list[str]],
-        with_devices: Iterable[tuple[str, str]] = (),
-    ) -> None:
-        self._containers = containers
-        self._pods = evidence.pods or {}
+    def __init__(self, evidence: Evidence, allocations: Allocations) -> None:
+        self._evidence = evidence
+        self._containers: dict[tuple[str, str], list[str]] = {}
+        """Names of the containers without devices, by pod."""
+        for namespace, pod_name, container in allocations.other_containers:
+            self._containers.setdefault((namespace, pod_name), []).append(container)
+        listed = {*self._containers, *((one.namespace, one.pod) for one in allocations.containers)}
+        pods = evidence.pods or {}
         self._members: dict[str, list[PodMetadata]] = {}
         self._awaited: set[str] = set()
         """Groups with a member that the kubelet does not list yet."""
-        listed = {*containers, *with_devices}
-        for name, pod in self._pods.items():
-            if pod.namespace in evidence.reservation_namespaces or name in evidence.ended or name == evidence.own_pod:
+        for name, pod in pods.items():
+            if pod.namespace in evidence.reservation_namespaces or evidence.holds_nothing(name):
                 continue
             for group in _groups(pod):
-                if name in listed or (evidence.is_followed and not containers):
+                if name in listed or (evidence.is_followed and not self._containers):
                     self._members.setdefault(group, []).append(pod)
                 elif evidence.is_followed:  # otherwise it may have ended, and only the kubelet knows
                     self._awaited.add(group)
-        seen = {*self._pods, *evidence.ended, evidence.own_pod}
-        self._may_lack_members = not evidence.is_followed and any(name not in seen for name in containers)
+        self._may_lack_members = not evidence.is_followed and any(
+            name not in pods and not evidence.holds_nothing(name) for name in self._containers
+        )
 
     def divided(self, entry: Entry) -> Iterator[Entry]:
         """Yield the entries of the pods for which a reservation pod holds a device.
@@ -303,7 +302,7 @@ class Groups:
         Args:
             entry: Entry of a pod in a reservation namespace. Without members by its labels, the pod keeps the device.
         """
-        pod = self._pods.get(entry.holder[:2])
+        pod = self._evidence.pod(*entry.holder[:2])
         if pod is None:
             yield replace(entry, parsed=undecided(entry.parsed, "reservation_pending"))
             return

@@ -8,15 +8,13 @@ import random
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
-from exporter.attribution.host import HostUsers
 from exporter.attribution.join import attribute
 from exporter.attribution.pod_lifecycle import Evidence, PodName
-from exporter.attribution.processes import PidResolver, PodNames, own_name, with_unlisted_uses
-from exporter.attribution.slurm import SlurmJobs
+from exporter.attribution.processes import PodLookup, with_unlisted_uses
+from exporter.attribution.slurm import tenant_source
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.errors import ApiError, AttributionError
@@ -273,24 +271,11 @@ def join(
     """Return holders as the agent finds them; ``None`` where the kubelet did not answer."""
     if allocations is None:
         return None
-    gpus = reading.gpus if reading else ()
-    attribution = attribute(
-        allocations=allocations,
-        gpus=[gpu.gpu for gpu in gpus],
-        instances=[part.instance for gpu in gpus for part in gpu.instances],
-        now=allocations.answered_at_seconds,
-        expiry_seconds=config.attribution.expiry_seconds,
-        evidence=evidence,
-    )
+    attribution = attribute(allocations, reading.gpus if reading else (), evidence)
     if reading is None:
         return attribution
-    return with_unlisted_uses(
-        attribution,
-        reading,
-        pod_uid=PidResolver(config.attribution.proc_root).pod_uid,
-        name_of=PodNames(config.attribution.pod_log_root).name_of,
-        command_of=partial(own_name, str(config.attribution.proc_root)),
-    )
+    lookup = PodLookup(config.attribution.proc_root, config.attribution.pod_log_root)
+    return with_unlisted_uses(attribution, reading, lookup)
 
 
 def holders(attribution: Attribution | None) -> set[PodName]:
@@ -325,11 +310,7 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
     manager, mapping = config.attribution.workload_manager, config.attribution.job_mapping_dir
     if reading is None:
         return warn(_WORKLOAD_MANAGER, f"{manager}: no holder is known without the driver", "fix the driver first")
-    jobs: SlurmJobs | HostUsers
-    if manager == "slurm":
-        jobs = SlurmJobs(mapping_dir=mapping, proc_root=config.attribution.proc_root)
-    else:
-        jobs = HostUsers(proc_root=config.attribution.proc_root)
+    jobs = tenant_source(manager, mapping, config.attribution.proc_root)
     jobs.observe(reading, now)
     if jobs.problem:
         cause, _, fix = jobs.problem.partition("; ")

@@ -19,6 +19,7 @@ from exporter.model.devices import (
     CLOCK_EVENTS as CLOCK_EVENTS,
     NO_PROCESS_MEMORY_MIB as NO_PROCESS_MEMORY_MIB,
     DeviceEvents as DeviceEvents,
+    DeviceReading as DeviceReading,
     DeviceState as DeviceState,
     Gpu as Gpu,
     GpuReading as GpuReading,

@@ -55,6 +55,11 @@ class ContainerAllocation:
     devices: tuple[DeviceIds, ...] = ()
     claims: tuple[ClaimedDevice, ...] = ()
 
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Namespace, pod and container."""
+        return self.namespace, self.pod, self.container
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocations:
@@ -122,8 +127,8 @@ class Unresolved:
     device_id: str
     reason: str
     """Snake case: ``unknown_uuid``, ``unknown_form``, ``needs_annotation``, ``dra_unresolved``, ..."""
-    gpu_uuids: tuple[str, ...] | None = None
-    """Physical GPUs that it may refer to, whole or in part; ``None`` if it may be any GPU."""
+    devices: tuple[str, ...] | None = None
+    """UUIDs of the GPUs and MIG instances that it may be, whole or in part; ``None`` if it may be any device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +157,13 @@ class Attribution:
     """Physical GPUs with at least one holder, seen by the driver or not; ``None`` if unknown."""
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Last advertised number of replicas by (device UUID, resource)."""
+
+    def is_doubtful(self, uuid: str) -> bool:
+        """Return whether a device may have an unknown holder: none is known, or an unresolved id may be the device."""
+        return not self.known or any(one.devices is None or uuid in one.devices for one in self.unresolved)
+
+    def allocation(self, uuid: str) -> AllocationState:
+        """Return the state of a device; "unallocated" only if no unresolved id can be the device."""
+        if self.holders.get(uuid):
+            return AllocationState.ALLOCATED
+        return AllocationState.UNKNOWN if self.is_doubtful(uuid) else AllocationState.UNALLOCATED

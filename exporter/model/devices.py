@@ -139,6 +139,11 @@ class MigReading:
     from_dcgm: frozenset[Field] = frozenset()
     """The keys of ``values`` that DCGM reported; the others are NVML's. Empty until the sources are merged."""
 
+    @property
+    def uuid(self) -> str:
+        """UUID of the instance."""
+        return self.instance.uuid
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
@@ -158,12 +163,30 @@ class GpuReading:
     lacks_instances: bool = False
     """Whether ``instances`` is incomplete, because the driver fails to describe some MIG instances."""
 
+    @property
+    def uuid(self) -> str:
+        """UUID of the GPU."""
+        return self.gpu.uuid
+
+    @property
+    def devices(self) -> "tuple[DeviceReading, ...]":
+        """The devices that processes use: the MIG instances, or the GPU itself if it has none."""
+        return self.instances or (self,)
+
+    @property
+    def with_instances(self) -> "tuple[DeviceReading, ...]":
+        """The GPU, and then its MIG instances."""
+        return (self, *self.instances)
+
     def without_values(self, state: DeviceState, reason: str) -> "GpuReading":
         """Return the GPU in another state, with its identity and those of its instances, and no other data."""
         bare = tuple(MigReading(instance=part.instance) for part in self.instances)
         return GpuReading(
             gpu=self.gpu, state=state, reason=reason, instances=bare, lacks_instances=self.lacks_instances
         )
+
+
+DeviceReading = GpuReading | MigReading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
