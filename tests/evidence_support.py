@@ -12,7 +12,7 @@ _FINISHED = ("Succeeded", "Failed")
 def evidence_of(objects: ApiObjects) -> Evidence:
     """Everything that the API has, as a watcher with all rights would know it after a while."""
     running = [pod for pod in objects.pods if pod["status"]["phase"] not in _FINISHED]
-    parsed = [parse_pod(pod, vgpu.VGPU_KEYS | vgpu.KAI_KEYS) for pod in running]
+    parsed = [parse_pod(pod, vgpu.KEYS) for pod in running]
     pods = dict(entry for entry in parsed if entry is not None)
     names = [(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods]
     slices = [found[1] for each in objects.resource_slices if (found := parse_slice(each)) is not None]

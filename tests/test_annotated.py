@@ -13,7 +13,6 @@ from exporter.model import ContainerAllocation, DeviceIds, ShareMode
 HAMI = "hami.io/vgpu-devices-allocated"
 INSTANCES = "hami.io/vgpu-mig-allocations"
 VOLCANO = "volcano.sh/vgpu-ids-new"
-INDEX = "volcano.sh/gpu-index"
 QUARTER = GPU_MIB // 4
 
 
@@ -247,48 +246,12 @@ def test_volcanos_memory_alone_is_one_device() -> None:
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 0.25, (gpu_uuid(1), "a", "two"): 0.25}
 
 
-@pytest.mark.parametrize(
-    ("resource", "ids", "text", "expected"),
-    [
-        ("volcano.sh/gpu-number", 2, "0,2", {0: 1.0, 2: 1.0}),
-        ("volcano.sh/gpu-memory", QUARTER, "1", {1: 0.25}),
-        ("volcano.sh/gpu-number", 1, "7", {}),
-        ("volcano.sh/gpu-number", 1, "one", {}),
-    ],
-)
-def test_indexes_of_volcanos_devices_are_the_drivers(
-    resource: str, ids: int, text: str, expected: Mapping[int, float]
-) -> None:
-    container = held("a", *(f"0-{number}" for number in range(ids)), resource=resource)
-    known = knowing(pod_metadata("a", {INDEX: text}))
-    attribution = join([container], [gpu(0), gpu(1), gpu(2)], evidence=known)
-    assert shares(attribution) == {(gpu_uuid(index), "a", "main"): share for index, share in expected.items()}
-    assert bool(attribution.unresolved) is not bool(expected)
-
-
-def test_indexes_of_a_pod_are_given_to_its_containers_in_order() -> None:
-    resource = "volcano.sh/gpu-number"
-    containers = [
-        held("a", "0-1", resource=resource, container="one"),
-        held("a", "0-2", "0-3", resource=resource, container="two"),
-    ]
-    gpus = [gpu(0), gpu(1), gpu(2)]
-    attribution = join(containers, gpus, evidence=knowing(pod_metadata("a", {INDEX: "2,0,1"})))
-    assert set(shares(attribution)) == {
-        (gpu_uuid(2), "a", "one"),
-        (gpu_uuid(0), "a", "two"),
-        (gpu_uuid(1), "a", "two"),
-    }
-    attribution = join(containers, gpus, evidence=knowing(pod_metadata("a", {INDEX: "2,0"})))
-    assert reasons(attribution) == [("a", "bad_annotation")] * 2
-
-
 def test_every_annotation_that_is_read_is_asked_for() -> None:
-    assert {HAMI, INSTANCES, VOLCANO, INDEX} == annotated.VGPU_KEYS
+    assert {HAMI, INSTANCES, VOLCANO, "gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == annotated.KEYS
 
 
 @settings(deadline=None)  # a busy machine is no error
-@given(st.dictionaries(st.sampled_from(sorted(annotated.VGPU_KEYS)), st.text(st.sampled_from(f"{vgpu(0)};[]{{}}"))))
+@given(st.dictionaries(st.sampled_from(sorted(annotated.KEYS)), st.text(st.sampled_from(f"{vgpu(0)};[]{{}}"))))
 def test_no_annotation_is_more_than_unresolved(annotations: Mapping[str, str]) -> None:
     containers = [
         held("a", placeholder(0)),

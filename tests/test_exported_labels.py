@@ -4,10 +4,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.attribution.owner_rules import MAX_CHARACTERS, MAX_KEYS, export_names, exported_of, is_never_shown
+from exporter.attribution.owner_rules import (
+    MAX_CHARACTERS,
+    MAX_KEYS,
+    OwnerRules,
+    export_names,
+    facts_of,
+    is_never_shown,
+)
+from exporter.model import PodMetadata
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
+Allowed = tuple[str, ...]
 LIKELY_TO_CLASH = st.text("aB./-_1", min_size=1, max_size=4)
+
+
+def exported_of(
+    labels: dict[str, str], annotations: dict[str, str], allowed_labels: Allowed, allowed_annotations: Allowed
+) -> tuple[tuple[str, str], ...]:
+    pod = PodMetadata(namespace="ml", name="a", uid="", labels=labels, annotations=annotations)
+    rules = OwnerRules(exported_labels=allowed_labels, exported_annotations=allowed_annotations)
+    return facts_of(pod, {}, {}, rules).exported
 
 
 def test_names_are_those_of_kube_state_metrics() -> None:

@@ -215,11 +215,7 @@ def test_where_nothing_tells_for_whom_it_reserves_the_kubelets_word_counts(evide
     assert shares(attribution) == {(gpu_uuid(0), "gpu-reservation-0", "holder"): 1.0}
 
 
-def test_what_is_read_is_asked_for() -> None:
-    assert {"gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == vgpu.KAI_KEYS
-
-
-ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(vgpu.KAI_KEYS)), st.text("0123456789.-e", max_size=6))
+ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(vgpu.KEYS)), st.text("0123456789.-e", max_size=6))
 GROUPS = st.dictionaries(st.sampled_from([GROUP, f"{GROUP}/x", f"{GROUP}/y"]), st.sampled_from(["", "x", "y"]))
 
 

@@ -182,48 +182,50 @@ class XidRecord:
         return True
 
 
-@dataclass(slots=True)
-class _Clocks:
-    """Clock events of one GPU."""
-
-    mask: int
-    began: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CLOCK_EVENTS, 0)))
-    recent: EventWindow | None = None
-    """Window of event masks; ``None`` without windows."""
-
-
 _HEAT_SECONDS = 300.0
 _HEAT_STEP_SECONDS = 5.0
 _THERMAL = frozenset({"sw_thermal", "hw_thermal"})
 _NANOSECONDS = 1_000_000_000
 
 
-@dataclass(slots=True)
-class _Heat:
-    """Time for which heat reduced the clocks of one GPU in the last five minutes."""
+@dataclass(slots=True, kw_only=True)
+class _Clocks:
+    """Clock events of one GPU, and the time for which heat reduced its clocks in the last five minutes."""
 
-    nanoseconds: float | None
-    """The driver's total of that time; ``None`` if it has none."""
+    recent: EventWindow | None
+    """Window of event masks; ``None`` without windows."""
     at: float
-    total_seconds: float = 0.0
+    """Instant of the last reading."""
+    mask: int | None = None
+    """Events in the last reading with them; ``None`` before it."""
+    began: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CLOCK_EVENTS, 0)))
+    heat_nanoseconds: float | None = None
+    """The driver's total of time with heat; ``None`` if it has none."""
+    heat_seconds: float = 0.0
     points: deque[tuple[float, float]] = field(default_factory=deque)
-    """Instants and totals, oldest first; the last instant replaces one less than a step before it."""
+    """Instants and heat, oldest first; the last instant replaces one less than a step before it."""
 
-    def add(self, nanoseconds: float | None, mask: int, at: float) -> None:
+    def add(self, mask: int | None, heat_nanoseconds: float | None, at: float) -> None:
         """Add a reading; without the driver's total, the time since the last reading has the current flags."""
-        if nanoseconds is not None and self.nanoseconds is not None:
-            self.total_seconds += max(0.0, nanoseconds - self.nanoseconds) / _NANOSECONDS
-        elif nanoseconds is None and _THERMAL.intersection(_events(mask)):
-            self.total_seconds += at - self.at
-        self.nanoseconds, self.at = nanoseconds, at
+        if heat_nanoseconds is not None and self.heat_nanoseconds is not None:
+            self.heat_seconds += max(0.0, heat_nanoseconds - self.heat_nanoseconds) / _NANOSECONDS
+        elif heat_nanoseconds is None and _THERMAL.intersection(_events(mask or 0)):
+            self.heat_seconds += at - self.at
+        self.heat_nanoseconds, self.at = heat_nanoseconds, at
         if len(self.points) > 1 and at - self.points[-2][0] < _HEAT_STEP_SECONDS:
             self.points.pop()
-        self.points.append((at, self.total_seconds))
+        self.points.append((at, self.heat_seconds))
         while self.points[0][0] < at - _HEAT_SECONDS:
             self.points.popleft()
+        if mask is not None:
+            # Events in the first reading began before it, at an unknown time.
+            self.began.update(_events(0 if self.mask is None else mask & ~self.mask))
+            self.mask = mask
+            if self.recent:
+                self.recent.add(mask, at)
 
-    def ratio(self, now: float) -> float | None:
-        """Return that part of the window, 0..1; ``None`` before the second reading, and without one in the window."""
+    def heat_ratio(self, now: float) -> float | None:
+        """Return the part of the window with heat, 0..1; ``None`` without two readings or without a recent one."""
         (first_at, first), (last_at, last) = self.points[0], self.points[-1]
         if last_at <= first_at or now - last_at > _HEAT_SECONDS:
             return None
@@ -240,7 +242,6 @@ class EventLog:
     xids: dict[str, XidRecord] = field(default_factory=dict)
     """Xid records by UUID of the device, a GPU or a MIG instance."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
-    _heat: dict[str, _Heat] = field(default_factory=dict)
 
     def add(self, reading: Reading, before: Reading | None, at: float) -> int:
         """Count the events of a reading, each once and in their order; return the number of those left out.
@@ -253,19 +254,20 @@ class EventLog:
         self._forget_former(reading)
         counted = [self._xids_of(_device_of(event, before, reading)).add(event, at) for event in reading.xids]
         for gpu in reading.gpus:
-            mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
-            if mask is not None:
-                self._add_mask(gpu.uuid, int(mask), at)
-            heat = gpu.values.get(Field.THERMAL_VIOLATION)
+            mask, heat = gpu.values.get(Field.CLOCK_THROTTLE_REASONS), gpu.values.get(Field.THERMAL_VIOLATION)
             if mask is not None or heat is not None:
-                self._heat.setdefault(gpu.uuid, _Heat(heat, at)).add(heat, int(mask or 0), at)
+                if gpu.uuid not in self._clocks:
+                    self._clocks[gpu.uuid] = _Clocks(recent=self._window(self.clock_events_window_seconds), at=at)
+                self._clocks[gpu.uuid].add(None if mask is None else int(mask), heat, at)
         return counted.count(False)
 
     def _xids_of(self, uuid: str) -> XidRecord:
         if uuid not in self.xids:
-            recent = EventWindow(seconds=self.xid_window_seconds) if self.with_windows else None
-            self.xids[uuid] = XidRecord(recent=recent)
+            self.xids[uuid] = XidRecord(recent=self._window(self.xid_window_seconds))
         return self.xids[uuid]
+
+    def _window(self, seconds: float) -> EventWindow | None:
+        return EventWindow(seconds=seconds) if self.with_windows else None
 
     def _forget_former(self, newest: Reading) -> None:
         """Keep the records of absent MIG instances only while they are few: the instances may be listed again."""
@@ -273,28 +275,16 @@ class EventLog:
             here = {device.uuid for gpu in newest.gpus for device in gpu.with_instances}
             self.xids = {uuid: record for uuid, record in self.xids.items() if uuid in here}
 
-    def _add_mask(self, uuid: str, mask: int, at: float) -> None:
-        clocks = self._clocks.get(uuid)
-        if clocks is None:
-            # Events in the first reading began before it, at an unknown time.
-            recent = EventWindow(seconds=self.clock_events_window_seconds) if self.with_windows else None
-            clocks = self._clocks[uuid] = _Clocks(mask, recent=recent)
-        clocks.began.update(_events(mask & ~clocks.mask))
-        clocks.mask = mask
-        if clocks.recent:
-            clocks.recent.add(mask, at)
-
     def by_device(self, now: float) -> Mapping[str, DeviceEvents]:
         """Return the events up to ``now`` on the monotonic clock, by UUID of the device."""
         windows = {uuid: record.recent.counts(now) for uuid, record in self.xids.items() if record.recent}
         events = {uuid: DeviceEvents(recent_xids=counts) for uuid, counts in windows.items() if counts}
-        for uuid, heat in self._heat.items():
-            clocks = self._clocks.get(uuid)
+        for uuid, clocks in self._clocks.items():
             events[uuid] = DeviceEvents(
                 recent_xids=windows.get(uuid, {}),
-                clock_events=dict(clocks.began) if clocks else None,
-                recent_clock_events=_recent(clocks.recent, now) if clocks else None,
-                thermal_throttle_ratio=heat.ratio(now),
+                clock_events=None if clocks.mask is None else dict(clocks.began),
+                recent_clock_events=_recent(clocks.recent, now),
+                thermal_throttle_ratio=clocks.heat_ratio(now),
             )
         return events
 

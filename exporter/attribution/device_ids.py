@@ -61,8 +61,6 @@ class IdKind(StrEnum):
     """A GPU by the N of ``/dev/nvidiaN``, or with ``gpu_instance_id`` a MIG instance of it."""
     MINOR_PROFILE = "minor_profile"
     """A MIG instance of a GPU by ``minor`` or ``uuid``, identified by its ``profile`` and its placement."""
-    INDEX = "index"
-    """A whole GPU by its number in the driver's order."""
     ALL = "all"
     """Every GPU of the node (WSL), or its only one (Tegra)."""
     NEEDS_ANNOTATION = "needs_annotation"
@@ -85,7 +83,6 @@ class ParsedId:
     """NVML's number of the profile."""
     placement_start: int | None = None
     """First memory slice."""
-    index: int | None = None
     replica: int | None = None
     """Number of a shared device's replica; ``None`` where the id names no replica."""
     reason: str = ""

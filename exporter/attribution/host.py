@@ -3,12 +3,20 @@
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from exporter.attribution.processes import NO_NAME, NO_POD, ProcessLookup, Remembered, content, hides_processes
+from exporter.attribution.processes import (
+    NO_NAME,
+    NO_POD,
+    PodName,
+    ProcessLookup,
+    Remembered,
+    content,
+    hides_processes,
+)
 from exporter.model import (
     Allocations,
     ContainerAllocation,
@@ -106,8 +114,8 @@ SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
 SOURCES: Final[Mapping[str, str]] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
 """``Holder.source`` by resource name."""
 
-UNNAMED: Final = "unnamed"
-"""Placeholder for the tenant of a process that belongs to an unidentifiable tenant."""
+UNNAMED: Final = "/"
+"""Name in place of a tenant that cannot be identified; no tenant has it."""
 UNNAMED_REASON: Final = "job_id_unknown"
 
 RENEW_SECONDS = 5.0
@@ -116,22 +124,10 @@ RENEW_SECONDS = 5.0
 _TENANTS_LIMIT = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
-    """A possible holder of a device: a job, a unit or a user."""
-
-    key: str
-    """Used in place of a pod's UID."""
-    namespace: str
-    name: str
-    """Used in place of a pod's name."""
-    facts: PodFacts
-
-
 class TenantSource(ProcessLookup):
     """Reports holders without a kubelet, in the form of a kubelet's answer, and remembers recent holders.
 
-    A tenant's key takes the place of a pod's UID.
+    A tenant is a possible holder: a job, a unit or a user. Its name takes the place of a pod's name and UID.
 
     Args:
         resource: Resource name of devices that processes hold.
@@ -140,7 +136,7 @@ class TenantSource(ProcessLookup):
     """
 
     manager: ClassVar[str]
-    """Workload manager, as the option names it."""
+    """Workload manager, as the option names it; the namespace of its tenants."""
 
     def __init__(self, resource: str, proc_root: Path, *, unnamed_problem: str = "") -> None:
         super().__init__(proc_root)
@@ -148,9 +144,10 @@ class TenantSource(ProcessLookup):
         self._unnamed_problem = unnamed_problem
         self._processes = Remembered(proc_root, host_process)
         self._users = UserNames(proc_root)
-        self._by_key: dict[str, Tenant] = {}
-        self._by_name: dict[tuple[str, str], Tenant] = {}
-        self._running: dict[str, Mapping[int, Tenant | str]] = {}
+        self._facts: dict[str, PodFacts] = {}
+        """Owners of tenants by name, the tenant that was seen last at the end."""
+        self._running: dict[str, Mapping[int, str]] = {}
+        """Tenants by pid and UUID of the device."""
         self._read_at: float | None = None
         self.latest: Allocations | None = None
         """The newest answer; ``None`` before the first."""
@@ -169,40 +166,32 @@ class TenantSource(ProcessLookup):
         """
 
     @abstractmethod
-    def _tenant_of(self, pid: int) -> Tenant | str | None:
+    def _tenant_of(self, pid: int) -> str | None:
         """Return the tenant of a process: ``NO_POD`` for no tenant, ``UNNAMED``, or ``None`` if it is not visible."""
 
     def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process's tenant."""
+        """Return the name of a process's tenant."""
         tenant = self._tenant_of(pid)
-        if isinstance(tenant, Tenant):
-            return tenant.key
         return None if tenant == UNNAMED else tenant
 
-    def name_of(self, uid: str) -> tuple[str, str]:
+    def name_of(self, uid: str) -> PodName:
         """Return namespace and name of a tenant."""
-        tenant = self._by_key.get(uid)
-        return (tenant.namespace, tenant.name) if tenant else NO_NAME
+        return (self.manager, uid) if uid in self._facts else NO_NAME
 
     def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return the key of a tenant."""
-        tenant = self._by_name.get((namespace, pod))
-        return tenant.key if tenant else None
+        """Return the name of a tenant."""
+        return pod if namespace == self.manager and pod in self._facts else None
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Return the owner facts of a tenant; ``None`` for an unknown one."""
-        tenant = self._by_name.get((namespace, pod))
-        return tenant.facts if tenant else None
+        return self._facts.get(pod) if namespace == self.manager else None
 
-    def _enter(self, tenant: Tenant) -> Tenant:
+    def _enter(self, tenant: str, facts: PodFacts) -> None:
         """Store the newest facts of a tenant; when there are too many, drop the one not seen for the longest time."""
-        self._by_key.pop(tenant.key, None)
-        self._by_key[tenant.key] = tenant
-        self._by_name[tenant.namespace, tenant.name] = tenant
-        if len(self._by_key) > _TENANTS_LIMIT:
-            oldest = self._by_key.pop(next(iter(self._by_key)))
-            self._by_name.pop((oldest.namespace, oldest.name), None)
-        return tenant
+        self._facts.pop(tenant, None)
+        self._facts[tenant] = facts
+        if len(self._facts) > _TENANTS_LIMIT:
+            del self._facts[next(iter(self._facts))]
 
     def _is_due(self, now: float) -> bool:
         """Return whether files are to be read again; if so, the names of users are up to date."""
@@ -214,7 +203,7 @@ class TenantSource(ProcessLookup):
 
     def _publish(
         self,
-        held: Mapping[str, Mapping[str, Tenant]],
+        held: Mapping[str, Iterable[str]],
         resource: str,
         now: float,
         doubtful: Sequence[str] = (),
@@ -222,21 +211,19 @@ class TenantSource(ProcessLookup):
         """Publish an answer; keep the previous object while it is equal and recent.
 
         Args:
-            held: Tenants by key, by device UUID.
+            held: Tenants by device UUID.
             resource: One of the names above.
             now: Unix time.
             doubtful: Devices with an unidentifiable holder: UUIDs, or words that are not device ids. The join leaves
                 them unresolved; with such words, it calls no device free.
         """
         devices: dict[str, list[str]] = {}
-        tenants: dict[str, Tenant] = {}
-        for uuid, tenants_of in held.items():
-            for key, tenant in tenants_of.items():
-                tenants[key] = tenant
-                devices.setdefault(key, []).append(uuid)
-        for tenant in tenants.values():
-            self._enter(tenant)
-        names = [(one.namespace, one.name, devices[key]) for key, one in sorted(tenants.items())]
+        for uuid, tenants in held.items():
+            for tenant in dict.fromkeys(tenants):
+                devices.setdefault(tenant, []).append(uuid)
+                if tenant in self._facts:
+                    self._enter(tenant, self._facts[tenant])
+        names = [(self.manager, tenant, ids) for tenant, ids in sorted(devices.items())]
         if doubtful:
             names.append((resource, "", [*doubtful]))
         containers = tuple(
@@ -256,7 +243,7 @@ class TenantSource(ProcessLookup):
         The driver lists no processes for a GPU that is lost or waits for a reset: its holders stay while one of their
         processes lives. If a working GPU does not list its processes, the last answer stays and ages.
         """
-        running: dict[str, Mapping[int, Tenant | str]] = {}
+        running: dict[str, Mapping[int, str]] = {}
         unlisted: list[str] = []
         unnamed: dict[str, str] = {}
         for gpu in reading.gpus:
@@ -283,13 +270,10 @@ class TenantSource(ProcessLookup):
         where = ", ".join(dict.fromkeys(unnamed.values()))
         self.problem = f"{where}: {self._unnamed_problem}" if unnamed else ""
         self._running = running
-        held = {
-            uuid: {tenant.key: tenant for tenant in found.values() if isinstance(tenant, Tenant)}
-            for uuid, found in running.items()
-        }
+        held = {uuid: [one for one in found.values() if one != UNNAMED] for uuid, found in running.items()}
         self._publish(held, self._resource, now, tuple(unnamed))
 
-    def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, Tenant | str] | None:
+    def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, str] | None:
         """Return the tenants by pid, or ``None`` if there are processes and none of them can be identified."""
         if processes is None:
             return None
@@ -297,7 +281,7 @@ class TenantSource(ProcessLookup):
         alive = [found[process.pid] for process in processes if not process.ended]
         if alive and all(tenant is None for tenant in alive):
             return None
-        return {pid: tenant for pid, tenant in found.items() if isinstance(tenant, Tenant) or tenant == UNNAMED}
+        return {pid: tenant for pid, tenant in found.items() if tenant}
 
 
 def processes_of(device: DeviceReading) -> tuple[ProcessUse, ...] | None:
@@ -310,8 +294,6 @@ def allocatable(gpu: GpuReading) -> tuple[DeviceReading, ...]:
     """Return the allocatable devices of a GPU: a GPU in MIG mode is none itself."""
     return gpu.instances if gpu.gpu.mig_enabled else gpu.devices
 
-
-NAMESPACE = "host"
 
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
 _LOGIN = re.compile(r"/user-(?P<user>[0-9]{1,10})\.slice(?=/|$)", re.ASCII)
@@ -342,7 +324,7 @@ class HostUsers(TenantSource):
         self._is_due(now)
         self._observe_processes(reading, now)
 
-    def _tenant_of(self, pid: int) -> Tenant | str | None:
+    def _tenant_of(self, pid: int) -> str | None:
         process = self._processes.look(pid)
         if process is None:
             return None
@@ -354,12 +336,10 @@ class HostUsers(TenantSource):
             name = user
         elif user:
             name = f"{user}/{name}"  # two users may have units with the same name
-        # Keyed by name and not by user id: the name can become known later than the id.
-        key = f"{kind.lower()}:{name}"
-        if known := self._by_key.get(key):
-            return known
-        owner = Owner(namespace=NAMESPACE, kind=kind, name=name, team=user)
-        return self._enter(Tenant(key=key, namespace=NAMESPACE, name=name, facts=PodFacts(owner=owner)))
+        # Known by name and not by user id: the name can become known later than the id.
+        if name not in self._facts:
+            self._enter(name, PodFacts(owner=Owner(namespace=self.manager, kind=kind, name=name, team=user)))
+        return name
 
 
 def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:

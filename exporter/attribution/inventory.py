@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, assert_never
+from typing import Self
 
 from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey, comparable_profile
 from exporter.model import DeviceState, Gpu, GpuReading, MigInstance
@@ -34,7 +34,6 @@ class Inventory:
     parts: Mapping[str, PartOfGpu]
     """Part of the GPU by UUID of the instance."""
     by_minor: Mapping[int, str]
-    by_index: Mapping[int, str]
     incomplete: frozenset[str]
     """GPUs in MIG mode with instances that the driver may not have listed."""
 
@@ -51,7 +50,6 @@ class Inventory:
             instances={part.uuid: part.instance for reading in readings for part in reading.instances},
             parts=parts,
             by_minor={gpu.minor: gpu.uuid for gpu in reversed(by_rank) if gpu.minor is not None},
-            by_index={gpu.index: gpu.uuid for gpu in reversed(by_rank)},
             incomplete=frozenset(
                 one.uuid for one in readings if one.gpu.mig_enabled and (one.lacks_instances or not one.instances)
             ),
@@ -76,38 +74,28 @@ class Inventory:
         Returns:
             UUIDs and an empty reason, or nothing and a snake-case reason.
         """
-        found: tuple[str, ...]
-        match parsed.kind:
-            case IdKind.NEEDS_ANNOTATION | IdKind.UNKNOWN:
-                found, reason = (), parsed.reason
-            case IdKind.ALL:
-                found, reason = tuple(self.gpus), "no_devices"
-            case IdKind.GPU:
-                found, reason = self._present(parsed.uuid, self.gpus), "unknown_uuid"
-            case IdKind.MIG:
-                found, reason = self._present(parsed.uuid, self.instances), "unknown_uuid"
-            case IdKind.INDEX:
-                found, reason = self._present(self.by_index.get(parsed.index or 0), self.gpus), "unknown_index"
-            case IdKind.MINOR | IdKind.LEGACY_MIG | IdKind.MINOR_PROFILE:
-                found, reason = self._placed(parsed)
-            case _:
-                assert_never(parsed.kind)
+        if parsed.kind in (IdKind.NEEDS_ANNOTATION, IdKind.UNKNOWN):
+            return (), parsed.reason
+        if parsed.kind is IdKind.ALL:
+            found, reason = tuple(self.gpus), "no_devices"
+        elif parsed.kind in (IdKind.GPU, IdKind.MIG):
+            uuid = parsed.uuid or ""
+            found, reason = (uuid,) if uuid in self.gpus or uuid in self.instances else (), "unknown_uuid"
+        else:
+            found, reason = self._placed(parsed)
         return found, "" if found else reason
 
     def physical(self, parsed: ParsedId) -> str | None:
         """Return the physical GPU behind an id, also if the driver does not report it.
 
         Returns:
-            A UUID, ``minor <n>`` or ``index <n>`` if that is the only known name, or ``None`` if the id identifies no
-            GPU.
+            A UUID, ``minor <n>`` if that is the only known name, or ``None`` if the id identifies no GPU.
         """
         if parsed.uuid is not None and parsed.uuid.startswith("MIG-"):
             instance = self.instances.get(parsed.uuid)
             return instance.parent_uuid if instance else None
         if parsed.minor is not None:
             return self.by_minor.get(parsed.minor, f"minor {parsed.minor}")
-        if parsed.index is not None:
-            return self.by_index.get(parsed.index, f"index {parsed.index}")
         return parsed.uuid
 
     def physical_gpus(self, ids: Iterable[ParsedId]) -> set[str] | None:
@@ -139,7 +127,7 @@ class Inventory:
             gpus = self.incomplete if parsed.kind is IdKind.MIG else self.incomplete.intersection([gpu])
         elif parsed.minor is not None and parsed.minor not in self.by_minor:
             gpus = [one.uuid for one in self.gpus.values() if one.minor is None]
-        elif gpu is None or parsed.index is not None:  # an index of an earlier boot is another GPU's
+        elif gpu is None:
             return None
         else:
             gpus = [gpu]
@@ -155,10 +143,6 @@ class Inventory:
 
     def _instances_of(self, gpu: str | None) -> list[MigInstance]:
         return [instance for instance in self.instances.values() if instance.parent_uuid == gpu]
-
-    @staticmethod
-    def _present(uuid: str | None, known: Mapping[str, object]) -> tuple[str, ...]:
-        return (uuid,) if uuid is not None and uuid in known else ()
 
     def _placed(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
         gpu = parsed.uuid if parsed.minor is None else self.by_minor.get(parsed.minor)

@@ -254,7 +254,7 @@ def _match(
         for uuid in found:
             if entry.is_replica and counts.of(uuid, entry.resource) is None:
                 unresolved[_unresolved(entry, REPLICAS_UNKNOWN, inventory)] = None
-            elif entry.declared and entry.declared.is_of_unknown_whole(inventory.memory_bytes(uuid)):
+            elif entry.declared and entry.declared.part(inventory.memory_bytes(uuid)) is None:
                 unresolved[_unresolved(entry, MEMORY_UNKNOWN, inventory)] = None
             else:
                 resolved.setdefault(uuid, []).append(entry)

@@ -1,6 +1,7 @@
 """Derives the owner of a pod from its labels and controller: one table of rules, first match wins."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -20,27 +21,18 @@ _NEVER = re.compile(r"(^|_)(uid|hash|checksum)(_|$)|job_completion_index$|statef
 _NEVER_KEYS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 
 
-def exported_of(
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    allowed_labels: Sequence[str],
-    allowed_annotations: Sequence[str],
-) -> tuple[tuple[str, str], ...]:
-    """Return the allowed labels and annotations as (label name, value), sorted by name.
+def _exported(pod: PodMetadata, rules: "OwnerRules") -> tuple[tuple[str, str], ...]:
+    """Return the allowed labels and annotations of a pod as (label name, value), sorted by name.
 
-    Args:
-        labels: Labels of the pod.
-        annotations: Annotations of the pod.
-        allowed_labels: Exact keys; the first ten that may be shown count.
-        allowed_annotations: As above.
-
-    Returns:
-        Names start with ``label_`` or ``annotation_``. Names that clash are numbered by the allow-list, not by the pod,
-        so a pod's other labels never rename one. Empty values are left out.
+    Names start with ``label_`` or ``annotation_``. Names that clash are numbered by the allow-list, not by the pod, so
+    a pod's other labels never rename one. Empty values are left out.
     """
     names = [
-        *((name, labels.get(key, "")) for key, name in export_names("label", allowed_labels).items()),
-        *((name, annotations.get(key, "")) for key, name in export_names("annotation", allowed_annotations).items()),
+        *((name, pod.labels.get(key, "")) for key, name in export_names("label", rules.exported_labels).items()),
+        *(
+            (name, pod.annotations.get(key, ""))
+            for key, name in export_names("annotation", rules.exported_annotations).items()
+        ),
     ]
     cut = ((name, label_text(value, MAX_CHARACTERS)) for name, value in names)
     return tuple(sorted((name, value) for name, value in cut if value))
@@ -49,19 +41,14 @@ def exported_of(
 def export_names(prefix: str, keys: Sequence[str]) -> dict[str, str]:
     """Map the exportable keys to snake case; keys that clash get ``_conflict1``, ``_conflict2`` in their order."""
     shown = [key for key in dict.fromkeys(keys) if not is_never_shown(key)][:MAX_KEYS]
-    groups: dict[str, list[str]] = {}
-    for key in sorted(shown):
-        groups.setdefault(f"{prefix}_{_sanitised(key)}", []).append(key)
-    taken = {name for name, members in groups.items() if len(members) == 1}
+    plain = {key: f"{prefix}_{_sanitised(key)}" for key in sorted(shown)}
+    clashing = {name for name, times in Counter(plain.values()).items() if times > 1}
+    taken = {*plain.values()} - clashing
     names: dict[str, str] = {}
-    for name, members in groups.items():
-        if len(members) == 1:
-            names[members[0]] = name
-            continue
-        numbers = count(1)
-        for key in members:
-            names[key] = next(free for number in numbers if (free := f"{name}_conflict{number}") not in taken)
-            taken.add(names[key])
+    for key, name in plain.items():
+        numbered = (f"{name}_conflict{number}" for number in count(1))
+        names[key] = next(free for free in numbered if free not in taken) if name in clashing else name
+        taken.add(names[key])
     return names
 
 
@@ -88,17 +75,8 @@ Rule = Callable[[PodMetadata], Workload | None]
 _OUR_KINDS = frozenset({UNALLOCATED.kind, UNATTRIBUTED.kind})
 _GROUP_NAME = "scheduling.k8s.io/group-name"
 _RAY_KINDS = frozenset({"RayJob", "RayService", "RayCluster", "RayCronJob"})
-_KIND_OF_OPERATOR = {
-    "pytorchjob-controller": "PyTorchJob",
-    "tfjob-controller": "TFJob",
-    "mpijob-controller": "MPIJob",
-    "mpi-operator": "MPIJob",
-    "xgboostjob-controller": "XGBoostJob",
-    "paddlejob-controller": "PaddleJob",
-    "jaxjob-controller": "JAXJob",
-    "mxjob-controller": "MXJob",
-    "ascendjob-controller": "AscendJob",
-}
+_TRAINING_KINDS = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "MXJob", "AscendJob")
+_KIND_OF_OPERATOR = {"mpi-operator": "MPIJob", **{f"{kind.lower()}-controller": kind for kind in _TRAINING_KINDS}}
 # Volcano creates one with this name for every pod without a group: for a Deployment, one per ReplicaSet.
 _GENERATED_GROUP = re.compile(r"podgroup-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _CRON_RUN = re.compile(r"(.+)-(\d{8,10})", re.ASCII)
@@ -115,19 +93,10 @@ _QUEUE_LABELS = (
     "runai/queue",
 )
 # Kinds from ``_controller`` without an unknown creator above them; any other kind may have one.
-_KNOWN_KINDS = frozenset({"", "DaemonSet", "ReplicaSet", "ReplicationController", "Node"}).union(
-    _RAY_KINDS,
-    _KIND_OF_OPERATOR.values(),
-    (
-        "LeaderWorkerSet",
-        "JobSet",
-        "InferenceService",
-        "Notebook",
-        "Workflow",
-        "SparkApplication",
-        "DaskCluster",
-        "RunaiJob",
-    ),
+_KNOWN_KINDS = _RAY_KINDS.union(
+    _TRAINING_KINDS,
+    ("", "DaemonSet", "ReplicaSet", "ReplicationController", "Node", "LeaderWorkerSet", "JobSet", "InferenceService"),
+    ("Notebook", "Workflow", "SparkApplication", "DaskCluster", "RunaiJob"),
 )
 _QUEUE_ANNOTATIONS = ("volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
 
@@ -177,7 +146,7 @@ def facts_of(
         queue=queue,
         workload_class=parsed.workload_class,
         opt_out_until_seconds=parsed.opt_out_until_seconds,
-        exported=exported_of(pod.labels, pod.annotations, rules.exported_labels, rules.exported_annotations),
+        exported=_exported(pod, rules),
         pod_uid=pod.uid,
         problems=(*parsed.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
     )
@@ -227,45 +196,41 @@ def _label(pod: PodMetadata, *keys: str) -> str:
     return _first((pod.labels,), keys, MAX_NAME)
 
 
+def _named(kind: str, name: str) -> Workload | None:
+    return (kind, name) if kind and name else None
+
+
 def _labelled(kind: str, *keys: str) -> Rule:
     """Return a rule that takes the workload's name from the first label that is set."""
-
-    def rule(pod: PodMetadata) -> Workload | None:
-        name = _label(pod, *keys)
-        return (kind, name) if name else None
-
-    return rule
+    return lambda pod: _named(kind, _label(pod, *keys))
 
 
 def _ray(pod: PodMetadata) -> Workload | None:
-    kind, name = _label(pod, "ray.io/originated-from-crd"), _label(pod, "ray.io/originated-from-cr-name")
-    return (kind, name) if kind in _RAY_KINDS and name else None
+    kind = _label(pod, "ray.io/originated-from-crd")
+    return _named(kind if kind in _RAY_KINDS else "", _label(pod, "ray.io/originated-from-cr-name"))
 
 
 def _training(pod: PodMetadata) -> Workload | None:
-    name = _label(pod, "training.kubeflow.org/job-name")
     kind = _KIND_OF_OPERATOR.get(_label(pod, "training.kubeflow.org/operator-name"), "")
     if not kind and _api_group(pod) == "kubeflow.org":
         kind, _ = _controller_of(pod)
-    return (kind, name) if kind and name else None
+    return _named(kind, _label(pod, "training.kubeflow.org/job-name"))
 
 
 def _llm_service(pod: PodMetadata) -> Workload | None:
     if _label(pod, "app.kubernetes.io/part-of") != "llminferenceservice":
         return None
-    name = _label(pod, "app.kubernetes.io/name")
-    return ("LLMInferenceService", name) if name else None
+    return _named("LLMInferenceService", _label(pod, "app.kubernetes.io/name"))
 
 
 def _volcano_job(pod: PodMetadata) -> Workload | None:
     kind, name = _controller_of(pod)
-    is_controller = kind == "Job" and _api_group(pod) == "batch.volcano.sh"
-    return ("VolcanoJob", name) if is_controller and name else None
+    return _named("VolcanoJob", name) if kind == "Job" and _api_group(pod) == "batch.volcano.sh" else None
 
 
 def _pod_group(pod: PodMetadata) -> Workload | None:
     name = _first((pod.annotations,), (_GROUP_NAME,), MAX_NAME)
-    return ("PodGroup", name) if name and not _GENERATED_GROUP.fullmatch(name) else None
+    return None if _GENERATED_GROUP.fullmatch(name) else _named("PodGroup", name)
 
 
 def _job(pod: PodMetadata) -> Workload | None:
@@ -274,12 +239,10 @@ def _job(pod: PodMetadata) -> Workload | None:
         name = _label(pod, "batch.kubernetes.io/job-name", "job-name")
     elif kind != "Job":
         return None
-    if not name:
-        return None
     run = _CRON_RUN.fullmatch(name)
     if run and _MINUTES_2015 <= int(run[2]) < _MINUTES_2100:
         return "CronJob", run[1]
-    return "Job", name
+    return _named("Job", name)
 
 
 def _stateful_set(pod: PodMetadata) -> Workload | None:
@@ -306,13 +269,12 @@ def _replica_set(pod: PodMetadata) -> Workload | None:
 def _lone_group(pod: PodMetadata) -> Workload | None:
     kind, _ = _controller_of(pod)
     # Kueue groups the pods of a StatefulSet too: for them the set is the better name.
-    name = "" if kind else _label(pod, "kueue.x-k8s.io/pod-group-name")
-    return ("PodGroup", name) if name else None
+    return None if kind else _named("PodGroup", _label(pod, "kueue.x-k8s.io/pod-group-name"))
 
 
 def _controller(pod: PodMetadata) -> Workload | None:
     kind, name = _controller_of(pod)
-    return (kind, name) if kind and name and kind not in _OUR_KINDS else None
+    return None if kind in _OUR_KINDS else _named(kind, name)
 
 
 def _controller_of(pod: PodMetadata) -> Workload:

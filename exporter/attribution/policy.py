@@ -53,6 +53,8 @@ _CLASS_OF_KIND = {kind: name for name, kinds in _KINDS_OF_CLASS.items() for kind
 # Of a LeaderWorkerSet or a Deployment: the kind does not imply serving, these labels do.
 _SERVING_LABELS = ("llm-d.ai/role", "serving.kserve.io/inferenceservice")
 
+_ALERTS = {"disabled": inf, "enabled": -inf}
+"""Unix times at which an opt-out ends."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 _LONGEST_WORD = 64
@@ -81,40 +83,28 @@ def policy_of(kind: str, pod: tuple[Mapping[str, str], ...], namespace: tuple[Ma
         The policy. An invalid value has no effect except a problem: ``bad_workload_class``, ``bad_opt_out``.
     """
     problems: list[str] = []
-    workload_class = _class(kind, (*pod, *namespace), problems)
-    until = _opt_out((pod, namespace), problems)
-    return Policy(workload_class=workload_class, opt_out_until_seconds=until, problems=tuple(dict.fromkeys(problems)))
-
-
-def _class(kind: str, sources: tuple[Mapping[str, str], ...], problems: list[str]) -> str:
-    for word in _words(sources, CLASS_KEY):
-        if word in _CLASSES:
-            return word
+    implied = INFERENCE if any(key in pod[0] for key in _SERVING_LABELS) else _CLASS_OF_KIND.get(kind, "")
+    classes = list(_words((*pod, *namespace), CLASS_KEY))
+    workload_class = next((word for word in classes if word in _CLASSES), implied)
+    if classes and classes[0] not in _CLASSES:
         problems.append("bad_workload_class")
-    if any(key in sources[0] for key in _SERVING_LABELS):
-        return INFERENCE
-    return _CLASS_OF_KIND.get(kind, "")
+    until = _opt_out(pod, problems)
+    if until is None:
+        until = _opt_out(namespace, problems)
+    return Policy(
+        workload_class=workload_class,
+        opt_out_until_seconds=None if until == -inf else until,
+        problems=tuple(dict.fromkeys(problems)),
+    )
 
 
-def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...], problems: list[str]) -> float | None:
-    """Prefer the pod's values to the namespace's; within one level, use the later time."""
-    for sources in levels:
-        ends: list[float] = []
-        for word in _words(sources, ALERTS_KEY):
-            if word in {"disabled", "enabled"}:
-                ends.append(inf if word == "disabled" else -inf)
-            else:
-                problems.append("bad_opt_out")
-        for word in _words(sources, ALERTS_UNTIL_KEY):
-            until = _time(word)
-            if until is None:
-                problems.append("bad_opt_out")
-            else:
-                ends.append(until)
-        if ends:
-            latest = max(ends)
-            return None if latest == -inf else latest
-    return None
+def _opt_out(sources: tuple[Mapping[str, str], ...], problems: list[str]) -> float | None:
+    """Return the latest end that the values of a pod or a namespace set; ``-inf`` for an enabled alert."""
+    ends = [_ALERTS.get(word) for word in _words(sources, ALERTS_KEY)]
+    ends += [_time(word) for word in _words(sources, ALERTS_UNTIL_KEY)]
+    if None in ends:
+        problems.append("bad_opt_out")
+    return max((end for end in ends if end is not None), default=None)
 
 
 def _words(sources: tuple[Mapping[str, str], ...], key: str) -> Iterator[str]:

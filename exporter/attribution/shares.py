@@ -33,20 +33,19 @@ class Declared:
     """Part of the GPU's memory in bytes; 0 is unlimited, as is a ratio of 0."""
     ratio: float = 0.0
 
-    def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
-        """Return whether only memory was declared and the GPU's memory size is not known."""
-        return self.memory_bytes > 0 and self.ratio <= 0 and not device_bytes
-
-    def part(self, device_bytes: int | None) -> tuple[float, bool]:
-        """Return the part of the device, 0..1, and whether it is estimated.
+    def part(self, device_bytes: int | None) -> tuple[float, bool] | None:
+        """Return the part of the device, 0..1, and whether it is estimated; ``None`` if it is not known.
 
         Args:
             device_bytes: Memory of the GPU in bytes, ``None`` if the driver does not report it.
         """
+        lacks_whole = self.memory_bytes > 0 and not device_bytes
+        if lacks_whole and self.ratio <= 0:
+            return None
         part = max(self.memory_bytes / device_bytes if device_bytes else 0.0, self.ratio)
-        if part <= 0:  # no limit, or an unknown whole
+        if part <= 0:  # no limit
             return 1.0, True
-        return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not device_bytes)
+        return min(part, 1.0), lacks_whole or part > WHOLE_WITHIN_ROUNDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +190,9 @@ def divide(uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, inventory
 
 
 def _part(uuid: str, entry: Entry, counts: ReplicaCounts, device_bytes: int | None) -> _Part:
-    if entry.declared:
-        ratio, estimated = entry.declared.part(device_bytes)
+    declared = entry.declared and entry.declared.part(device_bytes)
+    if declared:
+        ratio, estimated = declared
         return _Part(ratio, is_certain=not estimated, is_shared=ratio * WHOLE_WITHIN_ROUNDING < 1)
     if entry.share_id is not None:  # the kubelet's answer does not contain a share's part of the device's capacity
         return _Part(None, is_certain=False, is_shared=True)

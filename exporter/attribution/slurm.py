@@ -1,7 +1,7 @@
 """Attributes devices to Slurm jobs, by the job-mapping directory of a prolog or by the cgroups of processes."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from exporter.attribution.host import (
     UNNAMED,
     HostProcess,
     HostUsers,
-    Tenant,
     TenantSource,
     allocatable,
     processes_of,
@@ -78,7 +77,6 @@ def _jobs(path: Path) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(found)) if len(found) == len(matches) else None
 
 
-NAMESPACE = "slurm"
 TEAM_PATIENCE_SECONDS = 60.0
 """Maximum time for which the owner of a mapped job waits for its first process on a GPU, which identifies its user."""
 
@@ -132,7 +130,7 @@ class SlurmJobs(TenantSource):
         waits = since is not None and 0 <= self._now - since < TEAM_PATIENCE_SECONDS
         return None if waits and facts and not facts.owner.team else facts
 
-    def _tenant_of(self, pid: int) -> Tenant | str | None:
+    def _tenant_of(self, pid: int) -> str | None:
         process = self._processes.look(pid)
         if process is None:
             return None
@@ -146,14 +144,14 @@ class SlurmJobs(TenantSource):
             return NO_POD
         return self._tenant(match["job"], self._team(match["user"], process))
 
-    def _tenant(self, job: str, team: str) -> Tenant:
+    def _tenant(self, job: str, team: str) -> str:
         """Return the tenant of a job, with its team from the time when that is first known."""
-        key = f"job-{job}"
-        known = self._by_key.get(key)
-        if known and (known.facts.owner.team or not team):
-            return known
-        owner = Owner(namespace=NAMESPACE, kind="SlurmJob", name=job, team=team)
-        return self._enter(Tenant(key=key, namespace=NAMESPACE, name=key, facts=PodFacts(owner=owner)))
+        name = f"job-{job}"
+        known = self._facts.get(name)
+        if known is None or (team and not known.owner.team):
+            owner = Owner(namespace=self.manager, kind="SlurmJob", name=job, team=team)
+            self._enter(name, PodFacts(owner=owner))
+        return name
 
     def _team(self, named_user: str | None, process: HostProcess) -> str:
         # A process of a prolog or a launcher within the job can belong to root; the job does not.
@@ -176,14 +174,12 @@ class SlurmJobs(TenantSource):
             self.errors["mapping_garbage"] += len(self._mapped.doubtful)
 
     def _publish_mapped(self, reading: Reading, now: float, *, due: bool) -> None:
-        tenants = {job: self._tenant(job, "") for jobs in self._mapped.jobs.values() for job in jobs}
-        self._mapped_since = {one.key: self._mapped_since.get(one.key, now) for one in tenants.values()}
+        tenants = {self._tenant(job, "") for jobs in self._mapped.jobs.values() for job in jobs}
+        self._mapped_since = {tenant: self._mapped_since.get(tenant, now) for tenant in tenants}
         jobs_on, absent = self._jobs_on(reading)
-        if not all(tenant.facts.owner.team for tenant in tenants.values()):
+        if not all(self._facts[tenant].owner.team for tenant in tenants):
             self._learn_teams(reading, jobs_on)
-        held = {
-            uuid: {one.key: one for one in (self._tenant(job, "") for job in jobs)} for uuid, jobs in jobs_on.items()
-        }
+        held = {uuid: [self._tenant(job, "") for job in jobs] for uuid, jobs in jobs_on.items()}
         if due and absent:
             self.errors["mapping_absent_device"] += len(absent)
         if due:
@@ -204,7 +200,7 @@ class SlurmJobs(TenantSource):
         for place, jobs in self._mapped.jobs.items():
             for job in jobs:
                 gpu = gpus.get(self._bound.get((place, job), "")) or there.get(place[0])
-                devices = tuple(_parts(gpu, place[1])) if gpu else ()
+                devices = _parts(gpu, place[1]) if gpu else []
                 if gpu and devices:
                     bound[place, job] = gpu.gpu.uuid
                 else:
@@ -231,12 +227,11 @@ def tenant_source(manager: str, mapping_dir: Path | None, proc_root: Path) -> Te
     return HostUsers(proc_root=proc_root)
 
 
-def _parts(gpu: GpuReading, instance_id: int | None) -> Iterator[str]:
-    if instance_id is None and not gpu.instances:
-        yield gpu.gpu.uuid
-    for part in gpu.instances:
-        if instance_id in {None, part.instance.gpu_instance_id}:
-            yield part.instance.uuid
+def _parts(gpu: GpuReading, instance_id: int | None) -> list[str]:
+    """Return the UUIDs of a GPU's devices, or of those in one of its GPU instances."""
+    if instance_id is None:
+        return [device.uuid for device in gpu.devices]
+    return [part.uuid for part in gpu.instances if part.instance.gpu_instance_id == instance_id]
 
 
 def _shown(place: Place) -> str:

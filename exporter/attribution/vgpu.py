@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile, parse
 from exporter.attribution.pod_lifecycle import Evidence
@@ -14,27 +14,20 @@ from exporter.model import Allocations, ContainerAllocation, DeviceIds, PodMetad
 HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
 HAMI_INSTANCES: Final = "hami.io/vgpu-mig-allocations"
 VOLCANO_DEVICES: Final = "volcano.sh/vgpu-ids-new"
-VOLCANO_INDEX: Final = "volcano.sh/gpu-index"
-VGPU_KEYS: Final = frozenset({HAMI_DEVICES, HAMI_INSTANCES, VOLCANO_DEVICES, VOLCANO_INDEX})
-"""Annotations that are read."""
 
 _VOLCANO_VGPU = "volcano.sh/vgpu-"
-_VOLCANO_GPU = "volcano.sh/gpu-"
-_VOLCANO_MEMORY = "volcano.sh/gpu-memory"
-_UNREADABLE_PREFIXES = ("aliyun.com/", "tencent.com/")
+_UNREADABLE_PREFIXES = ("volcano.sh/gpu-", "aliyun.com/", "tencent.com/")
 """Resources with annotations that are not read."""
 _NUMBER = r"[0-9]{1,9}"
 _DEVICE = re.compile(rf"(?P<uuid>[^,]+),[^,]*,(?P<memory>{_NUMBER}),(?P<cores>{_NUMBER})(?:,.*)?", re.ASCII)
 _NO_DEVICE = re.compile(r",[^,]*,0,0(?:,.*)?", re.ASCII)
 """Element that some versions of HAMi write for a container without a GPU, and others do not."""
 _PART_OF_GPU = re.compile(r"(?P<gpu>GPU-[0-9a-fA-F-]{36})\[.*\]", re.ASCII)
-_INDEXES = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*", re.ASCII)
-_COUNT = re.compile(r"volcano\.sh/(?:vgpu|gpu)-number")
+_COUNT = "volcano.sh/vgpu-number"
 _UUID_KINDS = (IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
+class _Device(NamedTuple):
     """One device of one container, as an annotation names it."""
 
     text: str
@@ -51,8 +44,22 @@ class _Listed:
     first_id: str
     count: int
     """Number of devices that the container has."""
-    units: int
-    """Number of its ids: with volcano-sh/devices one per MiB."""
+
+    def entry(self, device: _Device) -> Entry:
+        """Return the entry of one of its devices."""
+        return Entry(
+            holder=self.holder,
+            resource=self.resource,
+            source=ANNOTATION,
+            device_id=device.text,
+            parsed=device.parsed,
+            declared=device.declared,
+        )
+
+    def doubt(self, reason: str) -> Entry:
+        """Return the entry of a container with unknown devices."""
+        parsed = undecided(parse(self.resource, self.first_id), reason)
+        return replace(self.entry(_Device(self.first_id, parsed)), is_placeholder=True)
 
 
 def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
@@ -68,8 +75,8 @@ def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
     return parsed.kind is IdKind.NEEDS_ANNOTATION
 
 
-def entries(containers: Sequence[ContainerAllocation], pod: PodMetadata | None) -> list[Entry]:
-    """Return the entries of one pod's containers by its annotations.
+def entries(containers: Sequence[ContainerAllocation], pod: PodMetadata | None) -> Iterator[Entry]:
+    """Yield the entries of one pod's containers by its annotations.
 
     Args:
         containers: Of one pod, in the kubelet's order, with only the ids that satisfy ``is_told_by_annotation``.
@@ -83,34 +90,30 @@ def entries(containers: Sequence[ContainerAllocation], pod: PodMetadata | None) 
             groups.setdefault(_key_of(devices.resource), []).append(devices)
         for key, group in groups.items():
             by_key.setdefault(key, []).append(_listed(container, group))
-    found: list[Entry] = []
     for key, listed in by_key.items():
         text = annotations.get(key)
         if text is None:
-            found.extend(_doubt(one, "needs_annotation") for one in listed)
+            yield from (one.doubt("needs_annotation") for one in listed)
             continue
         try:
-            per_container = _READERS[key](text, annotations, listed)
+            found = _read_vgpus(text, annotations, listed)
         except ValueError:
-            found.extend(_doubt(one, "bad_annotation") for one in listed)
+            yield from (one.doubt("bad_annotation") for one in listed)
             continue
-        for one, devices_of in zip(listed, per_container, strict=True):
-            found.extend(_entry(one, device) for device in devices_of)
-    return found
+        for one, devices_of in zip(listed, found, strict=True):
+            yield from map(one.entry, devices_of)
 
 
 def _key_of(resource: str) -> str:
     if resource.startswith(_VOLCANO_VGPU):
         return VOLCANO_DEVICES
-    if resource.startswith(_VOLCANO_GPU):
-        return VOLCANO_INDEX
     return "" if resource.startswith(_UNREADABLE_PREFIXES) else HAMI_DEVICES
 
 
 def _listed(container: ContainerAllocation, group: Sequence[DeviceIds]) -> _Listed:
     """Combine the resources of one container that belong to one annotation."""
     # For a request of memory alone, volcano allocates one GPU, with as many ids as units of memory.
-    numbers = [devices for devices in group if _COUNT.fullmatch(devices.resource)]
+    numbers = [devices for devices in group if devices.resource == _COUNT]
     counted = numbers or [devices for devices in group if not devices.resource.startswith("volcano.sh/")]
     shown = (counted or list(group))[0]
     return _Listed(
@@ -118,24 +121,7 @@ def _listed(container: ContainerAllocation, group: Sequence[DeviceIds]) -> _List
         resource=shown.resource,
         first_id=shown.ids[0],
         count=sum(len(devices.ids) for devices in counted) or 1,
-        units=sum(len(devices.ids) for devices in group),
     )
-
-
-def _entry(listed: _Listed, device: _Device) -> Entry:
-    return Entry(
-        holder=listed.holder,
-        resource=listed.resource,
-        source=ANNOTATION,
-        device_id=device.text,
-        parsed=device.parsed,
-        declared=device.declared,
-    )
-
-
-def _doubt(listed: _Listed, reason: str) -> Entry:
-    parsed = undecided(parse(listed.resource, listed.first_id), reason)
-    return replace(_entry(listed, _Device(text=listed.first_id, parsed=parsed)), is_placeholder=True)
 
 
 def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
@@ -176,7 +162,7 @@ def _device(text: str) -> _Device:
     # A container holds an instance whole: the figures are those of the instance.
     whole = parsed.kind is not IdKind.GPU
     declared = Declared(memory_bytes=int(match["memory"]) * MIB, ratio=int(match["cores"]) / 100)
-    return _Device(text=match["uuid"], parsed=parsed, declared=None if whole else declared)
+    return _Device(match["uuid"], parsed, None if whole else declared)
 
 
 def _named(uuid: str) -> ParsedId:
@@ -198,7 +184,7 @@ def _place(elements: list[list[_Device]], text: str) -> None:
         for one in json.loads(text):
             devices = elements[_index(one["containerIndex"])]
             position = _index(one["deviceIndex"])
-            devices[position] = replace(devices[position], parsed=_instance(one), declared=None)
+            devices[position] = _Device(devices[position].text, _instance(one))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("no allocations of instances") from error
 
@@ -221,41 +207,10 @@ def _instance(one: Mapping[str, Any]) -> ParsedId:
     )
 
 
-def _read_indexes(text: str, _annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
-    """Parse the indexes of volcano-sh/devices: ``0,1``, for the pod as a whole.
-
-    Raises:
-        ValueError: The text has another form, or another number of GPUs than the kubelet lists.
-    """
-    if not _INDEXES.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} are not indexes")
-    indexes = [int(number) for number in text.split(",")]
-    if len(listed) > 1 and len(indexes) != sum(one.count for one in listed):
-        raise ValueError("another number of GPUs than the kubelet lists")
-    result: list[list[_Device]] = []
-    for one in listed:
-        own, indexes = (indexes[: one.count], indexes[one.count :]) if len(listed) > 1 else (indexes, [])
-        of_memory = Declared(memory_bytes=one.units * MIB) if one.resource == _VOLCANO_MEMORY else None
-        result.append(
-            [
-                _Device(text=str(index), parsed=ParsedId(kind=IdKind.INDEX, index=index), declared=of_memory)
-                for index in own
-            ]
-        )
-    return result
-
-
-_READERS: Final[Mapping[str, Callable[[str, Mapping[str, str], Sequence[_Listed]], list[list[_Device]]]]] = {
-    HAMI_DEVICES: _read_vgpus,
-    VOLCANO_DEVICES: _read_vgpus,
-    VOLCANO_INDEX: _read_indexes,
-}
-
-
 FRACTION: Final = "gpu-fraction"
 MEMORY: Final = "gpu-memory"
 CONTAINER: Final = "gpu-fraction-container-name"
-KAI_KEYS: Final = frozenset({FRACTION, MEMORY, CONTAINER})
+KEYS: Final = frozenset({HAMI_DEVICES, HAMI_INSTANCES, VOLCANO_DEVICES, FRACTION, MEMORY, CONTAINER})
 """Annotations that are read."""
 GROUP: Final = "runai-gpu-group"
 """Label of a reservation pod and of the pods with fractions of its GPU; with several GPUs, ``<this>/<group>``."""
@@ -342,8 +297,9 @@ def _declared(member: PodMetadata) -> tuple[Declared | None, str]:
     fraction, memory = member.annotations.get(FRACTION), member.annotations.get(MEMORY)
     if fraction is not None:
         ratio = float(fraction) if _RATIO.fullmatch(fraction) and fraction.strip(".") else 0.0
-        return (Declared(ratio=ratio), "") if ratio > 0 else (None, "bad_annotation")
-    if memory is not None:
-        mib = int(memory) if _MIB_NUMBER.fullmatch(memory) else 0
-        return (Declared(memory_bytes=mib * MIB), "") if mib > 0 else (None, "bad_annotation")
-    return None, "needs_annotation"
+        declared = Declared(ratio=ratio)
+    elif memory is not None:
+        declared = Declared(memory_bytes=int(memory) * MIB if _MIB_NUMBER.fullmatch(memory) else 0)
+    else:
+        return None, "needs_annotation"
+    return (declared, "") if declared != Declared() else (None, "bad_annotation")

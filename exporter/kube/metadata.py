@@ -81,7 +81,7 @@ LONG_TEXT_LIMIT = 64 << 10
 """Limit of long texts: a device list of HAMi has one line per container and device."""
 KEYS_LIMIT = 512
 """Maximum number of labels of one object; a node has up to about 200, a pod about a dozen."""
-LONG_KEYS = vgpu.VGPU_KEYS | vgpu.KAI_KEYS
+LONG_KEYS = vgpu.KEYS
 """Annotations that are kept for every pod, whatever the configuration."""
 
 _KEY_LIMIT = 317
