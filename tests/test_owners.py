@@ -16,10 +16,10 @@ from exporter.attribution.owner_rules import (
     RULES,
     OwnerRules,
     facts_of,
+    label_text,
     wanted_annotations,
     workload_of,
 )
-from exporter.attribution.policy import label_text
 from exporter.model import UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "pods").glob("*.yaml"))

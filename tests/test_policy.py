@@ -1,15 +1,39 @@
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.attribution.policy import ALERTS_KEY, ALERTS_UNTIL_KEY, CLASS_KEY, Policy, policy_of
+from exporter.attribution.owner_rules import ALERTS_KEY, ALERTS_UNTIL_KEY, CLASS_KEY, OwnerRules, facts_of
+from exporter.model import PodMetadata
 
 NOTHING: tuple[dict[str, str], ...] = ({}, {})
 ANY_TEXT = st.text(st.characters(codec=None), max_size=100)
+Texts = Sequence[Mapping[str, str]]
+
+
+class Policy(NamedTuple):
+    """What the facts of a pod say of its alerts."""
+
+    workload_class: str = ""
+    opt_out_until_seconds: float | None = None
+    problems: tuple[str, ...] = ()
+
+
 BAD_OPT_OUT = Policy(problems=("bad_opt_out",))
+
+
+def policy_of(kind: str, pod: Texts, namespace: Texts) -> Policy:
+    labels, annotations = pod
+    owned = PodMetadata(
+        namespace="ml", name="a", uid="", labels=labels, annotations=annotations, owner_kind=kind, owner_name="a"
+    )
+    facts = facts_of(owned, *namespace, OwnerRules())
+    problems = tuple(one for one in facts.problems if one.startswith("bad_"))
+    return Policy(facts.workload_class, facts.opt_out_until_seconds, problems)
 
 
 def until(text: str) -> Policy:

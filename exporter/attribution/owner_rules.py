@@ -1,14 +1,41 @@
-"""Derives the owner of a pod from its labels and controller: one table of rules, first match wins."""
+"""Derives the owner of a pod from its labels and controller: one table of rules, first match wins.
+
+Its alert policy, the workload class and the opt-out, is in its labels and annotations too.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from itertools import count
+from math import inf
 
-from exporter.attribution import policy
-from exporter.attribution.policy import label_text
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
+
+_HASH_DIGITS = 8
+
+
+def label_text(text: str, limit: int) -> str:
+    """Trim a text and limit its length.
+
+    Args:
+        text: Any text, also with lone surrogates and control characters.
+        limit: Maximum length of the result, at least 10.
+
+    Returns:
+        Printable text: each run of white space is one space, unprintable characters are left out. A longer text is cut
+        and ends in ``-`` and eight digits of its hash, so two long texts with the same beginning stay distinct.
+    """
+    if not text.isprintable():
+        text = "".join(character for character in text if character.isprintable() or character.isspace())
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return text
+    digest = sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{text[: limit - _HASH_DIGITS - 1]}-{digest}"
+
 
 MAX_KEYS = 10
 """Number of exported labels, and of exported annotations."""
@@ -101,6 +128,34 @@ _KNOWN_KINDS = _RAY_KINDS.union(
 _QUEUE_ANNOTATIONS = ("volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
 
 
+CLASS_KEY = "gpu-cost-exporter/workload-class"
+ALERTS_KEY = "gpu-cost-exporter/alerts"
+ALERTS_UNTIL_KEY = "gpu-cost-exporter/alerts-until"
+
+_KINDS_OF_CLASS = {
+    "interactive": "Notebook JupyterHub",
+    "inference": "InferenceService LLMInferenceService KnativeService RayService",
+    "reserved": "",
+    "batch": (
+        "Job CronJob JobSet RayJob RayCronJob VolcanoJob PodGroup Workflow SparkApplication Spark "
+        "PyTorchJob TFJob MPIJob XGBoostJob PaddleJob JAXJob MXJob AscendJob TrainJob"
+    ),
+}
+_CLASS_OF_KIND = {kind: name for name, kinds in _KINDS_OF_CLASS.items() for kind in kinds.split()}
+# Of a LeaderWorkerSet or a Deployment: the kind does not imply serving, these labels do.
+_SERVING_LABELS = ("llm-d.ai/role", "serving.kserve.io/inferenceservice")
+
+_ALERTS = {"disabled": inf, "enabled": -inf}
+"""Unix times at which an opt-out ends."""
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+_LONGEST_WORD = 64
+_DAY = timedelta(days=1).total_seconds()
+
+_Texts = tuple[Mapping[str, str], ...]
+"""Labels and annotations of one object."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRules:
     """The configurable part of the rules; the order of workload rules is fixed."""
@@ -134,7 +189,12 @@ def facts_of(
     own, namespaces = (pod.labels, pod.annotations), (namespace_labels, namespace_annotations)
     team = _first((*own, *namespaces), rules.team_keys, MAX_TEAM)
     queue = _first((pod.labels,), _QUEUE_LABELS, MAX_NAME) or _first((pod.annotations,), _QUEUE_ANNOTATIONS, MAX_NAME)
-    parsed = policy.policy_of(kind, own, namespaces)
+    problems: list[str] = []
+    workload_class = _class_of(kind, own, namespaces, problems)
+    until = _opt_out(own, problems)
+    if until is None:
+        until = _opt_out(namespaces, problems)
+    problems += _doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))
     return PodFacts(
         owner=Owner(
             namespace=label_text(pod.namespace, MAX_NAME),
@@ -144,17 +204,18 @@ def facts_of(
             cost_labels=_cost_labels(pod.labels, namespace_labels, rules.cost_labels),
         ),
         queue=queue,
-        workload_class=parsed.workload_class,
-        opt_out_until_seconds=parsed.opt_out_until_seconds,
+        workload_class=workload_class,
+        opt_out_until_seconds=None if until == -inf else until,
         exported=_exported(pod, rules),
         pod_uid=pod.uid,
-        problems=(*parsed.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
+        problems=tuple(dict.fromkeys(problems)),
     )
 
 
 def wanted_annotations(rules: OwnerRules) -> frozenset[str]:
     """Return the annotation keys, of pods and namespaces, that ``facts_of`` reads; no other needs to be kept."""
-    return policy.KEYS.union(rules.team_keys, rules.exported_annotations, _QUEUE_ANNOTATIONS, (_GROUP_NAME,))
+    own = {CLASS_KEY, ALERTS_KEY, ALERTS_UNTIL_KEY, _GROUP_NAME}
+    return frozenset(own.union(rules.team_keys, rules.exported_annotations, _QUEUE_ANNOTATIONS))
 
 
 def workload_of(pod: PodMetadata) -> Workload:
@@ -179,6 +240,44 @@ def _doubts(pod: PodMetadata, shown: tuple[tuple[str, int], ...]) -> Iterator[st
     kind, _ = _controller_of(pod)
     if kind not in _KNOWN_KINDS and all(rule(pod) is None for rule in RULES if rule is not _controller):
         yield "unknown_kind"
+
+
+def _class_of(kind: str, own: _Texts, namespaces: _Texts, problems: list[str]) -> str:
+    """Return the workload class of a pod: as the pod or its namespace sets it, or as its labels or kind imply it."""
+    words = list(_words((*own, *namespaces), CLASS_KEY))
+    if words and words[0] not in _KINDS_OF_CLASS:
+        problems.append("bad_workload_class")
+    is_serving = any(key in own[0] for key in _SERVING_LABELS)
+    implied = "inference" if is_serving else _CLASS_OF_KIND.get(kind, "")
+    return next((word for word in words if word in _KINDS_OF_CLASS), implied)
+
+
+def _opt_out(sources: _Texts, problems: list[str]) -> float | None:
+    """Return the latest end that the values of a pod or a namespace set; ``-inf`` for an enabled alert."""
+    ends = [_ALERTS.get(word) for word in _words(sources, ALERTS_KEY)]
+    ends += [_time(word) for word in _words(sources, ALERTS_UNTIL_KEY)]
+    if None in ends:
+        problems.append("bad_opt_out")
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _words(sources: _Texts, key: str) -> Iterator[str]:
+    for source in sources:
+        if word := label_text(source.get(key, ""), _LONGEST_WORD):
+            yield word.lower()
+
+
+def _time(word: str) -> float | None:
+    is_date = _DATE.fullmatch(word) is not None
+    if not is_date and not _RFC3339.fullmatch(word):
+        return None
+    try:
+        moment = datetime.fromisoformat(word.upper())
+    except ValueError:
+        return None
+    if is_date:
+        return moment.replace(tzinfo=UTC).timestamp() + _DAY
+    return moment.timestamp()
 
 
 def _first(sources: Iterable[Mapping[str, str]], keys: tuple[str, ...], limit: int) -> str:

@@ -12,9 +12,8 @@ from sys import intern
 from typing import Any, Final
 
 from exporter.attribution import vgpu
-from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
+from exporter.attribution.owner_rules import OwnerRules, facts_of, label_text, wanted_annotations
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
-from exporter.attribution.policy import label_text
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, TEXT_LIMIT, ListWatch, Lookups, mapping_of, text_of
