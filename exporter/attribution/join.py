@@ -20,7 +20,7 @@ from exporter.attribution.device_ids import (
 from exporter.attribution.host import SOURCES, UNNAMED_REASON
 from exporter.attribution.inventory import PASSED_THROUGH, Inventory
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence, SliceDevice
-from exporter.attribution.shares import DRA, Declared, Entry, ReplicaCounts, undecided
+from exporter.attribution.shares import DRA, Declared, Entry, HolderName, ReplicaCounts, undecided
 from exporter.model import (
     Allocations,
     Attribution,
@@ -110,18 +110,15 @@ def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
 
 def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidence) -> Iterator[Entry]:
     pod = evidence.pod(containers[0].namespace, containers[0].pod)
-    placeholders: list[ContainerAllocation] = []
+    annotated: dict[HolderName, list[DeviceIds]] = {}
     for container in containers:
-        annotated: list[DeviceIds] = []
         for devices in container.devices:
             if vgpu.is_told_by_annotation(devices, pod):
-                annotated.append(devices)
+                annotated.setdefault(container.name, []).append(devices)
             else:
                 yield from _listed_entries(container, devices)
-        if annotated:
-            placeholders.append(replace(container, devices=tuple(annotated)))
         yield from claimed_entries(container, evidence)
-    yield from vgpu.entries(placeholders, pod)
+    yield from vgpu.entries(annotated, pod)
 
 
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:

@@ -42,7 +42,7 @@ Found = TypeVar("Found")
 
 _MOST_BYTES = 1 << 16
 """More than any file of a process that is read here; the kernel returns such a file in one read."""
-_MANY = 1024
+_MANY = 2048
 """Number of processes to remember; more than the GPUs of a node have at a time."""
 # After the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
 _START_TIME_WORD = 19
@@ -90,7 +90,7 @@ def sees_host_processes(proc_root: Path) -> bool:
 class Remembered(Generic[Found]):
     """Cached data of processes, by pid and start time, as pids are reused.
 
-    An entry is dropped after a thousand other processes were looked up: its process has ended.
+    An entry is dropped after thousands of other processes were looked up: its process has ended.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
@@ -101,7 +101,7 @@ class Remembered(Generic[Found]):
         self._proc_root = str(proc_root)
         self._read = read
         self._known: dict[int, tuple[str, Found]] = {}
-        self._before: dict[int, tuple[str, Found]] = {}
+        """Start time and data by pid, the one that was looked up last at the end."""
 
     def look(self, pid: int) -> Found | None:
         """Look up a process.
@@ -116,34 +116,28 @@ class Remembered(Generic[Found]):
         directory = f"{self._proc_root}/{pid}"
         name, started = name_and_start(directory)
         known = self._known.get(pid)
-        if known is None and (known := self._before.pop(pid, None)):
-            self._remember(pid, known)
-        if known and started in {None, known[0]}:
-            return known[1]
-        if started is None:
-            return None
-        try:
-            found = self._read(directory, name)
-        except OSError:
-            return None
-        self._remember(pid, (started, found))
-        return found
+        if known is None or started not in {None, known[0]}:
+            if started is None:
+                return None
+            try:
+                known = started, self._read(directory, name)
+            except OSError:
+                return None
+        self.forget(pid)
+        self._known[pid] = known
+        if len(self._known) > _MANY:
+            del self._known[next(iter(self._known))]
+        return known[1]
 
     def lives(self, pid: int) -> bool:
         """Return whether the process that was last looked up under a pid still exists."""
-        known = self._known.get(pid) or self._before.get(pid)
+        known = self._known.get(pid)
         _, started = name_and_start(f"{self._proc_root}/{pid}")
         return started is not None and (known is None or known[0] == started)
 
     def forget(self, pid: int) -> None:
         """Read a process again at its next lookup: it may still be moved to another cgroup."""
         self._known.pop(pid, None)
-        self._before.pop(pid, None)
-
-    def _remember(self, pid: int, known: tuple[str, Found]) -> None:
-        if len(self._known) >= _MANY and pid not in self._known:
-            self._before, self._known = self._known, {}
-        self._known[pid] = known
 
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")

@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile, parse
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.attribution.shares import ANNOTATION, MIB, Declared, Entry, HolderName, undecided
-from exporter.model import Allocations, ContainerAllocation, DeviceIds, PodMetadata
+from exporter.model import Allocations, DeviceIds, PodMetadata
 
 HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
 HAMI_INSTANCES: Final = "hami.io/vgpu-mig-allocations"
@@ -35,33 +35,6 @@ class _Device(NamedTuple):
     declared: Declared | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
-    """A container that the kubelet lists with placeholders."""
-
-    holder: HolderName
-    resource: str
-    first_id: str
-    count: int
-    """Number of devices that the container has."""
-
-    def entry(self, device: _Device) -> Entry:
-        """Return the entry of one of its devices."""
-        return Entry(
-            holder=self.holder,
-            resource=self.resource,
-            source=ANNOTATION,
-            device_id=device.text,
-            parsed=device.parsed,
-            declared=device.declared,
-        )
-
-    def doubt(self, reason: str) -> Entry:
-        """Return the entry of a container with unknown devices."""
-        parsed = undecided(parse(self.resource, self.first_id), reason)
-        return replace(self.entry(_Device(self.first_id, parsed)), is_placeholder=True)
-
-
 def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
     """Return whether the devices of one resource of a container are named by an annotation and not by their ids.
 
@@ -75,33 +48,36 @@ def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
     return parsed.kind is IdKind.NEEDS_ANNOTATION
 
 
-def entries(containers: Sequence[ContainerAllocation], pod: PodMetadata | None) -> Iterator[Entry]:
+def entries(annotated: Mapping[HolderName, Sequence[DeviceIds]], pod: PodMetadata | None) -> Iterator[Entry]:
     """Yield the entries of one pod's containers by its annotations.
 
     Args:
-        containers: Of one pod, in the kubelet's order, with only the ids that satisfy ``is_told_by_annotation``.
+        annotated: By container, in the kubelet's order: the ids that satisfy ``is_told_by_annotation``.
         pod: The pod; ``None`` if it is not known.
     """
     annotations: Mapping[str, str] = pod.annotations if pod else {}
-    by_key: dict[str, list[_Listed]] = {}
-    for container in containers:
-        groups: dict[str, list[DeviceIds]] = {}
-        for devices in container.devices:
-            groups.setdefault(_key_of(devices.resource), []).append(devices)
-        for key, group in groups.items():
-            by_key.setdefault(key, []).append(_listed(container, group))
-    for key, listed in by_key.items():
+    by_key: dict[str, list[tuple[Entry, int]]] = {}
+    for holder, resources in annotated.items():
+        for key in dict.fromkeys(_key_of(devices.resource) for devices in resources):
+            group = [devices for devices in resources if _key_of(devices.resource) == key]
+            by_key.setdefault(key, []).append(_placeholder(holder, group))
+    for key, placeholders in by_key.items():
         text = annotations.get(key)
         if text is None:
-            yield from (one.doubt("needs_annotation") for one in listed)
+            yield from (_doubt(entry, "needs_annotation") for entry, _ in placeholders)
             continue
         try:
-            found = _read_vgpus(text, annotations, listed)
+            found = _read_vgpus(text, annotations, [count for _, count in placeholders])
         except ValueError:
-            yield from (one.doubt("bad_annotation") for one in listed)
+            yield from (_doubt(entry, "bad_annotation") for entry, _ in placeholders)
             continue
-        for one, devices_of in zip(listed, found, strict=True):
-            yield from map(one.entry, devices_of)
+        for (entry, _), devices_of in zip(placeholders, found, strict=True):
+            for device in devices_of:
+                yield replace(entry, device_id=device.text, parsed=device.parsed, declared=device.declared)
+
+
+def _doubt(placeholder: Entry, reason: str) -> Entry:
+    return replace(placeholder, parsed=undecided(placeholder.parsed, reason), is_placeholder=True)
 
 
 def _key_of(resource: str) -> str:
@@ -110,21 +86,23 @@ def _key_of(resource: str) -> str:
     return "" if resource.startswith(_UNREADABLE_PREFIXES) else HAMI_DEVICES
 
 
-def _listed(container: ContainerAllocation, group: Sequence[DeviceIds]) -> _Listed:
-    """Combine the resources of one container that belong to one annotation."""
+def _placeholder(holder: HolderName, group: Sequence[DeviceIds]) -> tuple[Entry, int]:
+    """Return an entry for the resources of one container that belong to one annotation, and its number of devices."""
     # For a request of memory alone, volcano allocates one GPU, with as many ids as units of memory.
     numbers = [devices for devices in group if devices.resource == _COUNT]
     counted = numbers or [devices for devices in group if not devices.resource.startswith("volcano.sh/")]
-    shown = (counted or list(group))[0]
-    return _Listed(
-        holder=container.name,
+    shown = (counted or group)[0]
+    entry = Entry(
+        holder=holder,
         resource=shown.resource,
-        first_id=shown.ids[0],
-        count=sum(len(devices.ids) for devices in counted) or 1,
+        source=ANNOTATION,
+        device_id=shown.ids[0],
+        parsed=parse(shown.resource, shown.ids[0]),
     )
+    return entry, sum(len(devices.ids) for devices in counted) or 1
 
 
-def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
+def _read_vgpus(text: str, annotations: Mapping[str, str], counts: Sequence[int]) -> list[list[_Device]]:
     """Parse HAMi's form: containers end with ``;``, devices with ``:``, each ``UUID,type,MiB,cores in percent``.
 
     Raises:
@@ -136,16 +114,16 @@ def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Lis
     ]
     if HAMI_INSTANCES in annotations and text == annotations.get(HAMI_DEVICES):
         _place(elements, annotations[HAMI_INSTANCES])
-    return _aligned([element for element in elements if element], listed)
+    return _aligned([element for element in elements if element], counts)
 
 
-def _aligned(elements: list[list[_Device]], listed: Sequence[_Listed]) -> list[list[_Device]]:
+def _aligned(elements: list[list[_Device]], counts: Sequence[int]) -> list[list[_Device]]:
     """Match the elements to containers from the end: ordinary init containers come first and are not listed."""
-    if len(elements) == len(listed) == 1:
+    if len(elements) == len(counts) == 1:
         return elements
     found: list[list[_Device]] = []
-    for one in reversed(listed):
-        while elements and len(elements[-1]) != one.count:
+    for count in reversed(counts):
+        while elements and len(elements[-1]) != count:
             elements = elements[:-1]
         if not elements:
             raise ValueError("other containers than the kubelet lists")
