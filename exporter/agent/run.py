@@ -157,11 +157,12 @@ def _node(
     simulated: bool,
 ) -> Node:
     interval = config.sampling.interval_seconds
+    sysfs = Path("/nonexistent" if simulated else "/sys")
     attributor = attributor_of(config)
     clock = IdleClock(
         threshold_ratio=config.sampling.idle_threshold_ratio, tolerated_gap_seconds=stale_after_seconds(interval)
     )
-    metering = _metering(config, book, attributor, clock, simulated=simulated)
+    metering = _metering(config, book, attributor, clock, sysfs, simulated=simulated)
     return Node(
         name=config.attribution.node_name,
         sources=make_sources(config, collectors.fields, commands),
@@ -181,12 +182,12 @@ def _node(
             xid_window_seconds=config.exposition.xid_count_window_seconds,
             clock_events_window_seconds=config.exposition.clock_events_window_seconds,
         ),
-        record=SourceRecord(bound_driver=(lambda _: None) if simulated else partial(bound_driver, Path("/sys"))),
+        record=SourceRecord(bound_driver=partial(bound_driver, sysfs)),
     )
 
 
 def _metering(
-    config: AgentConfig, book: PriceBook, attributor: Attributor, clock: IdleClock, *, simulated: bool
+    config: AgentConfig, book: PriceBook, attributor: Attributor, clock: IdleClock, sysfs: Path, *, simulated: bool
 ) -> Metering:
     """Create the metering; if no other agent writes the node's ledger, continue from the last process's state."""
     name, directory = config.attribution.node_name, config.running.state_dir
@@ -207,7 +208,7 @@ def _metering(
         file=StateFile(directory) if directory else None,
         lock=WriterLock(node=name, directory=config.running.lock_dir, state_directory=directory),
         boot_id=boot_id,
-        loaded_driver=(lambda: None) if simulated else partial(loaded_driver, Path("/sys")),
+        loaded_driver=partial(loaded_driver, sysfs),
         simulated=simulated,
         save_interval_seconds=config.running.state_interval_seconds,
     )
@@ -261,12 +262,9 @@ class ProblemLog:
         """Log the problems that have begun or ended since the previous snapshot."""
         of_api = snapshot.metadata.problem if snapshot.metadata else ""
         for name, problem in (("kubelet", snapshot.attribution.problem), ("Kubernetes API", of_api)):
-            if problem and name not in self._logged:
-                self._logged.add(name)
-                LOG.warning("%s: %s", name, problem)
-            elif not problem and name in self._logged:
-                self._logged.discard(name)
-                LOG.info("%s: recovered", name)
+            if bool(problem) is not (name in self._logged):
+                self._logged ^= {name}
+                LOG.log(logging.WARNING if problem else logging.INFO, "%s: %s", name, problem or "recovered")
 
 
 @dataclass(slots=True, kw_only=True)

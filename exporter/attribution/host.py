@@ -31,7 +31,8 @@ from exporter.model import (
 )
 
 _PASSWD_LIMIT_BYTES = 4 * 2**20
-_PASSWD_FIELDS = 3
+_USER = re.compile(r"^([^:\n]+):[^:\n]*:([0-9]{1,10}):", re.ASCII | re.MULTILINE)
+_REAL_USER = re.compile(r"^Uid:\s+([0-9]{1,10})(?=\s|$)", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +78,8 @@ class UserNames:
             return
         self._changed_ns = changed_ns
         self._names = {}
-        for line in text.splitlines():
-            fields = line.split(":")
-            if len(fields) > _PASSWD_FIELDS and fields[0] and _is_number(fields[2]):
-                self._names.setdefault(int(fields[2]), fields[0])
+        for name, number in _USER.findall(text):
+            self._names.setdefault(int(number), name)
 
 
 def host_process(directory: str, name: str) -> HostProcess:
@@ -95,18 +94,10 @@ def host_process(directory: str, name: str) -> HostProcess:
 def _real_user(path: str) -> int | None:
     # Not the owner of /proc/<pid>: that is root for a process that is not dumpable.
     try:
-        status = content(path)
+        found = _REAL_USER.search(content(path))
     except OSError:
         return None
-    for line in status.splitlines():
-        if line.startswith("Uid:"):
-            words = line.split()
-            return int(words[1]) if len(words) > 1 and _is_number(words[1]) else None
-    return None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 10  # noqa: PLR2004 - digits of a 32-bit number
+    return int(found[1]) if found else None
 
 
 SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"

@@ -275,7 +275,7 @@ def _remembered(counts: ReplicaCounts, inventory: Inventory) -> dict[ReplicaKey,
     """Return the counts of devices that are present, advertised or held; all counts while no device is seen."""
     return {
         key: count
-        for key, count in counts.told.items()
+        for key, count in counts.known.items()
         if not inventory.gpus or key in counts.current or key[0] in inventory.gpus or key[0] in inventory.instances
     }
 

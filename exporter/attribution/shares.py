@@ -82,11 +82,9 @@ class ReplicaCounts:
     """Numbers of replicas that devices are divided into."""
 
     known: Mapping[ReplicaKey, int]
-    """Counts that the kubelet advertises or once advertised."""
+    """Counts that the kubelet advertises or once advertised, and at least the number of held replicas."""
     likely: Mapping[ReplicaKey, int]
     """Counts that it never advertised, derived from those of other devices or from the held replicas."""
-    told: Mapping[ReplicaKey, int]
-    """Last advertised counts, whatever is held; they are saved."""
     current: frozenset[ReplicaKey]
     """Devices with replicas that are advertised or held now."""
 
@@ -125,7 +123,7 @@ def replica_counts(
         if len(others.get(resource, ())) == 1 and max(seen) < max(others[resource])
     }
     known = {key: max(count, len(numbers.get(key, ()))) for key, count in latest.items()}
-    return ReplicaCounts(known=known, likely=likely, told=latest, current=frozenset({*now, *numbers}))
+    return ReplicaCounts(known=known, likely=likely, current=frozenset({*now, *numbers}))
 
 
 def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
