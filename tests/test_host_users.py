@@ -7,8 +7,8 @@ import pytest
 from agent_support import matching, running_agent
 from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
 
-from exporter.attribution.host import HostProcess, HostUsers, tenant_of
 from exporter.attribution.processes import NO_NAME, NO_POD
+from exporter.attribution.tenants import HostProcess, HostUsers, tenant_of
 from exporter.model import AllocationState, DeviceState, Field, Owner, ProcessUse
 
 ID = "ab" * 32

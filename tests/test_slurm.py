@@ -8,10 +8,9 @@ import pytest
 from agent_support import ROOT
 from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
 
-from exporter.attribution import slurm
-from exporter.attribution.host import RENEW_SECONDS
+from exporter.attribution import tenants
 from exporter.attribution.processes import NO_NAME, NO_POD
-from exporter.attribution.slurm import TEAM_PATIENCE_SECONDS, Mapped, SlurmJobs
+from exporter.attribution.tenants import RENEW_SECONDS, TEAM_PATIENCE_SECONDS, Mapped, SlurmJobs
 from exporter.model import AllocationState, DeviceState, GpuReading, Owner
 
 V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
@@ -362,20 +361,20 @@ def test_a_job_that_is_not_mapped_holds_nothing_however_busy_it_is(proc: Proc, m
 )
 def test_lines_of_a_mapping_file_are_job_ids(mapping: Path, text: bytes, ids: tuple[str, ...]) -> None:
     (mapping / "3").write_bytes(text)
-    assert slurm.read(mapping) == Mapped(jobs={(3, None): ids} if ids else {})
+    assert tenants.read_mapping(mapping) == Mapped(jobs={(3, None): ids} if ids else {})
 
 
 @pytest.mark.parametrize("text", [b"job 12\n", b"12\n\x00\n", b"x" * 70_000, b"1\n" * 300, b"\xff\n"])
 def test_anything_else_is_doubtful_and_named(mapping: Path, text: bytes) -> None:
     (mapping / "2.1").write_bytes(text)
-    found = slurm.read(mapping)
+    found = tenants.read_mapping(mapping)
     assert found.jobs == {}
     assert str(mapping / "2.1") in found.doubtful[2, 1]
 
 
 def test_a_directory_in_place_of_a_file_is_doubtful(mapping: Path) -> None:
     (mapping / "0").mkdir()
-    assert "directory" in slurm.read(mapping).doubtful[0, None].lower()
+    assert "directory" in tenants.read_mapping(mapping).doubtful[0, None].lower()
 
 
 def test_prolog_and_epilog_keep_the_directory_that_the_agent_reads(proc: Proc, mapping: Path) -> None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from exporter.attribution.device_ids import ReplicaKey
-from exporter.attribution.host import TenantSource
 from exporter.attribution.join import DRA_UNRESOLVED, UNDECIDED, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.attribution.processes import ProcessLookup, with_unlisted_uses
 from exporter.attribution.shares import DRA
+from exporter.attribution.tenants import TenantSource
 from exporter.model import Allocations, Attribution, DeviceState, Holder, Reading
 
 if TYPE_CHECKING:

@@ -9,16 +9,8 @@ from exporter.agent.history import ActivityLog, EventLog, SourceRecord
 from exporter.agent.metering import Metering
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer, darkened
-from exporter.attribution.host import TenantSource
-from exporter.model import (
-    Attribution,
-    DeviceState,
-    DeviceView,
-    Reading,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-)
+from exporter.attribution.tenants import TenantSource
+from exporter.model import Attribution, DeviceState, DeviceView, Reading, Snapshot, SourceState, SourceStatus
 
 _Views = tuple[DeviceView, ...]
 

@@ -14,7 +14,7 @@ from exporter.errors import StateError
 from exporter.model import DeviceView, Holder, Owner, OwnersView, PodFacts, Portion, Price, is_other_pod
 
 if TYPE_CHECKING:
-    from exporter.attribution.host import TenantSource
+    from exporter.attribution.tenants import TenantSource
     from exporter.kube.metadata import Metadata
 
 PATIENCE_SECONDS = 600.0

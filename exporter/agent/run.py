@@ -27,7 +27,7 @@ from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
 from exporter.agent.sources import MissingGpus, make_sources, sources_of
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PodLookup, sees_host_processes
-from exporter.attribution.slurm import tenant_source
+from exporter.attribution.tenants import tenant_source
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
 from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod

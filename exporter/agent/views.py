@@ -3,16 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter.accounting.activity import (
-    ActivityJudge,
-    DeviceLevel,
-    Judgement,
-    Observation,
-    SampledUse,
-    partitioned_activity,
-    samples_cover,
-    split_activity,
-)
+from exporter.accounting import activity
 from exporter.accounting.idle import IdleClock
 from exporter.agent.history import XidRecord
 from exporter.agent.owners import Owners
@@ -48,15 +39,15 @@ def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[f
     return least / holder.device_share_ratio, most / holder.device_share_ratio
 
 
-def _samples(matched: Matched, values: Mapping[Field, int | float], holder_count: int) -> list[SampledUse] | None:
+def _samples(matched: Matched, values: Mapping[Field, int | float], holders: int) -> list[activity.SampledUse] | None:
     """Return the sampled use of the processes; ``None`` if it does not divide the device's activity."""
-    if holder_count == 1 and not matched.unattributed:
+    if holders == 1 and not matched.unattributed:
         return None  # the only holder has all of it
     processes = [process for bucket in matched.buckets for process in bucket.processes]
-    if matched.by_mps or not samples_cover(values, processes):
+    if matched.by_mps or not activity.samples_cover(values, processes):
         return None
     return [
-        SampledUse(
+        activity.SampledUse(
             holders=bucket.holders,
             ratio=sum(process.busiest_ratio or 0.0 for process in bucket.processes),
             known=bucket.known,
@@ -105,7 +96,7 @@ def _memories(holders: Sequence[Holder], matched: Matched | None, used_mib: floa
 
 
 def _drop_in_values(
-    part: Activity | None, device: Judgement, values: Mapping[Field, int | float], memory_bytes: int | None
+    part: Activity | None, device: activity.Judgement, values: Mapping[Field, int | float], memory_bytes: int | None
 ) -> dict[Field, int | float]:
     """Return the drop-in fields that exist per holder on a shared device: its part of the device's value."""
     drop_in: dict[Field, int | float] = {}
@@ -123,7 +114,7 @@ def _drop_in_values(
 
 
 NO_XIDS = XidRecord()
-_DOWN = Judgement(activity=None, reason="device_down")
+_DOWN = activity.Judgement(activity=None, reason="device_down")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,11 +124,11 @@ class Viewer:
     lookup: ProcessLookup
     """Finds the holders of processes."""
     clock: IdleClock
-    judge: ActivityJudge = field(default_factory=ActivityJudge)
+    judge: activity.ActivityJudge = field(default_factory=activity.ActivityJudge)
     process_list_reliable: bool = True
     owners: Owners = field(default_factory=Owners)
     _judged_at: float | None = None
-    _judgements: dict[str, Judgement] = field(default_factory=dict)
+    _judgements: dict[str, activity.Judgement] = field(default_factory=dict)
     """Activity by UUID of each device that was up in the reading of ``_judged_at``."""
 
     def views(
@@ -159,16 +150,16 @@ class Viewer:
             )
         return tuple(views)
 
-    def _judged(self, reading: Reading) -> dict[str, Judgement]:
+    def _judged(self, reading: Reading) -> dict[str, activity.Judgement]:
         """Determine the activity of each device that is up; once per reading."""
-        judged: dict[str, Judgement] = {}
+        judged: dict[str, activity.Judgement] = {}
         for gpu in reading.gpus:
             if gpu.state is not DeviceState.UP:
                 continue
             for device in gpu.with_instances:
                 judged[device.uuid] = self._judgement(gpu, device, reading.instant)
             if gpu.instances or gpu.lacks_instances:
-                judged[gpu.uuid] = partitioned_activity(
+                judged[gpu.uuid] = activity.partitioned_activity(
                     gpu.gpu,
                     judged[gpu.uuid],
                     [(part.instance.compute_slices, judged[part.uuid]) for part in gpu.instances],
@@ -178,9 +169,9 @@ class Viewer:
         self.judge.forget(frozenset(device.uuid for gpu in reading.gpus for device in gpu.with_instances))
         return judged
 
-    def _judgement(self, gpu: GpuReading, device: DeviceReading, at: float) -> Judgement:
+    def _judgement(self, gpu: GpuReading, device: DeviceReading, at: float) -> activity.Judgement:
         processes = _own_processes(gpu, device)
-        sample = Observation(
+        sample = activity.Observation(
             uuid=device.uuid,
             at_seconds=at,
             values=device.values,
@@ -236,7 +227,7 @@ class Viewer:
     def _use(
         self,
         holders: Sequence[Holder],
-        judgement: Judgement,
+        judgement: activity.Judgement,
         values: Mapping[Field, int | float],
         processes: tuple[ProcessUse, ...] | None,
         now: float,
@@ -253,7 +244,7 @@ class Viewer:
         device = judgement.activity
         if device is not None and device.profile is not None and not sole:
             device = replace(device, profile=None)  # its resources cannot be divided among holders
-        split = split_activity(device, holders, _samples(matched, values, len(holders)) if matched else None)
+        split = activity.split_activity(device, holders, _samples(matched, values, len(holders)) if matched else None)
         memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
         pods: list[PodUse] = []
         for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
@@ -273,10 +264,10 @@ class Viewer:
         return tuple(pods), split.remainder_ratio, _foreign(matched)
 
 
-def _level(gpu: GpuReading, device: DeviceReading) -> DeviceLevel:
+def _level(gpu: GpuReading, device: DeviceReading) -> activity.DeviceLevel:
     if device is not gpu:
-        return DeviceLevel.INSTANCE
-    return DeviceLevel.PARTITIONED_GPU if gpu.gpu.mig_enabled or gpu.instances else DeviceLevel.GPU
+        return activity.DeviceLevel.INSTANCE
+    return activity.DeviceLevel.PARTITIONED_GPU if gpu.gpu.mig_enabled or gpu.instances else activity.DeviceLevel.GPU
 
 
 def _own_processes(gpu: GpuReading, device: DeviceReading) -> tuple[ProcessUse, ...] | None:

@@ -5,22 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from exporter.attribution import shares, vgpu
-from exporter.attribution.device_ids import (
-    GPU_DRA_DRIVER,
-    IdKind,
-    ParsedId,
-    ReplicaKey,
-    claim_uid,
-    comparable_profile,
-    parse,
-    parse_claimed,
-    telling,
-)
-from exporter.attribution.host import SOURCES, UNNAMED_REASON
+from exporter.attribution import device_ids, shares, vgpu
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, IdKind, ParsedId, ReplicaKey, claim_uid
 from exporter.attribution.inventory import PASSED_THROUGH, Inventory
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence, SliceDevice
 from exporter.attribution.shares import DRA, Declared, Entry, HolderName, ReplicaCounts, undecided
+from exporter.attribution.tenants import SOURCES, UNNAMED_REASON
 from exporter.model import (
     Allocations,
     Attribution,
@@ -124,8 +114,8 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:
     source = SOURCES.get(devices.resource, DEVICE_PLUGIN)
     seen: set[ParsedId] = set()
-    for device_id in telling(devices.resource, devices.ids):
-        parsed = parse(devices.resource, device_id)
+    for device_id in device_ids.telling(devices.resource, devices.ids):
+        parsed = device_ids.parse(devices.resource, device_id)
         if devices.resource in SOURCES and not container.pod and parsed.kind is not IdKind.UNKNOWN:
             parsed = undecided(parsed, UNNAMED_REASON)
         if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands of them; one entry is enough
@@ -140,14 +130,14 @@ def claimed_entries(container: ContainerAllocation, evidence: Evidence) -> Itera
     # A container that names one claim twice lists its devices twice.
     keys = {(claim.driver, claim.pool, claim.device, claim.share_id): claim for claim in container.claims}
     for claim in keys.values():
-        parsed = parse_claimed(claim.driver, claim.device)
+        parsed = device_ids.parse_claimed(claim.driver, claim.device)
         if parsed is None:
             continue
         device = (evidence.devices or {}).get((claim.pool, claim.device))
         if device is not None:
             parsed = _as_sliced(device, parsed)
-        allocated, pending = _allocated(claim, evidence)
-        if pending:
+        allocated = _allocated(claim, evidence)
+        if evidence.awaits_claim(claim_uid(claim)):
             parsed = undecided(parsed, "claim_pending")
         elif allocated is not None and allocated.admin_access:
             continue
@@ -178,23 +168,19 @@ def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
     return ParsedId(
         kind=IdKind.MINOR_PROFILE,
         uuid=device.parent_uuid,
-        profile=comparable_profile(device.profile) or by_name.profile,
+        profile=device_ids.comparable_profile(device.profile) or by_name.profile,
         profile_id=by_name.profile_id,
         placement_start=by_name.placement_start,
     )
 
 
-def _allocated(claim: ClaimedDevice, evidence: Evidence) -> tuple[AllocatedDevice | None, bool]:
-    """Return the device in the claim's own result, and whether that result is still pending."""
-    if _key_of(claim) in evidence.unreadable_claims:
-        return None, False
-    results = evidence.claims.get(_key_of(claim))
-    if results is None:
-        return None, evidence.reads_claims and claim_uid(claim) is not None
+def _allocated(claim: ClaimedDevice, evidence: Evidence) -> AllocatedDevice | None:
+    """Return the device in the claim's own result; ``None`` if that is not known."""
     key = (claim.driver, claim.pool, claim.device, claim.share_id)
+    results = evidence.claims.get(_key_of(claim), ())
     same = [one for one in results if (one.driver, one.pool, one.device, one.share_id) == key]
     # One claim may both monitor a device and hold it.
-    return min(same, key=lambda one: one.admin_access, default=None), False
+    return min(same, key=lambda one: one.admin_access, default=None)
 
 
 def _declared(allocated: AllocatedDevice | None, device: SliceDevice | None) -> Declared | None:
@@ -208,9 +194,9 @@ def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, Pa
     if allocatable is None:
         return None
     return [
-        (devices.resource, parse(devices.resource, device_id))
+        (devices.resource, device_ids.parse(devices.resource, device_id))
         for devices in allocatable
-        for device_id in telling(devices.resource, devices.ids)
+        for device_id in device_ids.telling(devices.resource, devices.ids)
     ]
 
 

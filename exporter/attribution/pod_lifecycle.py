@@ -67,6 +67,10 @@ class Evidence:
         """Return a pod of this node; ``None`` if it is not known."""
         return self.pods.get((namespace, name)) if self.pods is not None else None
 
+    def awaits_claim(self, uid: str | None) -> bool:
+        """Return whether the result of a claim will still be read."""
+        return self.reads_claims and uid is not None and uid not in self.claims and uid not in self.unreadable_claims
+
     def holds_nothing(self, name: PodName) -> bool:
         """Return whether a pod that the kubelet lists holds no device: it has ended, or it is this agent's."""
         return name in self.ended or name == self.own_pod

@@ -14,7 +14,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.join import attribute
 from exporter.attribution.pod_lifecycle import Evidence, PodName
 from exporter.attribution.processes import PodLookup, with_unlisted_uses
-from exporter.attribution.slurm import tenant_source
+from exporter.attribution.tenants import tenant_source
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.errors import ApiError, AttributionError
