@@ -1,7 +1,7 @@
 """Finds the devices of a node by any name that an id can contain."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -106,13 +106,23 @@ class Inventory:
         known = {gpu for gpu in found if gpu is not None}
         return known if len(known) == len(found) else None
 
-    def replicas(self, ids: Iterable[tuple[str, ParsedId]]) -> Iterator[tuple[ReplicaKey, int]]:
-        """Yield the replicas among ids with their resources, also of devices that the driver does not see (yet)."""
+    def replicas(self, ids: Iterable[tuple[str, ParsedId]]) -> dict[ReplicaKey, set[int]]:
+        """Return the numbers of the replicas among ids by device and resource, also of devices that are not seen (yet).
+
+        Args:
+            ids: Resource and id.
+        """
+        numbers: dict[ReplicaKey, set[int]] = {}
         for resource, parsed in ids:
             if parsed.replica is not None:
                 named = (parsed.uuid,) if parsed.uuid and parsed.kind in {IdKind.GPU, IdKind.MIG} else ()
                 for uuid in self.resolve(parsed)[0] or named:
-                    yield (uuid, resource), parsed.replica
+                    numbers.setdefault((uuid, resource), set()).add(parsed.replica)
+        return numbers
+
+    def may_have(self, uuid: str) -> bool:
+        """Return whether a device is listed, or no device is."""
+        return not self.gpus or uuid in self.gpus or uuid in self.instances
 
     def suspects(self, parsed: ParsedId, reason: str) -> tuple[str, ...] | None:
         """Return the devices that an unresolved id may be, whole or in part; ``None``: any device.

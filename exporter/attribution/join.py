@@ -53,11 +53,7 @@ def attribute(
     inventory = Inventory.of(gpus)
     entries = list(_entries(allocations, evidence))
     advertised = _advertised(allocations.allocatable)
-    counts = shares.replica_counts(
-        None if advertised is None else inventory.replicas(advertised),
-        inventory.replicas((entry.resource, entry.parsed) for entry in entries if entry.declared is None),
-        replicas,
-    )
+    counts = shares.replica_counts(advertised, entries, inventory, replicas)
     resolved, unresolved = _match(entries, inventory, counts)
     of_kubelet = [*(parsed for _, parsed in advertised or ()), *(entry.parsed for entry in entries)]
     listed = _advertised_gpus(advertised, evidence, entries, inventory)
@@ -74,7 +70,7 @@ def attribute(
         allocated_devices=len(held) if held is not None and is_decided else None,
         # Also unknown if no device is advertised: a plugin may still be about to register.
         expected_devices=len(listed | held) if listed and held is not None else None,
-        replicas=_remembered(counts, inventory),
+        replicas=counts.known,
     )
 
 
@@ -255,15 +251,6 @@ def _unresolved(entry: Entry, reason: str, inventory: Inventory) -> Unresolved:
         reason=reason,
         devices=None if entry.is_placeholder else inventory.suspects(entry.parsed, reason),
     )
-
-
-def _remembered(counts: ReplicaCounts, inventory: Inventory) -> dict[ReplicaKey, int]:
-    """Return the counts of devices that are present, advertised or held; all counts while no device is seen."""
-    return {
-        key: count
-        for key, count in counts.known.items()
-        if not inventory.gpus or key in counts.current or key[0] in inventory.gpus or key[0] in inventory.instances
-    }
 
 
 def _holders(

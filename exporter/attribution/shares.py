@@ -1,6 +1,6 @@
 """Divides a device that several containers hold into their shares."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,9 +12,6 @@ DRA = "dra"
 """Source of a holder that the kubelet lists with a claim."""
 
 WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
-
-Replica = tuple[ReplicaKey, int]
-"""Device UUID and resource, number of the replica."""
 
 ANNOTATION = "annotation"
 """Source of a holder that only its pod's annotations name."""
@@ -85,8 +82,6 @@ class ReplicaCounts:
     """Counts that the kubelet advertises or once advertised, and at least the number of held replicas."""
     likely: Mapping[ReplicaKey, int]
     """Counts that it never advertised, derived from those of other devices or from the held replicas."""
-    current: frozenset[ReplicaKey]
-    """Devices with replicas that are advertised or held now."""
 
     def of(self, uuid: str, resource: str) -> int | None:
         """Return the number of a device's replicas; ``None`` if it is unknown."""
@@ -94,7 +89,10 @@ class ReplicaCounts:
 
 
 def replica_counts(
-    advertised: Iterable[Replica] | None, held: Iterable[Replica], remembered: Mapping[ReplicaKey, int]
+    advertised: Sequence[tuple[str, ParsedId]] | None,
+    entries: Sequence[Entry],
+    inventory: Inventory,
+    remembered: Mapping[ReplicaKey, int],
 ) -> ReplicaCounts:
     """Count the replicas of each device.
 
@@ -103,13 +101,15 @@ def replica_counts(
     of a resource alike. An old kubelet advertises none: there the held replica numbers give a lower bound.
 
     Args:
-        advertised: Replicas of ``GetAllocatableResources``; ``None`` for a kubelet without that call.
-        held: The same for the replicas that containers hold.
+        advertised: Resource and id of each device of ``GetAllocatableResources``; ``None`` for a kubelet without it.
+        entries: All devices that containers hold.
+        inventory: The devices of the node; the counts of others are forgotten unless they are held.
         remembered: Counts advertised before, by (device UUID, resource).
     """
-    numbers = _numbers(held)
+    numbers = inventory.replicas((one.resource, one.parsed) for one in entries if one.declared is None)
+    remembered = {key: count for key, count in remembered.items() if key in numbers or inventory.may_have(key[0])}
     # Replicas are numbered from 0, and a plugin may report a single replica of a GPU as unhealthy.
-    now = {key: max(seen) + 1 for key, seen in _numbers(advertised or ()).items()}
+    now = {key: max(seen) + 1 for key, seen in inventory.replicas(advertised or ()).items()}
     latest = {**remembered, **now}
     others: dict[str, set[int]] = {}
     for (_, resource), count in now.items():
@@ -123,14 +123,7 @@ def replica_counts(
         if len(others.get(resource, ())) == 1 and max(seen) < max(others[resource])
     }
     known = {key: max(count, len(numbers.get(key, ()))) for key, count in latest.items()}
-    return ReplicaCounts(known=known, likely=likely, current=frozenset({*now, *numbers}))
-
-
-def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
-    numbers: dict[ReplicaKey, set[int]] = {}
-    for key, number in replicas:
-        numbers.setdefault(key, set()).add(number)
-    return numbers
+    return ReplicaCounts(known=known, likely=likely)
 
 
 class _Part(NamedTuple):

@@ -113,18 +113,18 @@ class TenantSource(ProcessLookup):
     A tenant is a possible holder: a job, a unit or a user. Its name takes the place of a pod's name and UID.
 
     Args:
-        resource: Resource name of devices that processes hold.
         proc_root: The host's ``/proc``, or where it is mounted.
-        unnamed_problem: Why tenants cannot be identified and how to fix it; shown after the names of their GPUs.
     """
 
     manager: ClassVar[str]
     """Workload manager, as the option names it; the namespace of its tenants."""
+    resource: str
+    """Resource name of the held devices."""
+    unnamed_problem: ClassVar[str] = ""
+    """Why tenants cannot be identified and how to fix it; shown after the names of their GPUs."""
 
-    def __init__(self, resource: str, proc_root: Path, *, unnamed_problem: str = "") -> None:
+    def __init__(self, proc_root: Path) -> None:
         super().__init__(proc_root)
-        self._resource = resource
-        self._unnamed_problem = unnamed_problem
         self._processes = Remembered(proc_root, host_process)
         self._users = UserNames(proc_root)
         self._facts: dict[str, PodFacts] = {}
@@ -139,14 +139,16 @@ class TenantSource(ProcessLookup):
         self.errors: Counter[str] = Counter()
         """Errors since start by reason."""
 
-    @abstractmethod
     def observe(self, reading: Reading, now: float) -> None:
-        """Process the newest reading.
+        """Process the newest reading at a Unix time, and read files again after some seconds."""
+        due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
+        if due:
+            self._read_at = now
+            self._users.follow()
+        self._observe(reading, now, due=due)
 
-        Args:
-            reading: The newest reading.
-            now: Unix time.
-        """
+    def _observe(self, reading: Reading, now: float, *, due: bool) -> None:  # noqa: ARG002 - for files of a subclass
+        self._observe_processes(reading, now)
 
     @abstractmethod
     def _tenant_of(self, pid: int) -> str | None:
@@ -176,26 +178,11 @@ class TenantSource(ProcessLookup):
         if len(self._facts) > _TENANTS_LIMIT:
             del self._facts[next(iter(self._facts))]
 
-    def _is_due(self, now: float) -> bool:
-        """Return whether files are to be read again; if so, the names of users are up to date."""
-        due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
-        if due:
-            self._read_at = now
-            self._users.follow()
-        return due
-
-    def _publish(
-        self,
-        held: Mapping[str, Iterable[str]],
-        resource: str,
-        now: float,
-        doubtful: Sequence[str] = (),
-    ) -> None:
+    def _publish(self, held: Mapping[str, Iterable[str]], now: float, doubtful: Sequence[str] = ()) -> None:
         """Publish an answer; keep the previous object while it is equal and recent.
 
         Args:
             held: Tenants by device UUID.
-            resource: One of the names above.
             now: Unix time.
             doubtful: Devices with an unidentifiable holder: UUIDs, or words that are not device ids. The join leaves
                 them unresolved; with such words, it calls no device free.
@@ -208,10 +195,13 @@ class TenantSource(ProcessLookup):
                     self._enter(tenant, self._facts[tenant])
         names = [(self.manager, tenant, ids) for tenant, ids in sorted(devices.items())]
         if doubtful:
-            names.append((resource, "", [*doubtful]))
+            names.append((self.resource, "", [*doubtful]))
         containers = tuple(
             ContainerAllocation(
-                namespace=namespace, pod=name, container="", devices=(DeviceIds(resource=resource, ids=tuple(ids)),)
+                namespace=namespace,
+                pod=name,
+                container="",
+                devices=(DeviceIds(resource=self.resource, ids=tuple(ids)),),
             )
             for namespace, name, ids in names
         )
@@ -219,6 +209,10 @@ class TenantSource(ProcessLookup):
         if latest and latest.containers == containers and 0 <= now - latest.answered_at_seconds < RENEW_SECONDS:
             return
         self.latest = Allocations(answered_at_seconds=now, containers=containers)
+
+    def _held(self, namespace: str, tenant: str, ids: Iterable[str]) -> ContainerAllocation:
+        devices = DeviceIds(resource=self.resource, ids=tuple(ids))
+        return ContainerAllocation(namespace=namespace, pod=tenant, container="", devices=(devices,))
 
     def _observe_processes(self, reading: Reading, now: float) -> None:
         """Derive the holders of each device from its processes.
@@ -251,10 +245,10 @@ class TenantSource(ProcessLookup):
             )
             return
         where = ", ".join(dict.fromkeys(unnamed.values()))
-        self.problem = f"{where}: {self._unnamed_problem}" if unnamed else ""
+        self.problem = f"{where}: {self.unnamed_problem}" if unnamed else ""
         self._running = running
         held = {uuid: [one for one in found.values() if one != UNNAMED] for uuid, found in running.items()}
-        self._publish(held, self._resource, now, tuple(unnamed))
+        self._publish(held, now, tuple(unnamed))
 
     def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, str] | None:
         """Return the tenants by pid, or ``None`` if there are processes and none of them can be identified."""
@@ -291,21 +285,10 @@ _INFRASTRUCTURE = frozenset(
 
 
 class HostUsers(TenantSource):
-    """Track the holders of devices on a host without a workload manager.
-
-    Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
-    """
+    """Track the holders of devices on a host without a workload manager."""
 
     manager = "host"
-
-    def __init__(self, *, proc_root: Path) -> None:
-        super().__init__(HOST, proc_root)
-
-    def observe(self, reading: Reading, now: float) -> None:
-        """Read the names of users, and derive the holders."""
-        self._is_due(now)
-        self._observe_processes(reading, now)
+    resource = HOST
 
     def _tenant_of(self, pid: int) -> str | None:
         process = self._processes.look(pid)
@@ -432,33 +415,31 @@ class SlurmJobs(TenantSource):
     """
 
     manager = "slurm"
+    unnamed_problem = SLUID_PROBLEM
 
     def __init__(self, *, mapping_dir: Path | None, proc_root: Path) -> None:
-        super().__init__(SLURM_PROCESS, proc_root, unnamed_problem=SLUID_PROBLEM)
+        super().__init__(proc_root)
+        self.resource = SLURM if mapping_dir else SLURM_PROCESS
         self._mapping_dir = mapping_dir
-        self._mapped = Mapped()
+        self._mapped: Mapped | None = None
+        """Content of the directory; ``None`` while it cannot be read."""
         self._bound: dict[tuple[Place, str], str] = {}
         self._mapped_since: dict[str, float] = {}
-        self._readable = False
-        self._now = 0.0
 
-    def observe(self, reading: Reading, now: float) -> None:
-        """Derive the holders; read the mapping again after some seconds."""
-        self._now = now
-        due = self._is_due(now)
+    def _observe(self, reading: Reading, now: float, *, due: bool) -> None:
         if self._mapping_dir is None:
             self._observe_processes(reading, now)
             return
         if due:
-            self._read_mapping(self._mapping_dir)
-        if self._readable:
-            self._publish_mapped(reading, now, due=due)
+            self._mapped = self._read_mapping(self._mapping_dir)
+        if self._mapped:
+            self._publish_mapped(self._mapped, reading, now, due=due)
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Return the owner facts of a job; ``None`` for an unknown job, and for a short time until a job runs."""
         facts = super().facts(namespace, pod)
         since = self._mapped_since.get(pod)
-        waits = since is not None and 0 <= self._now - since < TEAM_PATIENCE_SECONDS
+        waits = since is not None and 0 <= (self._read_at or 0.0) - since < TEAM_PATIENCE_SECONDS
         return None if waits and facts and not facts.owner.team else facts
 
     def _tenant_of(self, pid: int) -> str | None:
@@ -489,36 +470,36 @@ class SlurmJobs(TenantSource):
         user = int(named_user) if named_user else process.user_id
         return self._users.name_of(user) if user else ""
 
-    def _read_mapping(self, directory: Path) -> None:
+    def _read_mapping(self, directory: Path) -> Mapped | None:
         try:
-            self._mapped = read_mapping(directory)
+            mapped = read_mapping(directory)
         except OSError as error:
-            self._readable = False
             self.errors["mapping_unreadable"] += 1
             self.problem = (
                 f"job-mapping directory {directory}: {error.strerror}; have Slurm's prolog make it, "
                 "and let the agent read it"
             )
-            return
-        self._readable = True
-        if self._mapped.doubtful:
-            self.errors["mapping_garbage"] += len(self._mapped.doubtful)
+            return None
+        if mapped.doubtful:
+            self.errors["mapping_garbage"] += len(mapped.doubtful)
+        return mapped
 
-    def _publish_mapped(self, reading: Reading, now: float, *, due: bool) -> None:
-        tenants = {self._tenant(job, "") for jobs in self._mapped.jobs.values() for job in jobs}
+    def _publish_mapped(self, mapped: Mapped, reading: Reading, now: float, *, due: bool) -> None:
+        tenants = {self._tenant(job, "") for jobs in mapped.jobs.values() for job in jobs}
         self._mapped_since = {tenant: self._mapped_since.get(tenant, now) for tenant in tenants}
-        jobs_on, absent = self._jobs_on(reading)
+        jobs_on, absent = self._jobs_on(mapped.jobs, reading)
         if not all(self._facts[tenant].owner.team for tenant in tenants):
             self._learn_teams(reading, jobs_on)
         held = {uuid: [self._tenant(job, "") for job in jobs] for uuid, jobs in jobs_on.items()}
         if due and absent:
             self.errors["mapping_absent_device"] += len(absent)
         if due:
-            self.problem = _problem(self._mapped, absent)
-        doubtful = [f"mapping file {_shown(place)}" for place in self._mapped.doubtful]
-        self._publish(held, SLURM, now, doubtful)
+            self.problem = _problem(mapped, absent)
+        self._publish(held, now, [f"mapping file {_shown(place)}" for place in mapped.doubtful])
 
-    def _jobs_on(self, reading: Reading) -> tuple[dict[str, list[str]], list[str]]:
+    def _jobs_on(
+        self, mapped: Mapping[Place, Sequence[str]], reading: Reading
+    ) -> tuple[dict[str, list[str]], list[str]]:
         """Return the mapped jobs by UUID of their device, and the places without a device.
 
         A job keeps the GPU that its file named first: an index can pass to another GPU when one is lost.
@@ -528,7 +509,7 @@ class SlurmJobs(TenantSource):
         bound: dict[tuple[Place, str], str] = {}
         jobs_on: dict[str, list[str]] = {}
         absent: dict[str, None] = {}
-        for place, jobs in self._mapped.jobs.items():
+        for place, jobs in mapped.items():
             for job in jobs:
                 gpu = gpus.get(self._bound.get((place, job), "")) or there.get(place[0])
                 devices = _parts(gpu, place[1]) if gpu else []
