@@ -194,27 +194,25 @@ class _Clocks:
 
     recent: EventWindow | None
     """Window of event masks; ``None`` without windows."""
-    at: float
-    """Instant of the last reading."""
     mask: int | None = None
     """Events in the last reading with them; ``None`` before it."""
     began: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CLOCK_EVENTS, 0)))
     heat_nanoseconds: float | None = None
     """The driver's total of time with heat; ``None`` if it has none."""
-    heat_seconds: float = 0.0
     points: deque[tuple[float, float]] = field(default_factory=deque)
-    """Instants and heat, oldest first; the last instant replaces one less than a step before it."""
+    """Instants of readings and seconds of heat, oldest first; the last one replaces one less than a step before it."""
 
     def add(self, mask: int | None, heat_nanoseconds: float | None, at: float) -> None:
         """Add a reading; without the driver's total, the time since the last reading has the current flags."""
+        last, heat_seconds = self.points[-1] if self.points else (at, 0.0)
         if heat_nanoseconds is not None and self.heat_nanoseconds is not None:
-            self.heat_seconds += max(0.0, heat_nanoseconds - self.heat_nanoseconds) / _NANOSECONDS
+            heat_seconds += max(0.0, heat_nanoseconds - self.heat_nanoseconds) / _NANOSECONDS
         elif heat_nanoseconds is None and _THERMAL.intersection(_events(mask or 0)):
-            self.heat_seconds += at - self.at
-        self.heat_nanoseconds, self.at = heat_nanoseconds, at
+            heat_seconds += at - last
+        self.heat_nanoseconds = heat_nanoseconds
         if len(self.points) > 1 and at - self.points[-2][0] < _HEAT_STEP_SECONDS:
             self.points.pop()
-        self.points.append((at, self.heat_seconds))
+        self.points.append((at, heat_seconds))
         while self.points[0][0] < at - _HEAT_SECONDS:
             self.points.popleft()
         if mask is not None:
@@ -257,7 +255,7 @@ class EventLog:
             mask, heat = gpu.values.get(Field.CLOCK_THROTTLE_REASONS), gpu.values.get(Field.THERMAL_VIOLATION)
             if mask is not None or heat is not None:
                 if gpu.uuid not in self._clocks:
-                    self._clocks[gpu.uuid] = _Clocks(recent=self._window(self.clock_events_window_seconds), at=at)
+                    self._clocks[gpu.uuid] = _Clocks(recent=self._window(self.clock_events_window_seconds))
                 self._clocks[gpu.uuid].add(None if mask is None else int(mask), heat, at)
         return counted.count(False)
 

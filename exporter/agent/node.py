@@ -173,10 +173,7 @@ def _why_not(statuses: tuple[SourceStatus, ...], newest: Reading | None) -> tupl
     """Return each source's reason for not giving a snapshot; a working source has none while another fails."""
     down = [status for status in statuses if status.state is not SourceState.UP]
     if down:
-        return tuple(
-            f"source {status.name} is {status.state}: {status.message or status.reason or 'no reading yet'}"
-            for status in down
-        )
-    if newest is None:
-        return tuple(f"source {status.name} has not sent a reading yet" for status in statuses)
-    return tuple(f"the newest reading of source {status.name} is too old" for status in statuses)
+        reasons = {status: status.message or status.reason or "no reading yet" for status in down}
+        return tuple(f"source {status.name} is {status.state}: {reason}" for status, reason in reasons.items())
+    what = "source {} has not sent a reading yet" if newest is None else "the newest reading of source {} is too old"
+    return tuple(what.format(status.name) for status in statuses)

@@ -70,7 +70,7 @@ def attribute(
         allocated_devices=len(held) if held is not None and is_decided else None,
         # Also unknown if no device is advertised: a plugin may still be about to register.
         expected_devices=len(listed | held) if listed and held is not None else None,
-        replicas=counts.known,
+        replicas={key: count.number for key, count in counts.items() if count.is_known},
     )
 
 
@@ -231,7 +231,7 @@ def _match(
         if not found:
             unresolved[_unresolved(entry, reason, inventory)] = None
         for uuid in found:
-            if entry.is_replica and counts.of(uuid, entry.resource) is None:
+            if entry.is_replica and (uuid, entry.resource) not in counts:
                 unresolved[_unresolved(entry, REPLICAS_UNKNOWN, inventory)] = None
             elif entry.declared and entry.declared.part(inventory.memory_bytes(uuid)) is None:
                 unresolved[_unresolved(entry, MEMORY_UNKNOWN, inventory)] = None

@@ -74,18 +74,16 @@ def undecided(parsed: ParsedId, reason: str) -> ParsedId:
     return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaCounts:
-    """Numbers of replicas that devices are divided into."""
+class ReplicaCount(NamedTuple):
+    """Number of replicas that a device is divided into."""
 
-    known: Mapping[ReplicaKey, int]
-    """Counts that the kubelet advertises or once advertised, and at least the number of held replicas."""
-    likely: Mapping[ReplicaKey, int]
-    """Counts that it never advertised, derived from those of other devices or from the held replicas."""
+    number: int
+    is_known: bool
+    """Whether the kubelet advertises it or once did; otherwise it is that of other devices or of the held replicas."""
 
-    def of(self, uuid: str, resource: str) -> int | None:
-        """Return the number of a device's replicas; ``None`` if it is unknown."""
-        return self.known.get((uuid, resource)) or self.likely.get((uuid, resource))
+
+ReplicaCounts = Mapping[ReplicaKey, ReplicaCount]
+"""Counts by device UUID and resource; an unknown one is absent."""
 
 
 def replica_counts(
@@ -110,20 +108,20 @@ def replica_counts(
     remembered = {key: count for key, count in remembered.items() if key in numbers or inventory.may_have(key[0])}
     # Replicas are numbered from 0, and a plugin may report a single replica of a GPU as unhealthy.
     now = {key: max(seen) + 1 for key, seen in inventory.replicas(advertised or ()).items()}
-    latest = {**remembered, **now}
     others: dict[str, set[int]] = {}
     for (_, resource), count in now.items():
         others.setdefault(resource, set()).add(count)
     if advertised is None:
         for (_, resource), seen in numbers.items():
             others[resource] = {max(*others.get(resource, ()), max(seen) + 1, 1)}
-    likely = {
-        (uuid, resource): max(others[resource])
-        for (uuid, resource), seen in numbers.items()
-        if len(others.get(resource, ())) == 1 and max(seen) < max(others[resource])
-    }
-    known = {key: max(count, len(numbers.get(key, ()))) for key, count in latest.items()}
-    return ReplicaCounts(known=known, likely=likely)
+    counts: dict[ReplicaKey, ReplicaCount] = {}
+    for (uuid, resource), seen in numbers.items():
+        alike = others.get(resource, set())
+        if len(alike) == 1 and max(seen) < max(alike):
+            counts[uuid, resource] = ReplicaCount(max(alike), is_known=False)
+    for key, number in {**remembered, **now}.items():
+        counts[key] = ReplicaCount(max(number, len(numbers.get(key, ()))), is_known=True)
+    return counts
 
 
 class _Part(NamedTuple):
@@ -187,10 +185,10 @@ def _part(uuid: str, entry: Entry, counts: ReplicaCounts, device_bytes: int | No
         return _Part(ratio, is_certain=not estimated, is_shared=ratio * WHOLE_WITHIN_ROUNDING < 1)
     if entry.share_id is not None:  # the kubelet's answer does not contain a share's part of the device's capacity
         return _Part(None, is_certain=False, is_shared=True)
-    number = counts.of(uuid, entry.resource)
-    if entry.parsed.replica is None or not number:
+    count = counts.get((uuid, entry.resource))
+    if entry.parsed.replica is None or count is None:
         return _Part(1.0, is_certain=True, is_shared=False)
-    return _Part(1 / number, is_certain=(uuid, entry.resource) in counts.known, is_shared=True)
+    return _Part(1 / count.number, is_certain=count.is_known, is_shared=True)
 
 
 def _weights(grouped: Mapping[HolderName, Sequence[tuple[Entry, _Part]]]) -> dict[HolderName, float]:
