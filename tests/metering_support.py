@@ -16,7 +16,7 @@ from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
-from exporter.attribution.inventory import PartOfGpu, instance_parts
+from exporter.attribution.inventory import PartOfGpu, parts_of
 from exporter.attribution.processes import ProcessLookup
 from exporter.model import (
     Activity,
@@ -79,7 +79,7 @@ def plain_node(sources: Sources, attributor: Attributor, **parts: object) -> Nod
 
 
 def _parts(board: Gpu, instances: Sequence[MigInstance]) -> dict[str, PartOfGpu]:
-    return instance_parts(GpuReading(gpu=board, instances=tuple(MigReading(instance=one) for one in instances)))
+    return parts_of(GpuReading(gpu=board, instances=tuple(MigReading(instance=one) for one in instances)))
 
 
 def namespace_pays(holder: Holder) -> Owner:

@@ -7,7 +7,7 @@ from exporter.accounting import activity
 from exporter.accounting.idle import IdleClock
 from exporter.agent.history import XidRecord
 from exporter.agent.owners import Owners
-from exporter.attribution.inventory import WHOLE, instance_parts
+from exporter.attribution.inventory import parts_of
 from exporter.attribution.processes import Matched, ProcessLookup, hides_processes, match
 from exporter.model import (
     Activity,
@@ -139,7 +139,7 @@ class Viewer:
             self._judged_at, self._judgements = reading.taken_at_seconds, self._judged(reading)
         views: list[DeviceView] = []
         for gpu in reading.gpus:
-            shares = {gpu.uuid: WHOLE, **instance_parts(gpu)}
+            shares = parts_of(gpu)
             for device in gpu.with_instances:
                 record = xids.get(device.uuid, NO_XIDS)
                 views.append(self._view(gpu, device, shares[device.uuid].ratio, attribution, record, now))

@@ -22,7 +22,7 @@ class PartOfGpu:
     estimated: bool = False
 
 
-WHOLE = PartOfGpu(ratio=1.0)
+_WHOLE = PartOfGpu(ratio=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Inventory:
     gpus: Mapping[str, Gpu]
     instances: Mapping[str, MigInstance]
     parts: Mapping[str, PartOfGpu]
-    """Part of the GPU by UUID of the instance."""
+    """Part of its GPU by UUID of each device."""
     by_minor: Mapping[int, str]
     incomplete: frozenset[str]
     """GPUs in MIG mode with instances that the driver may not have listed."""
@@ -40,15 +40,12 @@ class Inventory:
     @classmethod
     def of(cls, readings: Sequence[GpuReading]) -> Self:
         """Index the devices that the driver reports; a number counts for the first present GPU with it."""
-        parts: dict[str, PartOfGpu] = {}
-        for reading in readings:
-            parts |= instance_parts(reading)
         # The number of a missing GPU may have passed to another one.
         by_rank = [reading.gpu for reading in sorted(readings, key=lambda one: one.state is DeviceState.MISSING)]
         return cls(
             gpus={reading.uuid: reading.gpu for reading in readings},
             instances={part.uuid: part.instance for reading in readings for part in reading.instances},
-            parts=parts,
+            parts={uuid: part for reading in readings for uuid, part in parts_of(reading).items()},
             by_minor={gpu.minor: gpu.uuid for gpu in reversed(by_rank) if gpu.minor is not None},
             incomplete=frozenset(
                 one.uuid for one in readings if one.gpu.mig_enabled and (one.lacks_instances or not one.instances)
@@ -64,10 +61,6 @@ class Inventory:
         """Return the memory of a device's physical GPU in bytes; ``None`` if the driver does not report it."""
         return self.gpus[self.gpu_of(uuid)].memory_total_bytes
 
-    def part_of_gpu(self, uuid: str) -> PartOfGpu:
-        """Return a device's part of its physical GPU: 1 for a whole one."""
-        return self.parts.get(uuid, WHOLE)
-
     def resolve(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
         """Find the devices that an id identifies.
 
@@ -80,7 +73,7 @@ class Inventory:
             found, reason = tuple(self.gpus), "no_devices"
         elif parsed.kind in (IdKind.GPU, IdKind.MIG):
             uuid = parsed.uuid or ""
-            found, reason = (uuid,) if uuid in self.gpus or uuid in self.instances else (), "unknown_uuid"
+            found, reason = (uuid,) if uuid in self.parts else (), "unknown_uuid"
         else:
             found, reason = self._placed(parsed)
         return found, "" if found else reason
@@ -122,7 +115,7 @@ class Inventory:
 
     def may_have(self, uuid: str) -> bool:
         """Return whether a device is listed, or no device is."""
-        return not self.gpus or uuid in self.gpus or uuid in self.instances
+        return not self.parts or uuid in self.parts
 
     def suspects(self, parsed: ParsedId, reason: str) -> tuple[str, ...] | None:
         """Return the devices that an unresolved id may be, whole or in part; ``None``: any device.
@@ -167,12 +160,13 @@ class Inventory:
         return (tuple(found) if len(found) == 1 else ()), reason
 
 
-def instance_parts(reading: GpuReading) -> dict[str, PartOfGpu]:
-    """Return each MIG instance's part of its GPU, by UUID of the instance.
+def parts_of(reading: GpuReading) -> dict[str, PartOfGpu]:
+    """Return the parts of a GPU that are the GPU itself and each of its MIG instances, by UUID.
 
-    The part is the larger of its compute slices and its memory slices, as parts of the GPU. Compute instances of one
-    GPU instance share its memory, so it is divided among them by compute. Where the parts sum to more than the GPU
-    (3g + 4g is 15/14), they are divided by their sum. Where slices are unknown, all parts are equal and estimated.
+    The part of an instance is the larger of its compute slices and its memory slices, as parts of the GPU. Compute
+    instances of one GPU instance share its memory, so it is divided among them by compute. Where the parts sum to more
+    than the GPU (3g + 4g is 15/14), they are divided by their sum. Where slices are unknown, all parts are equal and
+    estimated.
     """
     gpu, instances = reading.gpu, [part.instance for part in reading.instances]
     compute_within: Counter[int] = Counter()
@@ -181,12 +175,13 @@ def instance_parts(reading: GpuReading) -> dict[str, PartOfGpu]:
     raw: dict[str, float] = {}
     for instance in instances:
         if min(gpu.compute_slices, gpu.memory_slices, instance.compute_slices) <= 0:
-            return {one.uuid: PartOfGpu(ratio=1 / len(instances), estimated=True) for one in instances}
+            equal = PartOfGpu(ratio=1 / len(instances), estimated=True)
+            return {gpu.uuid: _WHOLE, **{one.uuid: equal for one in instances}}
         compute = instance.compute_slices / gpu.compute_slices
         within = instance.compute_slices / compute_within[instance.gpu_instance_id]
         raw[instance.uuid] = max(compute, within * max(instance.memory_slices, 0) / gpu.memory_slices)
     excess = max(sum(raw.values()), 1.0)
-    return {uuid: PartOfGpu(ratio=part / excess) for uuid, part in raw.items()}
+    return {gpu.uuid: _WHOLE, **{uuid: PartOfGpu(ratio=part / excess) for uuid, part in raw.items()}}
 
 
 def _is_named(parsed: ParsedId, instance: MigInstance) -> bool:

@@ -146,7 +146,7 @@ def divide(uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, inventory
     Returns:
         One holder per container, even if it holds the device by several resources; the ratios sum to at most 1.
     """
-    device = inventory.part_of_gpu(uuid)
+    device = inventory.parts[uuid]
     grouped: dict[HolderName, list[tuple[Entry, _Part]]] = {}
     for entry in entries:
         part = _part(uuid, entry, counts, inventory.memory_bytes(uuid))
