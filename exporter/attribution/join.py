@@ -9,8 +9,7 @@ from exporter.attribution import device_ids, shares, vgpu
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, IdKind, ParsedId, ReplicaKey, claim_uid
 from exporter.attribution.inventory import PASSED_THROUGH, Inventory
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence, SliceDevice
-from exporter.attribution.shares import DRA, Declared, Entry, HolderName, ReplicaCounts, undecided
-from exporter.attribution.tenants import SOURCES, UNNAMED_REASON
+from exporter.attribution.shares import DRA, SOURCES, Declared, Entry, HolderName, ReplicaCounts, undecided
 from exporter.model import (
     Allocations,
     Attribution,
@@ -22,7 +21,6 @@ from exporter.model import (
     Unresolved,
 )
 
-DEVICE_PLUGIN = "device-plugin"
 REPLICAS_UNKNOWN = "replicas_unknown"
 """Reason of a replica with an unknown part of the device, as the number of replicas is not known."""
 MEMORY_UNKNOWN = "memory_unknown"
@@ -108,12 +106,12 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
 
 
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:
-    source = SOURCES.get(devices.resource, DEVICE_PLUGIN)
+    source = SOURCES.get(devices.resource, shares.DEVICE_PLUGIN)
     seen: set[ParsedId] = set()
     for device_id in device_ids.telling(devices.resource, devices.ids):
         parsed = device_ids.parse(devices.resource, device_id)
         if devices.resource in SOURCES and not container.pod and parsed.kind is not IdKind.UNKNOWN:
-            parsed = undecided(parsed, UNNAMED_REASON)
+            parsed = undecided(parsed, "job_id_unknown")
         if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands of them; one entry is enough
             if parsed in seen:
                 continue

@@ -8,13 +8,17 @@ from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey
 from exporter.attribution.inventory import Inventory
 from exporter.model import Holder, ShareMode
 
+DEVICE_PLUGIN = "device-plugin"
 DRA = "dra"
 """Source of a holder that the kubelet lists with a claim."""
-
-WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
-
 ANNOTATION = "annotation"
 """Source of a holder that only its pod's annotations name."""
+SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
+"""Resource names of devices outside Kubernetes."""
+SOURCES: Mapping[str, str] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
+"""Sources of their holders by resource name."""
+
+WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
 
 MIB = 1 << 20
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from exporter.attribution.processes import NO_NAME, NO_POD, PodName, ProcessLookup, Remembered, content, hides_processes
+from exporter.attribution.shares import HOST, SLURM, SLURM_PROCESS
 from exporter.model import (
     Allocations,
     ContainerAllocation,
@@ -92,14 +93,8 @@ def _real_user(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
-SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
-"""Resource names, by which the join distinguishes the sources of a holder."""
-SOURCES: Final[Mapping[str, str]] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
-"""``Holder.source`` by resource name."""
-
 UNNAMED: Final = "/"
 """Name in place of a tenant that cannot be identified; no tenant has it."""
-UNNAMED_REASON: Final = "job_id_unknown"
 
 RENEW_SECONDS = 5.0
 """Interval after which an unchanged answer is published again and files are read again."""
@@ -193,18 +188,9 @@ class TenantSource(ProcessLookup):
                 devices.setdefault(tenant, []).append(uuid)
                 if tenant in self._facts:
                     self._enter(tenant, self._facts[tenant])
-        names = [(self.manager, tenant, ids) for tenant, ids in sorted(devices.items())]
+        containers = tuple(self._held(self.manager, tenant, ids) for tenant, ids in sorted(devices.items()))
         if doubtful:
-            names.append((self.resource, "", [*doubtful]))
-        containers = tuple(
-            ContainerAllocation(
-                namespace=namespace,
-                pod=name,
-                container="",
-                devices=(DeviceIds(resource=self.resource, ids=tuple(ids)),),
-            )
-            for namespace, name, ids in names
-        )
+            containers += (self._held(self.resource, "", doubtful),)
         latest = self.latest
         if latest and latest.containers == containers and 0 <= now - latest.answered_at_seconds < RENEW_SECONDS:
             return
@@ -221,9 +207,10 @@ class TenantSource(ProcessLookup):
         processes lives. If a working GPU does not list its processes, the last answer stays and ages.
         """
         running: dict[str, Mapping[int, str]] = {}
-        unlisted: list[str] = []
+        unlisted: dict[str, None] = {}
         unnamed: dict[str, str] = {}
         for gpu in reading.gpus:
+            label = f"GPU {gpu.gpu.index}"
             for device in allocatable(gpu):
                 if gpu.state is DeviceState.UP:
                     found = self._tenants(processes_of(device))
@@ -231,21 +218,19 @@ class TenantSource(ProcessLookup):
                     before = self._running.get(device.uuid, {})
                     found = {pid: tenant for pid, tenant in before.items() if self._processes.lives(pid)}
                 if found is None:
-                    unlisted.append(f"GPU {gpu.gpu.index}")
+                    unlisted[label] = None
                     continue
                 running[device.uuid] = found
                 if UNNAMED in found.values():
-                    unnamed[device.uuid] = f"GPU {gpu.gpu.index}"
+                    unnamed[device.uuid] = label
         if unlisted:
             self.errors["processes_not_told"] += 1
-            where = ", ".join(dict.fromkeys(unlisted))
             self.problem = (
-                f"the processes on {where} cannot be seen, so the holders are unknown; "
+                f"the processes on {', '.join(unlisted)} cannot be seen, so the holders are unknown; "
                 "run as root in the host's PID namespace, with its /proc as --proc-root"
             )
             return
-        where = ", ".join(dict.fromkeys(unnamed.values()))
-        self.problem = f"{where}: {self.unnamed_problem}" if unnamed else ""
+        self.problem = f"{', '.join(dict.fromkeys(unnamed.values()))}: {self.unnamed_problem}" if unnamed else ""
         self._running = running
         held = {uuid: [one for one in found.values() if one != UNNAMED] for uuid, found in running.items()}
         self._publish(held, now, tuple(unnamed))
