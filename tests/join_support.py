@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from exporter.attribution.join import attribute
+from exporter.attribution.join import NOTHING_REMEMBERED, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence
 from exporter.model import (
     Allocations,
@@ -118,6 +118,7 @@ def join(
     evidence: Evidence = NO_EVIDENCE,
     others: Sequence[tuple[str, str, str]] = (),
     allocatable: Mapping[str, Sequence[str]] | None = None,
+    replicas: Mapping[tuple[str, str], int] = NOTHING_REMEMBERED,
 ) -> Attribution:
     advertised = (
         None
@@ -133,6 +134,7 @@ def join(
         ),
         read(gpus, instances),
         evidence,
+        replicas,
     )
 
 

@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from join_support import read
+from join_support import gpu_uuid, held, join, mig_uuid
 
-from exporter.attribution.join import attribute
 from exporter.model import (
-    Allocations,
     Attribution,
     ClaimedDevice,
     ContainerAllocation,
@@ -18,16 +16,6 @@ from exporter.model import (
     MigInstance,
     ShareMode,
 )
-
-NOW = 1_000_000.0
-
-
-def gpu_uuid(number: int) -> str:
-    return f"GPU-00000000-0000-4000-8000-{number:012d}"
-
-
-def mig_uuid(number: int) -> str:
-    return f"MIG-00000000-0000-5000-8000-{number:012d}"
 
 
 def gpu(index: int, *, minor: int | None = None, mig: bool = False) -> Gpu:
@@ -59,12 +47,6 @@ def instance(number: int, parent: int, profile: str, *, gi: int | None = None, c
     )
 
 
-def held(pod: str, *ids: str, resource: str = "nvidia.com/gpu", container: str = "main") -> ContainerAllocation:
-    return ContainerAllocation(
-        namespace="ml", pod=pod, container=container, devices=(DeviceIds(resource=resource, ids=ids),)
-    )
-
-
 def claimed(
     pod: str, *devices: str, driver: str = "gpu.nvidia.com", share_id: str | None = None
 ) -> ContainerAllocation:
@@ -75,22 +57,6 @@ def claimed(
         for device in devices
     )
     return ContainerAllocation(namespace="ml", pod=pod, container="main", claims=claims)
-
-
-def join(
-    containers: Sequence[ContainerAllocation],
-    gpus: Sequence[Gpu],
-    instances: Sequence[MigInstance] = (),
-    allocatable: Mapping[str, Sequence[str]] | None = None,
-    replicas: Mapping[tuple[str, str], int] | None = None,
-) -> Attribution:
-    advertised = (
-        None
-        if allocatable is None
-        else tuple(DeviceIds(resource=resource, ids=tuple(ids)) for resource, ids in allocatable.items())
-    )
-    allocations = Allocations(answered_at_seconds=NOW - 1, containers=tuple(containers), allocatable=advertised)
-    return attribute(allocations, read(gpus, instances), replicas=replicas or {})
 
 
 def only(attribution: Attribution, uuid: str) -> Holder:
@@ -327,7 +293,7 @@ def test_a_replica_of_a_mig_instance_is_shared_and_has_its_part_of_the_instance(
         [held("a", ids[0], resource="nvidia.com/mig-3g.40gb.shared")],
         [gpu(0, mig=True)],
         [instance(1, 0, "3g.40gb")],
-        {"nvidia.com/mig-3g.40gb.shared": ids},
+        allocatable={"nvidia.com/mig-3g.40gb.shared": ids},
     )
     holder = only(attribution, mig_uuid(1))
     assert (holder.mode, holder.device_share_ratio, holder.share_ratio) == (ShareMode.SHARED, 0.5, 0.25)
@@ -406,7 +372,7 @@ def test_expected_devices_are_the_distinct_gpus_advertised_or_held() -> None:
 
 def test_expected_devices_by_minor_and_by_mig_parent_are_counted_once() -> None:
     advertised = {"nvidia.com/gpu": ["nvidia0/gi1", "nvidia0/gi2", "nvidia7", gpu_uuid(0), mig_uuid(1)]}
-    attribution = join([], [gpu(0, mig=True)], [instance(1, 0, "1g.10gb")], advertised)
+    attribution = join([], [gpu(0, mig=True)], [instance(1, 0, "1g.10gb")], allocatable=advertised)
     assert attribution.expected_devices == 2
 
 
@@ -448,7 +414,7 @@ def test_shares_of_one_gpu_never_sum_to_more_than_it_and_no_holder_is_invented(
     node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],
 ) -> None:
     containers, gpus, instances, advertised = node
-    attribution = join(containers, gpus, instances, advertised)
+    attribution = join(containers, gpus, instances, allocatable=advertised)
     parents = {one.uuid: one.uuid for one in gpus} | {one.uuid: one.parent_uuid for one in instances}
     listed = {(c.namespace, c.pod, c.container) for c in containers}
     per_gpu: dict[str, float] = defaultdict(float)
@@ -474,7 +440,7 @@ def test_every_listed_id_is_either_held_or_unresolved(
     node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],
 ) -> None:
     containers, gpus, instances, advertised = node
-    attribution = join(containers, gpus, instances, advertised)
+    attribution = join(containers, gpus, instances, allocatable=advertised)
     held_by = {(h.namespace, h.pod, h.container) for holders in attribution.holders.values() for h in holders}
     left_by = {(u.namespace, u.pod, u.container) for u in attribution.unresolved}
     for container in containers:
