@@ -29,7 +29,7 @@ from yarl import URL
 from exporter.accounting.ledger import ledger_of
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import VERSION, StateFile, encode, to_json
-from exporter.agent.history import SourceRecord
+from exporter.agent.history import EventLog, SourceRecord
 from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
 from exporter.config import price_book, web_config
 from exporter.config.options import OPTIONS
@@ -181,7 +181,7 @@ def _page(data: bytes) -> None:
     message = wire.decode(data)
     world, agent = node_in(Scratch.folder() / "wire")
     if isinstance(message, Reading):
-        SourceRecord().add(message)
+        EventLog().add(SourceRecord().add(message), None, 0.0)
         lived(world, agent, odd=message.gpus)
     else:
         agent.pipe.told = message

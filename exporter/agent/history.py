@@ -396,7 +396,7 @@ class LargerCounts:
     _passed: Counter[_Kind] = field(default_factory=Counter)
     _ready: list[XidEvent] = field(default_factory=list)
 
-    def hear(self, source: str, events: Iterable[XidEvent]) -> None:
+    def add(self, source: str, events: Iterable[XidEvent]) -> None:
         """Add the events of a source's reading; each reading once."""
         reported = self._reported.setdefault(source, Counter())
         for event in events:

@@ -84,7 +84,7 @@ class Sources:
             steady: Seconds of the monotonic clock.
         """
         self._began = min(self._began, steady)
-        led, added = self._heard(self.nvml), self._heard(self.dcgm)
+        led, added = self._new_of(self.nvml), self._new_of(self.dcgm)
         for status in self.statuses:
             if status.state is not SourceState.UP:
                 self._xids.follow(status.name)
@@ -108,13 +108,13 @@ class Sources:
         runtime. A temporary failure of NVML changes nothing.
         """
         if self.nvml and self.dcgm and self.dcgm_commands:
-            beside, alone_command = self.dcgm_commands
+            with_nvml, without_nvml = self.dcgm_commands
             if self.nvml.status.reason == _LIBRARY_NOT_FOUND:
-                self.dcgm.use(alone_command)
+                self.dcgm.use(without_nvml)
             elif self.nvml.status.state is SourceState.UP:
-                self.dcgm.use(beside)
+                self.dcgm.use(with_nvml)
 
-    def _heard(self, source: Worker | None) -> tuple[Reading, ...]:
+    def _new_of(self, source: Worker | None) -> tuple[Reading, ...]:
         """Return a source's new readings; count their errors and events once."""
         if source is None:
             return ()
@@ -122,7 +122,7 @@ class Sources:
         for reading in readings:
             self._counted.update({(name, reason): count for reason, count in reading.errors.items()})
             if source is self.nvml or not self._memory.other_machine:
-                self._xids.hear(name, reading.xids)
+                self._xids.add(name, reading.xids)
         return tuple(replace(reading, errors={}, xids=()) for reading in readings)
 
     @property
@@ -179,7 +179,7 @@ def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozen
 
 
 def make_sources(config: AgentConfig, fields: Iterable[Field], commands: Mapping[str, Sequence[str] | None]) -> Sources:
-    """Return the configured sources with their workers, whose children are not started yet.
+    """Return the configured sources with their workers; their children are not started yet.
 
     Args:
         config: Selects the sources.

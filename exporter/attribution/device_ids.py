@@ -148,7 +148,7 @@ def claim_uid(claim: ClaimedDevice) -> str | None:
     return uids.pop() if len(uids) == 1 else None
 
 
-def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
+def significant_ids(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
     """Drop redundant ids: for a plugin with one id per MiB, keep one id per GPU.
 
     Args:

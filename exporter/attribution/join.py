@@ -97,7 +97,7 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
     annotated: dict[HolderName, list[DeviceIds]] = {}
     for container in containers:
         for devices in container.devices:
-            if vgpu.is_told_by_annotation(devices, pod):
+            if vgpu.is_annotated(devices, pod):
                 annotated.setdefault(container.name, []).append(devices)
             else:
                 yield from _listed_entries(container, devices)
@@ -108,7 +108,7 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:
     source = SOURCES.get(devices.resource, shares.DEVICE_PLUGIN)
     seen: set[ParsedId] = set()
-    for device_id in device_ids.telling(devices.resource, devices.ids):
+    for device_id in device_ids.significant_ids(devices.resource, devices.ids):
         parsed = device_ids.parse(devices.resource, device_id)
         if devices.resource in SOURCES and not container.pod and parsed.kind is not IdKind.UNKNOWN:
             parsed = undecided(parsed, "job_id_unknown")
@@ -190,7 +190,7 @@ def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, Pa
     return [
         (devices.resource, device_ids.parse(devices.resource, device_id))
         for devices in allocatable
-        for device_id in device_ids.telling(devices.resource, devices.ids)
+        for device_id in device_ids.significant_ids(devices.resource, devices.ids)
     ]
 
 

@@ -95,6 +95,7 @@ class Endings:
     def __init__(self) -> None:
         self._listed: frozenset[PodName] = frozenset()
         self._departed: dict[PodName, tuple[PodMetadata, float]] = {}
+        """Pods that left the API in the last ten minutes, with the instant, in that order."""
         self.pods: Mapping[PodName, PodMetadata] = {}
         """The API's pods; the same object while they do not change."""
         self.left: frozenset[PodName] = frozenset()
@@ -122,24 +123,14 @@ class Endings:
             return
         gone = self.pods.keys() - pods.keys()
         self.left = ((self.left | gone) & self._listed) - pods.keys()
-        self._depart(pods, steady)
+        departed = {**self._departed, **{name: (self.pods[name], steady) for name in gone}}
+        recent = [
+            (name, one) for name, one in departed.items() if name not in pods and steady - one[1] < DEPARTED_SECONDS
+        ]
+        self._departed = dict(recent[-DEPARTED_LIMIT:])
         self.pods = pods
 
     def find(self, name: PodName) -> PodMetadata | None:
         """Return a pod that the API has, or had within the last ten minutes: its time is still being accounted."""
-        found = self.pods.get(name)
-        if found is None and name in self._departed:
-            found, _ = self._departed[name]
-        return found
-
-    def _depart(self, pods: Mapping[PodName, PodMetadata], steady: float) -> None:
-        """Remember the pods that left the API, and drop those that left long ago."""
-        kept = {
-            name: gone
-            for name, gone in self._departed.items()
-            if name not in pods and steady - gone[1] < DEPARTED_SECONDS
-        }
-        kept |= {name: (pod, steady) for name, pod in self.pods.items() if name not in pods}
-        while len(kept) > DEPARTED_LIMIT:
-            del kept[next(iter(kept))]
-        self._departed = kept
+        departed = self._departed.get(name)
+        return self.pods.get(name) or (departed[0] if departed else None)

@@ -330,8 +330,8 @@ def match(
     by_pod: dict[str | None, list[ProcessUse]] = {}
     for process, uid in zip(processes, uids, strict=True):
         # A busy process that has ended may be of any holder: short processes of a launcher, for example.
-        of_nobody = uid is None and not blind and not process.busiest_ratio
-        by_pod.setdefault(NO_POD if of_nobody else uid, []).append(process)
+        is_holderless = uid is None and not blind and not process.busiest_ratio
+        by_pod.setdefault(NO_POD if is_holderless else uid, []).append(process)
     buckets: list[Bucket] = []
     unattributed: list[ProcessUse] = []
     for uid, found in by_pod.items():

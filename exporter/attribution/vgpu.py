@@ -35,7 +35,7 @@ class _Device(NamedTuple):
     declared: Declared | None = None
 
 
-def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
+def is_annotated(devices: DeviceIds, pod: PodMetadata | None) -> bool:
     """Return whether the devices of one resource of a container are named by an annotation and not by their ids.
 
     A plain UUID of a whole GPU counts as is; no annotation of a pod changes it.
@@ -52,7 +52,7 @@ def entries(annotated: Mapping[HolderName, Sequence[DeviceIds]], pod: PodMetadat
     """Yield the entries of one pod's containers by its annotations.
 
     Args:
-        annotated: By container, in the kubelet's order: the ids that satisfy ``is_told_by_annotation``.
+        annotated: By container, in the kubelet's order: the ids that satisfy ``is_annotated``.
         pod: The pod; ``None`` if it is not known.
     """
     annotations: Mapping[str, str] = pod.annotations if pod else {}
@@ -259,9 +259,7 @@ class Groups:
     def _container(self, member: PodMetadata) -> str:
         named = member.annotations.get(CONTAINER, "")
         listed = self._containers.get((member.namespace, member.name), [])
-        if named or len(listed) != 1:
-            return named
-        return listed[0]
+        return named or (listed[0] if len(listed) == 1 else "")
 
 
 def _groups(pod: PodMetadata) -> frozenset[str]:

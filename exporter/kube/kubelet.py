@@ -19,7 +19,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import ProtocolError
 
-from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, telling
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, significant_ids
 from exporter.errors import AttributionError
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 
@@ -407,7 +407,7 @@ class KubeletClient:
                 by_resource.setdefault(name, []).extend(kept)
         return tuple(
             # Thousands of redundant ids are not kept until the next answer.
-            DeviceIds(resource=name, ids=telling(name, ids) if is_per_unit(name) else tuple(ids))
+            DeviceIds(resource=name, ids=significant_ids(name, ids) if is_per_unit(name) else tuple(ids))
             for name, ids in by_resource.items()
             if ids
         )
