@@ -33,13 +33,13 @@ def use(number: int = 0, activity: float = 0.5, /, **others: object) -> HeldDevi
         "peak_memory_bytes": 70 * GB,
         "memory_total_bytes": 85 * GB,
     }
-    return HeldDevice(**with_owner(figures | others))  # type: ignore[arg-type]
+    values = figures | others
+    values["mode"] = "mig" if values.get("mig_profile") else "exclusive" if values["share_ratio"] == 1 else "shared"
+    return HeldDevice(**with_owner(values))  # type: ignore[arg-type]
 
 
 def with_owner(values: dict[str, object]) -> dict[str, object]:
     """Values with those that name an owner put together."""
-    instance = values.pop("gpu_instance", "") or values.get("mig_profile")
-    values["mode"] = "mig" if instance else "exclusive" if values["share_ratio"] == 1 else "shared"
     names = {name: str(value) for name, value in values.items() if name in LineKey._fields}
     return {"owner": LineKey(**names), **{name: value for name, value in values.items() if name not in names}}
 

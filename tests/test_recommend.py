@@ -10,7 +10,7 @@ from exporter.cost.recommend import recommend
 from exporter.model import ByState
 from tests.recommend_support import A100, ACTIVE, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 
-MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
+MIG = {"uuid": "MIG-1", "memory_total_bytes": 40 * GB}
 SMALL = {"peak_memory_bytes": 12 * GB}
 
 
