@@ -48,7 +48,9 @@ def replay(
         prices = _prices(of_moment, node, facts(hour), start + hour * 3600)
         portions = meter.add(of_moment, at)
         ledgers.charge(portions, prices, now=start + at, steady=at)
-        spent += sum(money(portion, prices[portion.gpu_uuid]).total for portion in portions)
+        spent += sum(
+            money(portion.seconds, portion.energy_joules, prices[portion.gpu_uuid]).total for portion in portions
+        )
         at += STEP_SECONDS
     accounts = ledgers.view().accounts
     assert sum(totals.money["USD"].total for totals in accounts.values()) == pytest.approx(spent, rel=1e-9)

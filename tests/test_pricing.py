@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.accounting.ledger import money
 from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
-from exporter.model import Account, ByState, NodeFacts, Owner, Portion, Price, ShareMode
+from exporter.model import ByState, NodeFacts, Price
 
 H100 = "NVIDIA H100 80GB HBM3"
 P5 = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")
@@ -162,15 +162,6 @@ def test_measured_energy_replaces_the_energy_term_and_is_not_spread_over_sold_ho
     assert server.per_gpu_hour(gpu_part=0.5) == pytest.approx(1.0)
 
 
-def portion(active: float, idle: float, unknown: float, joules: float | None) -> Portion:
-    return Portion(
-        gpu_uuid="g",
-        account=Account(owner=Owner(namespace="a"), model="m", mode=ShareMode.EXCLUSIVE),
-        seconds=ByState(unprofiled=active, idle=idle, unknown=unknown),
-        energy_joules=joules,
-    )
-
-
 SECONDS = st.floats(min_value=0, max_value=1e6)
 
 
@@ -179,7 +170,7 @@ def test_idle_money_is_a_part_of_the_money(
     active: float, idle: float, unknown: float, joules: float | None, per_hour: float, per_kwh: float
 ) -> None:
     price = Price(per_hour=per_hour, per_kwh=per_kwh, currency="USD", source="s", as_of="2026-01-01")
-    cost = money(portion(active, idle, unknown, joules), price)
+    cost = money(ByState(unprofiled=active, idle=idle, unknown=unknown), joules, price)
     hours = (active + idle + unknown) / 3600
     assert cost.total == pytest.approx(hours * per_hour + (joules or 0.0) / 3.6e6 * per_kwh)
     assert 0 <= cost.idle <= cost.total * (1 + 1e-9)
@@ -189,5 +180,5 @@ def test_idle_money_is_a_part_of_the_money(
 
 def test_energy_without_any_second_was_used_and_not_idled_away() -> None:
     price = Price(per_hour=1.0, per_kwh=0.36, currency="USD", source="s", as_of="2026-01-01")
-    cost = money(portion(0, 0, 0, 1e7), price)
+    cost = money(ByState(), 1e7, price)
     assert (cost.total, cost.idle) == (pytest.approx(1.0), 0.0)

@@ -38,7 +38,7 @@ def charged(portion: Portion, price: Price | None) -> Totals:
         seconds=portion.seconds,
         energy_joules=joules or 0.0,
         energy_unknown_seconds=seconds if joules is None else 0.0,
-        money={price.currency: money(portion, price)} if price else {},
+        money={price.currency: money(portion.seconds, joules, price)} if price else {},
         unpriced_seconds=0.0 if price else seconds,
     )
 
@@ -116,25 +116,26 @@ SECONDS_PER_HOUR = 3600.0
 JOULES_PER_KWH = 3.6e6
 
 
-def money(portion: Portion, price: Price) -> ByState:
-    """Return the cost of a portion, in the price's currency.
+def money(by_state: ByState, energy_joules: float | None, price: Price) -> ByState:
+    """Return the cost of seconds and joules, in the price's currency.
 
     Args:
-        portion: Share-weighted seconds, and joules if they were measured.
-        price: Price of a whole physical GPU at the portion's time.
+        by_state: Share-weighted seconds.
+        energy_joules: Energy; ``None`` if it was not measured.
+        price: Price of a whole physical GPU at that time.
 
     Returns:
         Hours at the hourly price, plus measured energy if the price includes it. Energy is divided among the states
         like the seconds; energy without any second is unprofiled active money.
     """
     per_second = price.per_hour / SECONDS_PER_HOUR
-    seconds = portion.seconds.total
-    energy = (portion.energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
+    seconds = by_state.total
+    energy = (energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
     if energy and not seconds:
         return ByState(unprofiled=energy)
     if energy:
         per_second += energy / seconds
-    return portion.seconds.scaled(per_second)
+    return by_state.scaled(per_second)
 
 
 COST_LABELS_LIMIT = 200

@@ -8,11 +8,10 @@ from itertools import pairwise
 from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook
 from exporter.cost.ledger import HOUR_SECONDS, Chunk, Dimension, Figures, FleetLedger, total_of
-from exporter.model import NO_SECONDS, Account, ByState, NodeFacts, Owner, Portion, Price, ShareMode
+from exporter.model import NO_SECONDS, ByState, NodeFacts, Price
 
 REPRICE_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "model"})
 """Dimensions that a ledger needs for prices to be found."""
-_NOBODY = Account(owner=Owner(), model="", mode=ShareMode.EXCLUSIVE)
 _Priced = tuple[tuple[float, Price | None], ...]
 """Parts of a chunk's time, 0-1, with the price that holds in them."""
 
@@ -59,14 +58,14 @@ def _repriced(chunk: Chunk, book: PriceBook, nodes: Mapping[tuple[str, str], Nod
 
 
 def _priced(figures: Figures, prices: _Priced) -> Figures:
-    portion = Portion(gpu_uuid="", account=_NOBODY, seconds=figures.seconds, energy_joules=figures.energy_joules)
     money: dict[str, ByState] = {}
     unpriced = 0.0
     for part, price in prices:
         if price is None:
             unpriced += figures.seconds.total * part
         else:
-            money[price.currency] = money.get(price.currency, NO_SECONDS) + cost_of(portion.part(part), price)
+            cost = cost_of(figures.seconds, figures.energy_joules, price).scaled(part)
+            money[price.currency] = money.get(price.currency, NO_SECONDS) + cost
     return replace(figures, unpriced_seconds=unpriced, money=money)
 
 
