@@ -240,7 +240,7 @@ def _prune(namespace: argparse.Namespace) -> int:
     store = DayStore(namespace.store)
     old = [day.window.label for day in store.closed_days() if day.window.start_seconds < before]
     done = "would be deleted; add --yes to delete them"
-    if namespace.yes:
+    if old and namespace.yes:
         store.forget(before)
         done = "deleted"
     put(f"{_days('older', old)}: {done}" if old else f"no day is older than {day_name(before)}")

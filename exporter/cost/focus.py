@@ -41,6 +41,8 @@ class FocusColumn(NamedTuple):
     level: str
     """``mandatory``, ``conditional``, ``recommended``; ``own`` of those that FOCUS has not."""
     nullable: bool
+    is_ours: bool
+    """Whether our files have it."""
     since: str
     """The version that brought it."""
     until: str
@@ -49,8 +51,10 @@ class FocusColumn(NamedTuple):
     """The values that it can have; empty where any is allowed, or the specification lists many."""
 
 
-def _read(name: str, kind: str, level: str, null: str, since: str, until: str = "-", *allowed: str) -> FocusColumn:
-    return FocusColumn(name, cast("Kind", kind), level, null == "may", since, until, allowed)
+def _read(
+    name: str, kind: str, level: str, null: str, ours: str, since: str, until: str = "-", *allowed: str
+) -> FocusColumn:
+    return FocusColumn(name, cast("Kind", kind), level, null == "may", ours == "yes", since, until, allowed)
 
 
 _COLUMNS: tuple[FocusColumn, ...] = tuple(
@@ -77,14 +81,6 @@ def columns_of(version: str) -> dict[str, FocusColumn]:
 
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
-# Conditional columns for what a meter of GPUs never has.
-_NEVER = frozenset(
-    """
-    CapacityReservationId CapacityReservationStatus CommitmentDiscountQuantity CommitmentDiscountUnit
-    CommitmentProgramEligibilityDetails ContractApplied InvoiceDetailId ListUnitPrice
-    PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice
-    """.split()  # noqa: SIM905 - names read better in lines
-)
 _OF_METADATA = {"currency": "STRING", "unit": "STRING", "tags": "JSON", "price": "DECIMAL"}
 """Types in the metadata of kinds that it has no type for."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
@@ -133,7 +129,7 @@ def write_focus(
 
 def header_of(version: str) -> tuple[str, ...]:
     """Return the columns of our files: FOCUS' in alphabetical order, then our own."""
-    of_focus = [name for name in columns_of(version) if name not in _NEVER]
+    of_focus = [name for name, column in columns_of(version).items() if column.is_ours]
     split = () if "AllocatedMethodId" in of_focus else (f"x_{name}" for name in SPLIT_COLUMNS)
     return (*of_focus, *sorted((*OWN_COLUMNS, *split)))
 
