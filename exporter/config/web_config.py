@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import yaml
 
@@ -14,16 +14,15 @@ from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.errors import ConfigError
 
 Value = TypeVar("Value")
-ClientAuth = Literal["none", "if-given", "required"]
 _MOST_USERS, _MOST_NAMES = 1000, 1000
 _LEAST_COST, _MOST_COST = 4, 16
 _HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _TOO_OLD = dict.fromkeys(("TLS10", "TLS11"), "is broken, and not served")
-_CLIENT_AUTH: Mapping[str, ClientAuth] = {
-    "NoClientCert": "none",
-    "VerifyClientCertIfGiven": "if-given",
-    "RequireAndVerifyClientCert": "required",
+_CLIENT_AUTH = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 _UNVERIFIED = dict.fromkeys(
     ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert"),
@@ -55,24 +54,15 @@ _HEADERS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsSettings:
-    """Settings of TLS."""
+class WebTls:
+    """TLS as a file configures it."""
 
-    cert_file: Path
-    """PEM: the certificate, then those between it and its authority."""
-    key_file: Path
-    client_auth: ClientAuth = "none"
-    client_ca_file: Path | None = None
-    """PEM: authorities of clients; set unless ``client_auth`` is none."""
+    context: ssl.SSLContext
+    """Secures connections."""
+    files: tuple[Path, ...]
+    """Certificate, key and authorities; all of them were read."""
     allowed_sans: frozenset[str] = frozenset()
     """Names of which a client's certificate must have one; empty: any will do."""
-    min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
-    max_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
-    ciphers: tuple[str, ...] = ()
-    """Of TLS 1.2, by OpenSSL's names, the best first; empty: OpenSSL's own."""
-    curve: str = ""
-    """By OpenSSL's name; empty: OpenSSL's own."""
-    prefer_server_ciphers: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +70,7 @@ class WebSettings:
     """A web configuration without mistakes."""
 
     path: Path
-    tls: TlsSettings | None = None
+    tls: WebTls | None = None
     """``None``: plain HTTP."""
     users: Mapping[str, bytes] = field(default_factory=dict)
     """Bcrypt hash by user; empty: no password is needed."""
@@ -91,52 +81,7 @@ class WebSettings:
     @property
     def files(self) -> tuple[Path, ...]:
         """The file and all that it names."""
-        if self.tls is None:
-            return (self.path,)
-        named = (self.tls.cert_file, self.tls.key_file, self.tls.client_ca_file)
-        return (self.path, *(path for path in named if path is not None))
-
-
-def server_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return the context that secures connections.
-
-    Raises:
-        ConfigError: A file cannot be read, is no PEM file, or does not belong to the other.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version, context.maximum_version = tls.min_version, tls.max_version
-    context.set_alpn_protocols(["http/1.1"])
-    if tls.prefer_server_ciphers:
-        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
-    else:
-        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    if tls.ciphers:
-        context.set_ciphers(":".join(tls.ciphers))
-    if tls.curve:
-        context.set_ecdh_curve(tls.curve)
-    pair = f"cert_file, key_file: {tls.cert_file}, {tls.key_file}"
-    with _loading(pair, "PEM files that belong together, the key without a passphrase"):
-        # A key with a passphrase is refused rather than asked for on the terminal.
-        context.load_cert_chain(tls.cert_file, tls.key_file, lambda: "")
-    if tls.client_ca_file is not None:
-        with _loading(f"client_ca_file: {tls.client_ca_file}", "a PEM file of certificates"):
-            context.load_verify_locations(tls.client_ca_file)
-        context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth == "required" else ssl.CERT_OPTIONAL
-    return context
-
-
-@contextmanager
-def _loading(what: str, allowed: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # which an SSLError is
-        raise ConfigError(f"{what}: {_why(error)}; allowed: {allowed}") from None
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "it is no PEM file").replace("_", " ").lower()
-    return (error.strerror or str(error)).lower()
+        return (self.path, *(self.tls.files if self.tls else ()))
 
 
 def load(path: Path) -> WebSettings:
@@ -171,11 +116,6 @@ def parse(text: str, path: Path) -> WebSettings:
     if top.take("rate_limit") is not None:
         top.problem("rate_limit", "is not served here; leave it out, and limit requests in a proxy if they must be")
     top.finish()
-    if not problems and tls is not None:
-        try:
-            server_context(tls)
-        except ConfigError as error:
-            problems += [f"{path}: tls_server_config: {words}" for words in error.problems]
     if problems:
         raise ConfigError(*problems)
     if users and tls is None:
@@ -183,41 +123,62 @@ def parse(text: str, path: Path) -> WebSettings:
     return WebSettings(path=path, tls=tls, users=users, headers=headers, warnings=tuple(warnings))
 
 
-def _tls(top: Fields, folder: Path) -> TlsSettings | None:
+def _tls(top: Fields, folder: Path) -> WebTls | None:
+    """Read what secures connections, and try it."""
     fields = _mapping(top, "tls_server_config")
     if fields is None:
         return None
+    before = len(fields.problems)
     cert, key = (_file(fields, name, folder, needed=True) for name in ("cert_file", "key_file"))
     ca = _file(fields, "client_ca_file", folder)
     for inline in ("cert", "key", "client_ca"):
         if fields.take(inline) is not None:
             fields.problem(inline, f"is not read from here; put it into a file and give {inline}_file")
-    auth = _mapped(fields, "client_auth_type", _CLIENT_AUTH, _UNVERIFIED, wrong="required") or "none"
+    auth = _mapped(fields, "client_auth_type", _CLIENT_AUTH, _UNVERIFIED, wrong=ssl.CERT_REQUIRED) or ssl.CERT_NONE
     sans = frozenset(_texts(fields, "client_allowed_sans", "names of client certificates"))
-    least, most = (_mapped(fields, name, _VERSIONS, _TOO_OLD) for name in ("min_version", "max_version"))
-    if least and most and least > most:
-        fields.problem("min_version", "is newer than max_version; allowed: the other way round")
-    ciphers, curve = _ciphers(fields), _curve(fields)
-    prefers = fields.take_switch("prefer_server_cipher_suites") is not False
+    context = _context(fields)
     fields.finish()
-    if (ca is None) != (auth == "none"):
+    if (ca is None) != (auth is ssl.CERT_NONE):
         fields.problem("client_ca_file", "and client_auth_type are nothing without each other; give both or neither")
-    if sans and auth != "required":
+    if sans and auth is not ssl.CERT_REQUIRED:
         fields.problem("client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert")
-    if cert is None or key is None:
+    if cert is None or key is None or len(fields.problems) > before:
         return None
-    return TlsSettings(
-        cert_file=cert,
-        key_file=key,
-        client_auth=auth,
-        client_ca_file=ca,
-        allowed_sans=sans,
-        min_version=least or ssl.TLSVersion.TLSv1_2,
-        max_version=most or ssl.TLSVersion.TLSv1_3,
-        ciphers=ciphers,
-        curve=curve,
-        prefer_server_ciphers=prefers,
-    )
+    with _loading(fields, "cert_file", f"{cert}, {key}", "PEM files of one pair, the key without a passphrase"):
+        # A key with a passphrase is refused rather than asked for on the terminal.
+        context.load_cert_chain(cert, key, lambda: "")
+    if ca is not None:
+        with _loading(fields, "client_ca_file", str(ca), "a PEM file of certificates"):
+            context.load_verify_locations(ca)
+    context.verify_mode = auth
+    return WebTls(context=context, files=(cert, key, *([ca] if ca else [])), allowed_sans=sans)
+
+
+def _context(fields: Fields) -> ssl.SSLContext:
+    """Return versions, ciphers and curve."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    least = _mapped(fields, "min_version", _VERSIONS, _TOO_OLD) or ssl.TLSVersion.TLSv1_2
+    most = _mapped(fields, "max_version", _VERSIONS, _TOO_OLD) or ssl.TLSVersion.TLSv1_3
+    if least > most:
+        fields.problem("min_version", "is newer than max_version; allowed: the other way round")
+    context.minimum_version, context.maximum_version = least, most
+    if ciphers := _ciphers(fields):
+        context.set_ciphers(":".join(ciphers))
+    if curve := _curve(fields):
+        context.set_ecdh_curve(curve)
+    if fields.take_switch("prefer_server_cipher_suites") is False:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    return context
+
+
+@contextmanager
+def _loading(fields: Fields, key: str, files: str, allowed: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # which an SSLError is
+        why = error.reason or "it is no PEM file" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
+        fields.problem(key, f"{files}: {why.replace('_', ' ').lower()}; allowed: {allowed}")
 
 
 def _mapping(fields: Fields, key: str) -> Fields | None:
@@ -289,11 +250,8 @@ def _http(top: Fields, warnings: list[str]) -> dict[str, str]:
     headers = _mapping(fields, "headers")
     if headers is not None:
         for name, values in _HEADERS.items():
-            allowed = " or ".join(values) or "one line of text"
-            text = headers.take_text(name, allowed)
-            if text is not None and values and text not in values:
-                headers.problem(name, f"'{text}' is not a value of it; allowed: {allowed}")
-            elif text is not None and not text.isascii():
+            text = headers.take_choice(name, values, " or ".join(values)) if values else headers.take_text(name)
+            if text is not None and not text.isascii():
                 headers.problem(name, "has letters that no header can have; allowed: ASCII")
             elif text is not None:
                 found[name] = text
@@ -311,12 +269,9 @@ def _users(top: Fields) -> dict[str, bytes]:
         return {}
     users: dict[str, bytes] = {}
     allowed = "a bcrypt hash of a password, as: htpasswd -nBC 10 USER"
-    for key, _ in fields.node.value:
-        name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
-        if not name or ":" in name or not name.isprintable() or name in users:
-            line = key.start_mark.line + 1
-            if name not in users:  # a name that is given twice is a problem already
-                top.problems.append(f"{top.path}:{line}: basic_auth_users: a user's name is text without a colon")
+    for name in fields:
+        if not name or ":" in name or not name.isprintable():
+            top.problems.append(f"{fields.place_of(name)}: basic_auth_users: a user's name is text without a colon")
             continue
         text = fields.take_text(name, allowed, needed=True)
         if text is None:
@@ -325,9 +280,8 @@ def _users(top: Fields) -> dict[str, bytes]:
         if match is None:
             fields.problem(name, f"no bcrypt hash; allowed: {allowed}")  # what stands there may be the password
         elif not _LEAST_COST <= int(match[1]) <= _MOST_COST:
-            fields.problem(
-                name, f"a cost of {match[1]} takes too long or nothing; allowed: {_LEAST_COST} to {_MOST_COST}"
-            )
+            words = f"a cost of {match[1]} takes too long or nothing; allowed: {_LEAST_COST} to {_MOST_COST}"
+            fields.problem(name, words)
         else:
             users[name] = text.encode("ascii")
     return users

@@ -2,13 +2,14 @@
 
 import asyncio
 import base64
-import binascii
+import contextlib
 import hashlib
 import hmac
 import logging
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,7 @@ import bcrypt
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from exporter.config.web_config import WebSettings, server_context
+from exporter.config.web_config import WebSettings
 from exporter.errors import ConfigError
 
 LOG = logging.getLogger("exporter.web")
@@ -58,7 +59,7 @@ class Passwords:
         scheme, _, encoded = header.partition(" ")
         try:
             user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
-        except (binascii.Error, ValueError):
+        except ValueError:
             return "wrong"
         if scheme.lower() != "basic" or not colon:
             return "wrong"
@@ -130,19 +131,21 @@ class WebAccess:
         self._logged: tuple[str, ...] = ()
         self._seen: object = None
         self.settings: WebSettings
-        self.context: ssl.SSLContext | None
-        """Secures the next connections; those that are open keep theirs. ``None``: plain HTTP."""
         self._passwords: Passwords | None
         self._take(*self._read())
 
-    def _read(self) -> tuple[WebSettings, object, ssl.SSLContext | None]:
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """Secures the next connections; those that are open keep theirs. ``None``: plain HTTP."""
+        return self.settings.tls.context if self.settings.tls else None
+
+    def _read(self) -> tuple[WebSettings, object]:
         # The file itself names the files to check: it is read twice, so that no change in between goes unseen.
         seen = _state(self._load().files)
-        settings = self._load()
-        return settings, seen, server_context(settings.tls) if settings.tls else None
+        return self._load(), seen
 
-    def _take(self, settings: WebSettings, seen: object, context: ssl.SSLContext | None) -> None:
-        self.settings, self._seen, self.context = settings, seen, context
+    def _take(self, settings: WebSettings, seen: object) -> None:
+        self.settings, self._seen = settings, seen
         self._passwords = Passwords(settings.users) if settings.users else None
         for warning in settings.warnings:
             LOG.warning("%s", warning)
@@ -189,12 +192,9 @@ class WebAccess:
         if verdict == "right":
             return None
         if verdict == "busy":
-            response = plain(503, "too many passwords are being checked; retry in a second")
-            response.headers[hdrs.RETRY_AFTER] = "1"
-            return response
-        response = plain(401, "authentication required: missing or wrong user name or password")
-        response.headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE
-        return response
+            return plain(503, "too many passwords are being checked; retry in a second", {hdrs.RETRY_AFTER: "1"})
+        words = "authentication required: missing or wrong user name or password"
+        return plain(401, words, {hdrs.WWW_AUTHENTICATE: _CHALLENGE})
 
 
 def _names(request: web.Request) -> frozenset[str]:
@@ -204,18 +204,28 @@ def _names(request: web.Request) -> frozenset[str]:
     return frozenset(str(name) for _, name in names)
 
 
-def plain(status: int, words: str) -> web.Response:
-    """Return a response of one line."""
-    return web.Response(text=f"{words}\n", status=status)
+def plain(status: int, words: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a response of plain text, mostly of one line."""
+    body = f"{words}\n".encode("utf-8", "replace")
+    return web.Response(body=body, status=status, headers=headers, content_type="text/plain", charset="utf-8")
+
+
+def address_of(peer: object) -> IPv4Address | IPv6Address | None:
+    """Return the address of a peer, as a transport has it; that of IPv4 where IPv6 only carries it."""
+    if not isinstance(peer, tuple) or not peer:
+        return None
+    try:
+        found = ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
 
 
 def _state(files: tuple[Path, ...]) -> object:
-    return tuple(_file_state(path) for path in files)
-
-
-def _file_state(path: Path) -> object:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_ino, state.st_size
+    """Return what changes when one of the files does; a file that cannot be read is not in it."""
+    states = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            states.append((path, found.st_mtime_ns, found.st_ino, found.st_size))
+    return states
