@@ -121,6 +121,6 @@ def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
             not conserved or apart <= _TOLERATED * max(ledger.capacity_seconds, 1),
             f"{seconds} of {ledger.capacity_seconds} s",
         )
-    require_json(node_api.device_document(snapshot))
-    require_json(node_api.ledger_document(snapshot))
+    require_json(node_api.device_document(snapshot).plain)
+    require_json(node_api.ledger_document(snapshot).plain)
     node_page.document(snapshot).encode("utf-8", "replace")

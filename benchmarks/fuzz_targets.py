@@ -55,7 +55,7 @@ from exporter.model import NodeFacts, PodMetadata, Reading
 from exporter.service import opencost_query, parameters
 from exporter.service.page_frame import read_view
 from exporter.web.http_server import Connection, HttpServer
-from exporter.web.server import Renderer, create_app
+from exporter.web.server import NodeSite, Renderer
 from gpu_simulator import scenario
 
 CORPORA = Path(__file__).resolve().parent.parent / "tests" / "corpora"
@@ -590,12 +590,12 @@ def _keep(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
 def _agent_face() -> _Face:
     snapshot = lived(*node_in(Scratch.folder() / "http"))
     renderer = Renderer(ExpositionOptions(), list)
-    app = create_app(
+    app = NodeSite(
         snapshot=lambda: snapshot,
         metrics=lambda accept: renderer.metrics(snapshot, accept),
         release=lambda _seconds: None,
         steady=lambda: snapshot.taken_steady_seconds or 0.0,  # readiness judges the snapshot's age, which stays 0 here
-    )
+    ).app()
     return _Face(app, _loop())
 
 
@@ -639,10 +639,10 @@ def _query(data: bytes) -> None:
         except ConfigError as error:
             refused = error
     try:
-        view = read_view("/namespaces", pairs, NOW)
+        view = read_view("/namespaces", pairs, Now(NOW))
         link = view.link(page=2)
         require(link.isascii() and " " not in link and '"' not in link, f"the link {link!r}")
-        again = read_view("/namespaces", list(URL(link, encoded=True).query.items()), NOW)
+        again = read_view("/namespaces", list(URL(link, encoded=True).query.items()), Now(NOW))
         require(again.filters == view.filters and again.window == view.window, f"{link!r} asks for something else")
     except ConfigError as error:
         refused = error

@@ -302,8 +302,8 @@ class Run:
         self.checks.page(body)
         self.checks.idle(agent, self.expected)
         if self.ticks % DOCUMENT_STEPS == 0:
-            json.loads(node_api.device_document(agent.snapshot))
-            json.loads(node_api.ledger_document(agent.snapshot))
+            json.loads(node_api.device_document(agent.snapshot).plain)
+            json.loads(node_api.ledger_document(agent.snapshot).plain)
             self.checks.hold("documents", "page", true="</html>" in node_page.document(agent.snapshot))
 
     # ---- saving

@@ -2,26 +2,29 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from recommend_support import with_owner
 from web_support import http_server
 
+from exporter.config.options import BookSettings
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import Filters, parse_window
-from exporter.cost.live import PodDocument, price_rows
+from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.query_rows import LedgerSource
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
-from exporter.service.data import Book, BookSources, Freshness, label_values, newest_hour
-from exporter.service.routes import Face, create_app
+from exporter.service.book import Book, Keeping
+from exporter.service.data import label_values
+from exporter.service.routes import create_app
+from exporter.service.run import book_of
 from exporter.service.settings import ServeSettings
 
 HOUR_SECONDS = 3600
@@ -43,24 +46,16 @@ class Served:
         return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
-def live_pods(uses: Sequence[PodDocument] | None, url: str) -> "PodsOf":
-    """Answers with these pods; ``None``: says that Prometheus is away."""
-    return PodsOf(tuple(uses) if uses is not None else None, url)
+def live_pods(uses: Sequence[PodDocument] | None, url: str) -> Callable[[Filters], Awaitable[Sequence[PodDocument]]]:
+    """Answers with those of these pods that are in the namespaces; ``None``: reports that Prometheus is away."""
 
-
-@dataclass(frozen=True, slots=True)
-class PodsOf:
-    """A source of live pods that has only those it was given."""
-
-    uses: tuple[PodDocument, ...] | None
-    url: str
-
-    async def __call__(self, filters: Filters) -> Sequence[PodDocument]:
-        """The pods of the namespaces that are asked for."""
-        if self.uses is None:
-            raise PrometheusError("unreachable", f"{self.url}: no answer; see whether Prometheus runs", retriable=True)
+    async def pods(filters: Filters) -> Sequence[PodDocument]:
+        if uses is None:
+            raise PrometheusError("unreachable", f"{url}: no answer; see whether Prometheus runs", retriable=True)
         wanted = filters.wanted.get("namespace")
-        return [use for use in self.uses if wanted is None or use.namespace in wanted]
+        return [use for use in uses if wanted is None or use.namespace in wanted]
+
+    return pods
 
 
 @asynccontextmanager
@@ -81,17 +76,12 @@ async def served(
     asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
     async with PrometheusClient(asked) as client:
         ledger = PrometheusLedger(client)
-        sources = BookSources(
-            ledger=ledger,
-            prices=partial(price_rows, client),
-            pods=live_pods(pods, prometheus_url),
-            newest_hour=partial(newest_hour, client),
-            labels=partial(label_values, client),
-            recommendations=partial(read_recommendations, client, ledger),
-        )
-        book = Book(sources, lambda: now_seconds)
-        hour = now_seconds // HOUR_SECONDS * HOUR_SECONDS
-        book.show(Freshness(now_seconds=now_seconds, read_until_seconds=hour, problem=problem or None))
+        chosen = settings or ServeSettings()
+        book = book_of(chosen.books, client, client, lambda: now_seconds)
+        book.pods = live_pods(pods, prometheus_url)
+        book.newest.value, book.newest.problem = now_seconds // HOUR_SECONDS * HOUR_SECONDS, problem
+        book.looked = True
+        ledger = PrometheusLedger(client)
         book.labels.value = {} if problem else await label_values(client, now_seconds)
         book.recommendations.value = (
             await read_recommendations(client, ledger, now_seconds) if recommendations is None else recommendations
@@ -100,12 +90,22 @@ async def served(
             *[state for state in budgets if isinstance(state, BudgetState)],
             *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
         ]
-        app = create_app(book, settings or ServeSettings(), Face())
+        app = create_app(book, chosen)
         async with http_server(app) as port:
             try:
                 yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
             finally:
                 await book.readings.stop()
+
+
+def quiet_book(now_seconds: float, budgets: Sequence[BudgetState] = (), source: LedgerSource | None = None) -> Book:
+    """A book that has read nothing but the state of these budgets, and asks no Prometheus for a ledger."""
+    client = PrometheusClient(PrometheusSettings(url="http://127.0.0.1:1"))
+    ledger = source or PrometheusLedger(client)
+    keeping = Keeping(prometheus=ledger, path=None, history_days=1)
+    book = Book(client, ledger, keeping, lambda: now_seconds, BookSettings(refresh_interval_seconds=3600.0))
+    book.budgets.value = budgets
+    return book
 
 
 @contextmanager

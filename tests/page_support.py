@@ -23,6 +23,7 @@ from exporter.model import (
     SourceStatus,
     Unresolved,
 )
+from exporter.web import node_page
 
 TAKEN_AT = 1_800_000_000.0
 MIB = 1024 * 1024
@@ -210,3 +211,8 @@ def rich_snapshot() -> Snapshot:
             )
         },
     )
+
+
+def fragment(shown: Snapshot | None) -> str:
+    """The page without its frame."""
+    return node_page.document(shown, is_whole=False)

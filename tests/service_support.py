@@ -11,7 +11,9 @@ from fleet_support import END_SECONDS
 from web_support import http_server
 
 from exporter.cost.prometheus import PrometheusClient
-from exporter.service.run import Service
+from exporter.service.book import Book
+from exporter.service.routes import create_app
+from exporter.service.run import book_of
 from exporter.service.settings import load_settings
 
 NOW = END_SECONDS + 1500.0
@@ -49,7 +51,7 @@ class Running:
     """A service that runs."""
 
     url: str
-    service: Service
+    book: Book
     clock: Clock
     session: aiohttp.ClientSession
 
@@ -65,12 +67,13 @@ class Running:
         return answer.json()
 
     async def round(self) -> bool:
-        """One look of the service."""
-        return await self.service.refreshing.round(self.clock.now)
+        """One look of the service; false where Prometheus did not answer."""
+        await self.book.look(self.clock.now)
+        return not self.book.newest.problem
 
     async def keep(self) -> None:
         """Close what is due."""
-        await self.service.refreshing.keeping.round(self.clock.now)
+        await self.book.close_days(self.clock.now)
 
 
 @asynccontextmanager
@@ -80,14 +83,14 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
     settings = load_settings(flags, {})
     clock = Clock(now)
     async with PrometheusClient(settings.prometheus) as client, aiohttp.ClientSession() as session:
-        service = Service(settings, client, client, clock)
-        service.refreshing.load_budgets()
-        service.refreshing.keeping.open(now)
+        book = book_of(settings.books, client, client, clock)
+        book.load_budgets()
+        book.keeping.open(now)
         try:
-            async with http_server(service.app()) as port:
+            async with http_server(create_app(book, settings)) as port:
                 try:
-                    yield Running(f"http://127.0.0.1:{port}", service, clock, session)
+                    yield Running(f"http://127.0.0.1:{port}", book, clock, session)
                 finally:
-                    await service.book.readings.stop()
+                    await book.readings.stop()
         finally:
-            service.refreshing.keeping.close()
+            book.keeping.close()

@@ -15,7 +15,7 @@ from exporter.web import node_api
 
 
 def parsed(*devices: made.DeviceView, **changes: object) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(node_api.device_document(made.snapshot(*devices, **changes)))
+    loaded: dict[str, Any] = json.loads(node_api.device_document(made.snapshot(*devices, **changes)).plain)
     return loaded
 
 
@@ -64,7 +64,7 @@ def test_a_simulated_node_says_so_and_a_lost_gpu_says_why() -> None:
 
 
 def test_every_device_has_the_same_keys() -> None:
-    document = json.loads(node_api.device_document(made.rich_snapshot()))
+    document = json.loads(node_api.device_document(made.rich_snapshot()).plain)
     assert len({tuple(device) for device in document["devices"]}) == 1
     assert document["unresolved"][0]["reason"] == "dra_unresolved"
 
@@ -139,7 +139,7 @@ def test_every_key_is_documented_and_every_documented_key_is_there() -> None:
 
 
 def test_every_key_of_the_ledger_is_documented_and_every_documented_key_is_there() -> None:
-    document = json.loads(node_api.ledger_document(exposition_support.snapshot()))
+    document = json.loads(node_api.ledger_document(exposition_support.snapshot()).plain)
     assert undocumented("/api/v1/ledger", document) == (set(), set())
 
 
@@ -152,7 +152,7 @@ def test_a_gpu_has_its_price_and_null_where_no_row_matches() -> None:
 
 
 def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
-    document = json.loads(node_api.ledger_document(exposition_support.snapshot()))
+    document = json.loads(node_api.ledger_document(exposition_support.snapshot()).plain)
     work, nobody_known, free = document["accounts"]
     assert (work["owner_namespace"], work["owner_kind"], work["owner_name"], work["team"]) == (
         "vision",
@@ -181,5 +181,5 @@ def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
 
 
 def test_before_anything_was_metered_the_ledger_says_so_and_has_no_zeros() -> None:
-    document = json.loads(node_api.ledger_document(made.snapshot(made.held(0, "a"))))
+    document = json.loads(node_api.ledger_document(made.snapshot(made.held(0, "a"))).plain)
     assert (document["metered"], document["capacity_seconds"], document["accounts"]) == (False, None, [])

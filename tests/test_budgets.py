@@ -3,18 +3,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from book_support import PodsOf
+from book_support import quiet_book
 from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Known
 
 from exporter.cost.budgets import Budget, BudgetState, load, parse, standings
-from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window, period_at
+from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, LineKey, period_at
 from exporter.cost.store import day_window
 from exporter.errors import ConfigError
 from exporter.model import ByState
-from exporter.service.data import Book, BookSources
-from exporter.service.refresh import Keeping, Refreshing
+from exporter.service.book import Book
 
 ONE = """\
 budgets:
@@ -259,8 +258,12 @@ def test_what_makes_no_difference_to_money_makes_no_budget_unknown(series: str) 
     assert (state.known, state.unread) == (True, "")
 
 
-async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[int]]:
-    """Looks at these times, in all of which the newest hour is the same; and how often budgets were counted by each."""
+async def looks_of(source: Known, *seconds: float) -> tuple[Book, list[int], float]:
+    """Looks at these times, in all of which the newest hour is the same.
+
+    Returns:
+        The book; how often budgets were counted by each look; the pause after the last one.
+    """
 
     async def newest(_now: float) -> float:
         return NOW // 3600 * 3600
@@ -268,54 +271,39 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
     async def advice(_now: float) -> tuple[()]:
         return ()
 
-    async def unasked(_window: Window, _filters: Filters) -> None:
-        return None
-
     async def labels(_now: float) -> dict[str, tuple[str, ...]]:
         return {}
 
-    async def unpriced(_at: float, _filters: Filters) -> dict[tuple[str, str], tuple[()]]:
-        return {}
-
-    sources = BookSources(
-        prices=unpriced,
-        ledger=source,
-        pods=PodsOf(None, ""),
-        newest_hour=newest,
-        labels=labels,
-        recommendations=advice,
-    )
-    keeping = Keeping(prometheus=source, path=None, history_days=1)
-    looking = Refreshing(book=Book(sources, lambda: NOW), load=lambda: [budget(team="red")], keeping=keeping)
-    looking.load_budgets()
-    counted = []
+    book = quiet_book(NOW, source=source)
+    book.newest.read, book.recommendations.read, book.labels.read = newest, advice, labels
+    book.wanted = [budget(team="red")]
+    counted, pause = [], 0.0
     for second in seconds:
-        await looking.round(NOW + second)
+        pause = await book.look(NOW + second)
         counted.append(sum(window.label == "budgets" for window in source.asked))
-    return looking, counted
+    return book, counted, pause
 
 
 async def test_a_budget_of_which_a_question_stays_unanswered_is_counted_again_less_and_less_often() -> None:
     source = october()
     source.failing = {int(at("2026-10-04"))}
-    looking, counted = await rounds_of(source, 0, 30, 60, 120, 180, 400, 420, 890)
+    book, counted, pause = await looks_of(source, 0, 30, 60, 120, 180, 400, 420, 890)
     assert counted == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert looking.pause_seconds == 480
-    assert looking.last_read_seconds is None
-    assert "1 of 1 budgets could not be counted: no answer in 60 s" in looking.book.freshness().problem
+    assert pause == 480
+    assert book.last_read_seconds is None
+    assert "1 of 1 budgets could not be counted: no answer in 60 s" in (book.freshness().problem or "")
     source.failing = set()
-    assert await looking.round(NOW + 900)
-    assert looking.last_read_seconds == NOW + 900
-    assert looking.pause_seconds == 0
-    assert "budgets" not in (looking.book.freshness().problem or "")
+    assert await book.look(NOW + 900) == 3600
+    assert book.last_read_seconds == NOW + 900
+    assert "budgets" not in (book.freshness().problem or "")
 
 
 async def test_a_question_that_will_never_be_answered_is_not_asked_again_before_there_is_a_newer_hour() -> None:
     source = october()
     source.failing, source.may_pass = {int(at("2026-10-04"))}, False
-    looking, counted = await rounds_of(source, 0, 300, 3000)
+    book, counted, _ = await looks_of(source, 0, 300, 3000)
     assert counted == [1, 1, 1]
-    assert looking.last_read_seconds == NOW + 3000
+    assert book.last_read_seconds == NOW + 3000
 
 
 def test_hours_that_were_not_recorded_are_told() -> None:

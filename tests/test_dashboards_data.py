@@ -12,10 +12,11 @@ import pytest
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.ledger import period_at
 from exporter.model import ByState, Totals
-from exporter.service.data import Freshness, Month
-from exporter.service.metrics import ServiceFigures, render
+from exporter.service.data import Month, ThisMonth
+from exporter.service.metrics import render
 from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
+from tests.book_support import quiet_book
 from tests.dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
 from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill, backfilled, prometheus, truth_between
 
@@ -40,12 +41,10 @@ def _service_page() -> list[str]:
         unpriced_seconds=0.0,
         as_of_seconds=now,
     )
-    figures = ServiceFigures(
-        freshness=Freshness(now_seconds=now, first_day_seconds=None, closed_until_seconds=None, read_until_seconds=now),
-        budgets=(state,),
-        months=(Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
-    )
-    page = render(figures, "")[0].decode()
+    book = quiet_book(now, (state,))
+    money = (Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),)
+    book.month.value = ThisMonth(start_seconds=period_at("month", now).start_seconds, money=money, coverage=None)
+    page = render(book, "").plain.decode()
     return [line for line in page.splitlines() if line.startswith(("gpu_budget", "gpu_cost_month", "gpu_cost_last"))]
 
 

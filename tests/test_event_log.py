@@ -184,7 +184,7 @@ faults: [{kind: gpu_lost, gpu: 1, from: 30}]
 
 def told(snapshot: Snapshot) -> tuple[float | None, list[list[float | None]]]:
     """When the history of the API ends, in seconds of the scenario, and the activity of each device."""
-    document: dict[str, Any] = json.loads(node_api.device_document(snapshot))
+    document: dict[str, Any] = json.loads(node_api.device_document(snapshot).plain)
     ends = document["history"]["ends_at_seconds"]
     assert document["history"]["step_seconds"] == 10
     return ends and ends - EPOCH_SECONDS, [device["activity_history"] for device in document["devices"]]

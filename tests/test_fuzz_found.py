@@ -19,7 +19,7 @@ from exporter.config import price_book, web_config
 from exporter.config.resolve import load_agent
 from exporter.cost import budgets as budget_file
 from exporter.cost import node_report
-from exporter.cost.ledger import CHECKPOINT_SECONDS
+from exporter.cost.ledger import CHECKPOINT_SECONDS, Now
 from exporter.cost.recorders import Recorded
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.gpu import wire
@@ -145,7 +145,7 @@ def test_an_identity_with_a_number_beyond_all_is_garbled(name: str, tmp_path: Pa
 def test_an_agents_ledger_with_a_number_that_cannot_be_shown_is_no_ledger(
     key: str, value: float, tmp_path: Path
 ) -> None:
-    document = json.loads(ledger_document(lived(*node_in(tmp_path))))
+    document = json.loads(ledger_document(lived(*node_in(tmp_path))).plain)
     with pytest.raises(ExporterError, match="is not an agent's ledger"):
         node_report.read({**document, "saved_at_seconds": None, key: value}, "http://node-a:9400")
 
@@ -156,7 +156,7 @@ def test_a_path_that_no_file_can_have_is_refused_as_a_value() -> None:
 
 
 def test_an_address_with_bytes_that_are_no_text_still_has_links() -> None:
-    view = read_view("/teams", [("team", "a\udcff")], WINDOW.end_seconds)
+    view = read_view("/teams", [("team", "a\udcff")], Now(WINDOW.end_seconds))
     assert view.link(page=2) == "/teams?team=a%3F&page=2"
 
 

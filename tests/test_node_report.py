@@ -35,13 +35,13 @@ from exporter.model import (
 )
 from exporter.web import node_api
 from exporter.web.responses import Body
-from exporter.web.server import create_app
+from exporter.web.server import NodeSite
 
 AGENT = "http://node-a:9400"
 
 
 def report_of(view: Snapshot) -> NodeReport:
-    return read(json.loads(node_api.ledger_document(view)), AGENT)
+    return read(json.loads(node_api.ledger_document(view).plain), AGENT)
 
 
 def with_capacity(seconds: float, **changes: object) -> Snapshot:
@@ -226,7 +226,7 @@ def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() ->
     ],
 )
 def test_an_answer_that_is_no_ledger_is_one_clear_line(broken: dict[str, object]) -> None:
-    document = {**json.loads(node_api.ledger_document(snapshot())), **broken}
+    document = {**json.loads(node_api.ledger_document(snapshot()).plain), **broken}
     with pytest.raises(ExporterError, match=r"^http://node-a:9400: the answer is not an agent's ledger: "):
         read(document, AGENT)
 
@@ -238,7 +238,7 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 
 
 def agent(newest: Callable[[], Snapshot | None]) -> web.Application:
-    return create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None)
+    return NodeSite(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None).app()
 
 
 def answering(body: str, status: int = 200, server: str = "nginx") -> web.Application:

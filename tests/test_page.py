@@ -72,8 +72,7 @@ class Tags(HTMLParser):
 
 def read(snapshot: Snapshot | None, *, whole: bool = False, cost_service_url: str = "") -> Tags:
     tags = Tags()
-    make = node_page.document if whole else node_page.fragment
-    tags.feed(make(snapshot, cost_service_url))
+    tags.feed(node_page.document(snapshot, cost_service_url, is_whole=whole))
     assert tags.open == []
     assert len(tags.ids) == len(set(tags.ids))
     return tags
@@ -125,7 +124,7 @@ def test_a_long_list_of_idle_holders_is_cut_and_says_so() -> None:
 
 
 def test_nobody_is_pointed_at_for_a_short_pause_or_for_what_was_not_measured() -> None:
-    page_html = node_page.fragment(made.snapshot(made.held(0, "bursty", 0.0, 60), made.held(1, "dark", None)))
+    page_html = made.fragment(made.snapshot(made.held(0, "bursty", 0.0, 60), made.held(1, "dark", None)))
     assert "Held, but idle" not in page_html
     assert "nothing on this device measures it" in page_html
 
@@ -201,7 +200,7 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
         attribution={"problem": EVIL},
         sources=(status,),
     )
-    assert "<script>alert" not in node_page.fragment(snapshot)
+    assert "<script>alert" not in made.fragment(snapshot)
     assert node_page.document(snapshot).count("<script>") == 1
     assert EVIL in read(snapshot).text
     assert "onload" not in read(snapshot).attributes, "out of the quotes of another attribute"
@@ -246,7 +245,7 @@ def remembering(snapshot: Snapshot, **steps: list[float | None]) -> Snapshot:
 
 def test_card_and_row_draw_the_past_of_a_gpu_and_say_it_in_words() -> None:
     held = made.snapshot(made.held(0, "a", 0.0, 155.0), made.held(1, "b", 0.5))
-    page_html = node_page.fragment(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5]))
+    page_html = made.fragment(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5]))
     # 155 s before now are 150 s, 15 steps, before the end of the newest step.
     assert page_html.count('<rect class="idle" x="75.0" width="15.0" height="40"/>') == 2
     assert page_html.count('d="M73 40V0h1V19h1V38h15V40z"') == 2
@@ -264,7 +263,7 @@ def test_card_and_row_draw_the_past_of_a_gpu_and_say_it_in_words() -> None:
 
 def test_a_device_without_a_past_has_an_empty_picture_without_words() -> None:
     assert read(made.snapshot(made.held(0, "a"))).labels == []
-    assert node_page.fragment(made.snapshot(made.held(0, "a"))).count('class="spark"') == 2
+    assert made.fragment(made.snapshot(made.held(0, "a"))).count('class="spark"') == 2
     assert (
         read(remembering(made.snapshot(made.held(0, "a")), gpu_0=[None] * 90)).labels
         == ["last 15 min, 15 min not measured"] * 2
@@ -273,7 +272,7 @@ def test_a_device_without_a_past_has_an_empty_picture_without_words() -> None:
 
 def test_a_lost_gpu_shows_its_past_and_no_dashes() -> None:
     lost = remembering(made.snapshot(made.lost(0)), gpu_0=[0.9, None])
-    row = node_page.fragment(lost).partition('id="gpu-0"')[2].partition("</tr>")[0]
+    row = made.fragment(lost).partition('id="gpu-0"')[2].partition("</tr>")[0]
     assert 'aria-label="last 20 s, 90 % on average' in row
     assert "—" not in row
     assert "unknown" not in row
@@ -322,6 +321,6 @@ def test_a_node_with_56_instances_is_one_light_page() -> None:
     devices = [view for index in range(8) for view in made.partitioned(index, made.SEVEN)]
     restless = [(step * 37 % 101) / 100 for step in range(ActivityHistory.STEPS)]
     past = {f"gpu_{index}": restless for index in range(8)}
-    fragment = node_page.fragment(remembering(made.snapshot(*devices), **past))
+    fragment = made.fragment(remembering(made.snapshot(*devices), **past))
     assert fragment.count('<tr role="row" class="part') == 56
     assert len(fragment) < 120_000

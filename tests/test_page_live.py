@@ -11,7 +11,7 @@ from aiohttp import web
 
 from exporter.model import Snapshot
 from exporter.web.responses import Body
-from exporter.web.server import create_app
+from exporter.web.server import NodeSite
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -25,7 +25,7 @@ async def test_the_page_renews_itself_without_reloading_and_says_that_it_is_live
         asked.append(replace(first, node=f"picture-{len(asked)}"))
         return asked[-1]
 
-    app = create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None)
+    app = NodeSite(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None).app()
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

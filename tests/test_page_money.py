@@ -28,7 +28,7 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
     assert "Idle holders 1 $4.00/h" in text
     assert "Held, but idle $4.00 an hour" in text
     assert "0 % idle 3 h ml/notebook-anna $4.00/h" in text, "on its card, too"
-    assert "<b>$4.00</b>" in node_page.fragment(view)
+    assert "<b>$4.00</b>" in made.fragment(view)
 
 
 def test_the_idle_holder_that_has_cost_most_comes_first_and_not_the_one_that_idles_longest() -> None:
@@ -108,7 +108,7 @@ def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:
     stray = replace(made.view(3, 0.2), unattributed_activity_ratio=0.2, unattributed_processes=1)
     views = (made.held(0, "a"), made.shared(1), *made.partitioned(2, made.SEVEN), stray, made.lost(4))
     for snapshot in (priced(*views), made.snapshot(*views)):
-        tables = node_page.fragment(snapshot).split("<table ")[1:]
+        tables = made.fragment(snapshot).split("<table ")[1:]
         assert len(tables) == 2
         for table in tables:
             counts = {row.count('role="cell"') + row.count("header") for row in table.split("<tr ")[1:]}

@@ -8,7 +8,6 @@ from test_page import EVIL, read
 from test_page_money import priced
 
 from exporter.model import DeviceView, MetadataStatus, NodeFacts, Owner, PodFacts, Snapshot
-from exporter.web import node_page
 
 TRAIN = PodFacts(
     owner=Owner(namespace="ml", kind="PyTorchJob", name="train", team="core"), queue="gold", workload_class="batch"
@@ -39,7 +38,7 @@ def test_pods_of_one_workload_with_other_cost_labels_are_one_owner() -> None:
 def test_what_the_pods_name_already_says_is_not_said_again() -> None:
     itself = PodFacts(owner=Owner(namespace="ml", kind="Pod", name="lonely"))
     notebook = PodFacts(owner=Owner(namespace="ml", kind="Notebook", name="anna"))
-    html = node_page.fragment(known(of(made.held(0, "lonely"), itself), of(made.held(1, "anna"), notebook)))
+    html = made.fragment(known(of(made.held(0, "lonely"), itself), of(made.held(1, "anna"), notebook)))
     assert "Pod lonely" not in html
     assert '<span class="whose">Notebook</span>' in html
 
@@ -64,7 +63,7 @@ def test_a_pods_words_that_were_not_understood_are_told_beside_it() -> None:
 def test_a_pod_whose_owner_is_not_known_yet_says_so_only_while_the_api_is_heard() -> None:
     view = made.held(0, "young")
     assert read(known(view)).text.count("owner not known yet") == 2
-    assert "owner not known yet" not in node_page.fragment(priced(view))
+    assert "owner not known yet" not in made.fragment(priced(view))
 
 
 def test_idle_pods_of_one_workload_are_one_line_with_what_each_of_them_has_cost() -> None:
@@ -97,8 +96,8 @@ def test_without_metadata_namespaces_are_the_owners_and_the_page_says_how_to_hav
     text = read(made.snapshot(made.held(0, "a"))).text
     assert "Namespaces pay: pod metadata is off. --kube-metadata on tells workloads, teams and queues." in text
     assert "ml namespace" in text
-    assert "Namespaces pay" not in node_page.fragment(known(made.held(0, "a")))
-    assert "Namespaces pay" not in node_page.fragment(made.snapshot(made.held(0, "a"), attribution={"source": ""}))
+    assert "Namespaces pay" not in made.fragment(known(made.held(0, "a")))
+    assert "Namespaces pay" not in made.fragment(made.snapshot(made.held(0, "a"), attribution={"source": ""}))
 
 
 def test_many_owners_are_cut_and_their_sum_stands_for_the_rest() -> None:
@@ -131,7 +130,7 @@ def test_counts_of_gpus_are_told_where_they_disagree() -> None:
         {},
         {"reading": None, "attribution": {"advertised_devices": 2}},
     ):
-        assert "seen by the driver" not in node_page.fragment(made.snapshot(*views, **agreeing))
+        assert "seen by the driver" not in made.fragment(made.snapshot(*views, **agreeing))
 
 
 def test_how_a_holder_is_known_is_said_where_it_is_not_the_kubelets_word() -> None:
@@ -154,5 +153,5 @@ def test_text_of_pods_and_of_the_api_is_escaped() -> None:
     views = [of(made.held(index, f"a{index}", 0.0, 900.0), evil) for index in range(2)]
     facts = NodeFacts(instance_type=EVIL, capacity_type=EVIL, region=EVIL)
     snapshot = known(*views, metadata={"problem": EVIL}, metering={"node_facts": facts})
-    assert "<script>alert" not in node_page.fragment(snapshot)
+    assert "<script>alert" not in made.fragment(snapshot)
     assert EVIL in read(snapshot).text

@@ -6,7 +6,6 @@ import page_support as made
 import pytest
 
 from exporter.model import Activity, ActivitySource, DeviceView, ProfilingState, Snapshot, SourceState, SourceStatus
-from exporter.web.node_page import fragment
 
 UP = SourceStatus(name="nvml", state=SourceState.UP)
 DCGM = SourceStatus(name="dcgm", state=SourceState.UP)
@@ -22,7 +21,7 @@ def unmeasured(index: int, state: ProfilingState) -> DeviceView:
 
 
 def test_both_sources_and_the_engine_s_version_stand_at_the_top() -> None:
-    shown = fragment(snapshot(made.view(0), reading={"dcgm_version": "4.6.0"}))
+    shown = made.fragment(snapshot(made.view(0), reading={"dcgm_version": "4.6.0"}))
     assert "nvml up" in shown
     assert "dcgm up" in shown
     assert "DCGM 4.6.0" in shown
@@ -30,19 +29,19 @@ def test_both_sources_and_the_engine_s_version_stand_at_the_top() -> None:
 
 
 def test_a_source_that_is_away_is_told_with_the_one_that_goes_on() -> None:
-    shown = fragment(snapshot(made.view(0), sources=(UP, DOWN), ready=True))
+    shown = made.fragment(snapshot(made.view(0), sources=(UP, DOWN), ready=True))
     assert '<span class="chip idle">dcgm failed</span>' in shown
     assert "nobody listens at &lt;gpu-1:5555&gt; (meanwhile NVML measures alone)" in shown
-    alone = fragment(snapshot(made.view(0), sources=(DOWN,), ready=False))
+    alone = made.fragment(snapshot(made.view(0), sources=(DOWN,), ready=False))
     assert '<span class="chip bad">dcgm failed</span>' in alone
     assert "meanwhile" not in alone
 
 
 def test_who_measured_is_said_where_it_is_not_the_usual_one() -> None:
     by_dcgm = Activity(ratio=0.4, source=ActivitySource.ENGINE, measured_by="dcgm")
-    shown = fragment(snapshot(replace(made.view(0), activity=by_dcgm)))
+    shown = made.fragment(snapshot(replace(made.view(0), activity=by_dcgm)))
     assert "measured by DCGM" in shown
-    assert "measured by DCGM" not in fragment(snapshot(made.view(0, 0.4)))
+    assert "measured by DCGM" not in made.fragment(snapshot(made.view(0, 0.4)))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_profiling_that_does_not_run_is_one_line_with_the_gpus_that_lack_it_and_
     state: ProfilingState, fix: str
 ) -> None:
     views = [unmeasured(0, state), unmeasured(2, state), unmeasured(3, ProfilingState.RUNNING)]
-    shown = fragment(snapshot(*views))
+    shown = made.fragment(snapshot(*views))
     assert shown.count('class="problem"') == 1
     assert "GPU 0, 2 lacks" in shown
     assert fix in shown
@@ -67,4 +66,4 @@ def test_profiling_that_does_not_run_is_one_line_with_the_gpus_that_lack_it_and_
 def test_profiling_that_nobody_needs_or_can_mend_is_no_problem() -> None:
     by_nvml = replace(made.view(0, 0.4), profiling=ProfilingState.PAUSED)
     no_model = unmeasured(1, ProfilingState.UNSUPPORTED)
-    assert 'class="problem"' not in fragment(snapshot(by_nvml, no_model))
+    assert 'class="problem"' not in made.fragment(snapshot(by_nvml, no_model))

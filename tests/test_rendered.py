@@ -28,7 +28,7 @@ from exporter.model import (
     Totals,
 )
 from exporter.web.responses import Body
-from exporter.web.server import Renderer, create_app
+from exporter.web.server import NodeSite, Renderer
 
 MODERN = "application/openmetrics-text;version=1.0.0"
 
@@ -69,7 +69,9 @@ async def test_fifty_scrapers_at_once_get_one_rendering_and_one_compression() ->
         bodies.append(renderer.metrics(one, accept))
         return bodies[-1]
 
-    runner = web.AppRunner(create_app(snapshot=lambda: one, metrics=metrics, release=lambda _: None), access_log=None)
+    runner = web.AppRunner(
+        NodeSite(snapshot=lambda: one, metrics=metrics, release=lambda _: None).app(), access_log=None
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

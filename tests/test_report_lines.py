@@ -43,7 +43,7 @@ def report_of(accounts: dict[Account, Totals]) -> NodeReport:
     seconds = sum(totals.seconds.total for totals in accounts.values())
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=seconds))
     shown = changed(snapshot(), metering={"ledger": ledger})
-    return read(json.loads(node_api.ledger_document(shown)), "http://node-a")
+    return read(json.loads(node_api.ledger_document(shown).plain), "http://node-a")
 
 
 def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> str:

@@ -19,7 +19,7 @@ from exporter.web.access import MOST_WAITING, Passwords
 from exporter.web.server import PATHS
 from gpu_simulator.stack import free_port
 
-AGENT_PAGES = (*(path for path, _ in PATHS if not path.startswith("/-/")), "/?fragment=1", "/nothing")
+AGENT_PAGES = (*(path for path in PATHS if not path.startswith("/-/")), "/?fragment=1", "/nothing")
 SERVICE_PAGES = (
     *("/", "/owner", "/by/team", "/budgets", "/about", "/nothing", "/cost", "/static/none", "/metrics", "/readyz"),
     *("/api/v1/report", "/api/v1/report?format=html", "/allocation/compute?window=7d", "/openapi.json"),

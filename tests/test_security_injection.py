@@ -34,7 +34,7 @@ from exporter.metrics.collector import ExpositionOptions
 from exporter.model import Account, ByState, DeviceView, LedgerView, Owner, ShareMode, Totals
 from exporter.service import responses
 from exporter.web import node_api
-from exporter.web.responses import Body
+from exporter.web.responses import Body, json_body
 from exporter.web.server import Renderer
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
@@ -78,7 +78,7 @@ def report_of(names: tuple[str, ...]) -> NodeReport:
     }
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=3600.0 * len(accounts)))
     shown = changed(snapshot(), metering={"ledger": ledger}, node=names[0])
-    return read(json.loads(node_api.ledger_document(shown)), "http://node-a")
+    return read(json.loads(node_api.ledger_document(shown).plain), "http://node-a")
 
 
 def written(report: NodeReport, form: str) -> str:
@@ -233,6 +233,6 @@ async def test_a_report_to_be_saved_runs_nothing_where_it_is_opened() -> None:
     assert policy.startswith("default-src 'none'")
     assert "script-src" not in policy
     assert policy.endswith("sandbox")
-    other = await responses.respond(make_mocked_request("GET", "/"), Body(b"{}", responses.JSON))
+    other = await responses.respond(make_mocked_request("GET", "/"), json_body({}))
     assert isinstance(other, web.Response)
     assert "Content-Security-Policy" not in other.headers

@@ -12,7 +12,7 @@ from web_support import http_server
 
 from exporter.model import Owner, PodFacts, Snapshot
 from exporter.web.responses import Body, accepts_gzip
-from exporter.web.server import create_app
+from exporter.web.server import NodeSite
 
 METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
 
@@ -27,7 +27,7 @@ async def served(
     def metrics(accept: str) -> Body:
         return Body(METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}")
 
-    app = create_app(snapshot=lambda: snapshot, metrics=metrics, release=release, steady=lambda: steady)
+    app = NodeSite(snapshot=lambda: snapshot, metrics=metrics, release=release, steady=lambda: steady).app()
     async with http_server(app, host=host) as port:
         yield f"http://{host}:{port}"
 
@@ -57,12 +57,12 @@ async def test_metrics_are_served_as_negotiated_and_compressed_where_accepted() 
 
 
 async def test_the_page_links_to_the_cost_service_whose_address_is_given() -> None:
-    app = create_app(
+    app = NodeSite(
         snapshot=lambda: page_support.snapshot(page_support.held(0, "train-0")),
         metrics=lambda _accept: Body(METRICS, "text/plain"),
         release=lambda _: None,
         cost_service_url="https://cost.example/gpu",
-    )
+    ).app()
     async with http_server(app) as port, asked(f"http://127.0.0.1:{port}", "/?fragment=1") as (_, body):
         assert b'href="https://cost.example/gpu/owner?namespace=ml"' in body
 
@@ -223,7 +223,7 @@ async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: py
     def broken() -> Snapshot:
         raise RuntimeError("boom")
 
-    app = create_app(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None)
+    app = NodeSite(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None).app()
     async with http_server(app) as port:
         base = f"http://127.0.0.1:{port}"
         async with asked(base, "/") as (response, body):

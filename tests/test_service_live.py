@@ -93,7 +93,7 @@ async def test_the_same_question_of_fifty_people_is_read_once(live: FleetServer)
         answers = await asyncio.gather(*(site.get("/api/v1/report?window=7d&by=team") for _ in range(50)))
         assert {answer.status for answer in answers} == {200}
         assert len({answer.body for answer in answers}) == 1
-        assert site.service.book.readings.begun == 1
+        assert site.book.readings.begun == 1
 
 
 async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(live: FleetServer) -> None:
@@ -101,11 +101,11 @@ async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(live: 
     async with running(live.url, now=now) as site:
         await site.round()
         before = await site.json("/api/v1/report?window=7d&by=")
-        begun = site.service.book.readings.begun
+        begun = site.book.readings.begun
         site.clock.now += 300
         await site.round()
         assert await site.json("/api/v1/report?window=7d&by=") == before
-        assert site.service.book.readings.begun == begun
+        assert site.book.readings.begun == begun
         site.clock.now = END_SECONDS + 1200.0
         await site.round()
         after = await site.json("/api/v1/report?window=7d&by=")
@@ -116,13 +116,13 @@ async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(live: 
 async def test_the_first_visitor_does_not_wait_for_the_long_readings(live: FleetServer) -> None:
     async with running(live.url) as site:
         await site.round()
-        begun = site.service.book.readings.begun
+        begun = site.book.readings.begun
         assert begun >= 2
         assert "From GPUs to work" in (await site.get("/")).text
         window = "window=30d&by=cluster,namespace,kind,workload,team"
         assert (await site.get(f"/api/v1/report?{window}")).status == 200
         # The days of the most wasteful workloads are what the page still asks for.
-        assert site.service.book.readings.begun - begun <= 1
+        assert site.book.readings.begun - begun <= 1
 
 
 async def test_victoriametrics_is_as_good_a_source(fleet_victoria: FleetServer) -> None:
@@ -354,7 +354,7 @@ async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(live: Fl
 async def test_labels_that_owners_have_are_offered_after_a_round(live: FleetServer) -> None:
     async with running(live.url) as site:
         await site.round()
-        assert site.service.book.labels.value["environment"] == ("dev", "prod")
+        assert site.book.labels.value["environment"] == ("dev", "prod")
         assert 'href="/by/label:project"' in (await site.get("/")).text
 
 
@@ -367,10 +367,10 @@ async def test_budgets_are_counted_and_read_again_when_told(live: FleetServer, t
         truth = truth_between(1_788_220_800, END_SECONDS, LIVE_FLEET).sum(team="vision")
         assert budget["spent"] == pytest.approx(truth.money["USD"].total, rel=1e-6)
         file.write_text("budgets:\n  - {name: vision, amount: none}\n")
-        site.service.refreshing.load_budgets()
+        site.book.load_budgets()
         await site.round()
         assert [one["name"] for one in (await site.json("/api/v1/budgets"))["budgets"]] == ["vision"]
         file.write_text("budgets:\n  - {name: all, amount: 5, currency: EUR, period: month}\n")
-        site.service.refreshing.load_budgets()
+        site.book.load_budgets()
         await site.round()
         assert [one["name"] for one in (await site.json("/api/v1/budgets"))["budgets"]] == ["all"]

@@ -11,17 +11,20 @@ from typing import Any
 
 import fleet_support
 import pytest
+from book_support import quiet_book
 from samples_support import samples_of
 from yaml_support import read_yaml
 
 from exporter.cost.budgets import Budget, BudgetState
-from exporter.cost.ledger import period_at
+from exporter.cost.ledger import Window, period_at
+from exporter.cost.store import ClosedDay
 from exporter.metrics import catalog as agent_catalog
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Kind
 from exporter.service import metrics as catalog
-from exporter.service.data import Freshness, Month
-from exporter.service.metrics import ServiceFigures, families, render
+from exporter.service.book import Book
+from exporter.service.data import Month, ThisMonth
+from exporter.service.metrics import families, render
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
@@ -41,22 +44,16 @@ def state(name: str, spent: float, projected: float | None, *, now: float = NOW,
     )
 
 
-def everything() -> ServiceFigures:
-    return ServiceFigures(
-        freshness=Freshness(
-            now_seconds=NOW,
-            first_day_seconds=NOW - 9e6,
-            closed_until_seconds=NOW - 43_200,
-            read_until_seconds=NOW,
-        ),
-        budgets=(state("research", 400.0, 900.0, team="red", namespace="a", cluster="east"), state("all", 1.0, None)),
-        months=(Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
-        days_closed=90,
-        days_not_closed=0,
-        last_read_seconds=NOW - 60,
-        coverage_ratio=0.99,
-        read_errors={"timeout": 3},
-    )
+def everything() -> Book:
+    day = Window(start_seconds=int(NOW) - 129_600, end_seconds=int(NOW) - 43_200)
+    budgets = (state("research", 400.0, 900.0, team="red", namespace="a", cluster="east"), state("all", 1.0, None))
+    book = quiet_book(NOW, budgets)
+    money = (Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),)
+    book.month.value = ThisMonth(start_seconds=period_at("month", NOW).start_seconds, money=money, coverage=0.99)
+    book.keeping.path, book.keeping.not_closed = Path("days.sqlite"), 0
+    book.keeping.days = (ClosedDay(window=day, version=1, recorded_hours=24, simulated=False),)
+    book.newest.value, book.last_read_seconds, book.errors["timeout"] = NOW, NOW - 60, 3
+    return book
 
 
 def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:
@@ -88,13 +85,9 @@ def test_every_metric_has_its_row_in_the_document() -> None:
 
 def test_what_is_not_known_is_absent() -> None:
     unknown = state("b", 0.0, None)
-    figures = ServiceFigures(
-        freshness=Freshness(
-            now_seconds=NOW, first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
-        ),
-        budgets=(BudgetState(**{name: getattr(unknown, name) for name in unknown.__slots__} | {"known": False}),),
-    )
-    shown = {family.name for family in families(figures)}
+    known = {name: getattr(unknown, name) for name in unknown.__slots__} | {"known": False}
+    book = quiet_book(NOW, (BudgetState(**known),))
+    shown = {family.name for family in families(book)}
     assert shown == {
         "gpu_budget_limit",
         "gpu_budget_period_start_timestamp_seconds",
@@ -106,7 +99,8 @@ def test_what_is_not_known_is_absent() -> None:
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_prometheus_own_checker_takes_the_page(accept: str) -> None:
-    body, content_type = render(everything(), accept, ProcessMetrics())
+    shown = render(everything(), accept, ProcessMetrics())
+    body, content_type = shown.plain, shown.content_type
     assert content_type.startswith("application/openmetrics-text" if accept else "text/plain")
     assert b'gpu_budget_spent{budget="research",period="month",currency="USD",cluster="east",team="red"' in body
     if not accept:
@@ -138,12 +132,12 @@ def test_the_rules_read_only_series_and_labels_that_are_there() -> None:
 
 
 @contextmanager
-def scraped(directory: Path, pages: list[tuple[float, ServiceFigures]]) -> Iterator[str]:
+def scraped(directory: Path, pages: list[tuple[float, Book]]) -> Iterator[str]:
     """A real Prometheus that has scraped pages at those times; its address."""
     series: dict[str, list[str]] = {}
-    for moment, figures in pages:
+    for moment, book in pages:
         head = ""
-        for line in render(figures, "application/openmetrics-text")[0].decode().splitlines():
+        for line in render(book, "application/openmetrics-text").plain.decode().splitlines():
             if line.startswith("# TYPE"):
                 head = line
                 series.setdefault(head, [])
@@ -187,7 +181,7 @@ def test_a_budget_that_burns_is_seen_by_the_rules_and_one_that_does_not_is_not(t
             state("dear", 600.0, 1330.0, now=moment, namespace="a", cluster="east"),
             state("calm", 300.0, 640.0, now=moment),
         )
-        pages.append((moment, ServiceFigures(freshness=everything().freshness, budgets=budgets)))
+        pages.append((moment, quiet_book(moment, budgets)))
     known = rules()
     with scraped(tmp_path, pages) as url:
         burn = ask(url, inlined(known["GPUBudgetBurn"]["expr"], known))

@@ -564,9 +564,9 @@ def test_an_unknown_team_is_said_to_be_unknown_and_near_ones_are_named(service: 
     [
         ("window=never", "'never' is not a period"),
         ("window=2030-01", "lies in the future"),
-        ("page=x", "page: 'x' is no page"),
-        ("columns=all", "columns: 'all' is no set of columns; allowed: funnel, or leave it out"),
-        ("share=all", "share: 'all' is no way to share idle money; allowed: none, even, weighted"),
+        ("page=x", "page: value 'x' is not known; allowed: a whole number from 0"),
+        ("columns=all", "columns: value 'all' is not known; allowed: states, funnel"),
+        ("share=all", "share: value 'all' is not known; allowed: none, even, weighted"),
     ],
 )
 def test_what_cannot_be_understood_is_told_with_what_is_allowed(service: Served, query: str, said: str) -> None:

@@ -234,7 +234,7 @@ def counted(gate: asyncio.Event) -> Cached[int]:
         await gate.wait()
         return number
 
-    return Cached(name="count", read=read, value=0)
+    return Cached(read=read, value=0)
 
 
 def plain(content: bytes) -> Callable[[], Body]:
@@ -294,7 +294,7 @@ def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[s
     try:
         read((WINDOW, BY, LIMIT, SHARE_IDLE), pairs, Now(1_790_000_000.0))
     except ConfigError as error:
-        for problem in problem_document(error.problems, 400)["problems"]:
+        for problem in problem_document(error.problems, 400).problems:
             assert problem["error"]
             assert problem["error"].isprintable()
 

@@ -38,7 +38,7 @@ from exporter.model import Snapshot
 from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, bind
 from exporter.web.responses import Body
-from exporter.web.server import Renderer, create_app
+from exporter.web.server import NodeSite, Renderer
 
 STEPS_SECONDS, BETWEEN_STEPS_SECONDS = 0.002, 0.001
 """After steps of a tick that took the first value, the tick pauses for the second, and scrapes are answered."""
@@ -293,12 +293,12 @@ class Agent:
         self._install_signals(stop)
         await self._tick()
         server = HttpServer(
-            app=create_app(
+            app=NodeSite(
                 snapshot=lambda: self.snapshot,
                 metrics=self._metrics,
                 release=self._release,
                 cost_service_url=self.cost_service_url,
-            ),
+            ).app(),
             listener=listener,
             access=self.access,
             count=self.node.count_error,

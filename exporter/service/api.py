@@ -14,7 +14,6 @@ from exporter.cost.budgets import BudgetState
 from exporter.cost.document import (
     FleetDocument,
     Funnel,
-    PeriodDocument,
     TrustDocument,
     WindowDocument,
     document,
@@ -31,25 +30,12 @@ from exporter.cost.recommend_render import RecommendationDocument, recommendatio
 from exporter.cost.report import FleetReport, compared
 from exporter.errors import ConfigError
 from exporter.model import state_columns
-from exporter.service import responses
-from exporter.service.data import Book, Freshness, Month, gpu_funnel
-from exporter.service.parameters import (
-    BY,
-    FILTERS,
-    LABEL_FILTER,
-    LIMIT,
-    OFFSET,
-    SERIES,
-    SHARE_IDLE,
-    SHARE_UNALLOCATED,
-    WINDOW,
-    Parameter,
-    choice,
-    filters_of,
-    switch,
-)
+from exporter.service import parameters, responses
+from exporter.service.book import Book
+from exporter.service.data import Freshness, Month, gpu_funnel
+from exporter.service.parameters import Parameter
 from exporter.service.settings import ServeSettings
-from exporter.web.responses import Bodies, Body
+from exporter.web.responses import Bodies, Body, json_body
 
 
 class PagingDocument(TypedDict):
@@ -105,12 +91,15 @@ class RecommendationsDocument(FreshnessEnvelope):
     recommendations: Annotated[list[RecommendationDocument], "Dearest first."]
 
 
-class BudgetDocument(PeriodDocument):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetDocument:
     """A budget and how it stands."""
 
     name: Annotated[str, "As its file has it."]
     owner: Annotated[Mapping[str, Any], "By dimension; empty is all owners."]
     period: Annotated[str, "week, month, quarter or year."]
+    from_seconds: Annotated[int, "Start, Unix time."]
+    to_seconds: Annotated[int, "End, Unix time; outside of the period."]
     currency: Annotated[str, "ISO 4217."]
     amount: Annotated[float, "What it allows."]
     include_unallocated: Annotated[bool, "Counts Unallocated and Unattributed, too."]
@@ -150,25 +139,18 @@ def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
 
 
 def _budget(state: BudgetState) -> BudgetDocument:
-    budget = state.budget
-    return {
-        "name": budget.name,
-        "owner": dict(sorted(budget.owner.items())),
-        "period": budget.period,
-        "currency": budget.currency,
-        "amount": budget.amount,
-        "include_unallocated": budget.include_unallocated,
-        "from_seconds": state.period.start_seconds,
-        "to_seconds": state.period.end_seconds,
-        "spent": state.spent if state.known else None,
-        "projected": state.projected,
-        "unpriced_seconds": state.unpriced_seconds if state.known else None,
-        "thresholds": list(budget.thresholds),
-        "passed": list(state.passed),
-        "as_of_seconds": state.as_of_seconds,
-        "known": state.known,
-        "notes": list(state.notes),
-    }
+    return BudgetDocument(
+        **asdict(state.budget),
+        from_seconds=state.period.start_seconds,
+        to_seconds=state.period.end_seconds,
+        spent=state.spent if state.known else None,
+        projected=state.projected,
+        unpriced_seconds=state.unpriced_seconds if state.known else None,
+        passed=list(state.passed),
+        as_of_seconds=state.as_of_seconds,
+        known=state.known,
+        notes=list(state.notes),
+    )
 
 
 CSV = "text/csv; charset=utf-8"
@@ -187,21 +169,24 @@ class Ask:
     """One warning for each parameter that was ignored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A path of the API."""
 
     path: str
     about: str
     handle: Callable[[Ask], Awaitable[object]]
-    """Returns a document, a ``Body``, or a ``Body`` and the name of the file that it is to be saved as."""
+    """Returns a document or a ``Body``."""
     answer: type
     """Of its JSON."""
     parameters: tuple[Parameter, ...] = ()
     other_types: tuple[str, ...] = ()
-    """Content types that it can answer besides."""
-    ignores_unknown: bool = False
-    """Ignore unknown parameters with a warning, as an API of others does; else they are refused."""
+    """Content types that it can answer in addition to JSON."""
+
+    @property
+    def ignores_unknown(self) -> bool:
+        """Whether unknown parameters are ignored with a warning, as an API of others does; else they are refused."""
+        return not self.path.startswith("/api/")
 
 
 async def _report(ask: Ask) -> object:
@@ -211,7 +196,7 @@ async def _report(ask: Ask) -> object:
     read = partial(
         ask.book.report,
         by=values["by"],
-        filters=filters_of(values),
+        filters=parameters.filters_of(values),
         share_idle=values["shareIdle"],
         share_unallocated=values["shareUnallocated"],
     )
@@ -225,9 +210,7 @@ async def _report(ask: Ask) -> object:
         make = partial(_json_page, report, offset, limit)
         return await ask.bodies.of_thread(kept, (form, offset, limit, id(earlier)), make)
     make = partial(_rendered, report, form, with_notes=values["withNotes"])
-    body = await ask.bodies.of_thread(kept, (form, values["withNotes"], id(earlier)), make)
-    head = "gpu-cost-simulated" if report.simulated else "gpu-cost"
-    return body if form in {"table", "funnel"} else (body, _filename(head, report.window, "-".join(report.by), form))
+    return await ask.bodies.of_thread(kept, (form, values["withNotes"], id(earlier)), make)
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -239,18 +222,22 @@ def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
         "lines": [*whole["lines"][:held][offset : offset + limit], *whole["lines"][held:]],
         "paging": {"offset": offset, "limit": limit, "lines": held},
     }
-    return responses.json_body(found)
+    return json_body(found)
 
 
 def _rendered(report: FleetReport, form: render.Form, *, with_notes: bool) -> Body:
     stream = io.StringIO()
     render.write_fleet(report, form, stream, with_notes=with_notes)
-    content_type = {"csv": CSV, "html": responses.HTML}.get(form, responses.TEXT)
-    return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
+    content = stream.getvalue().encode("utf-8", "replace")
+    if form in {"table", "funnel"}:
+        return Body(content, responses.TEXT)
+    head = "gpu-cost-simulated" if report.simulated else "gpu-cost"
+    filename = _filename(head, report.window, "-".join(report.by), form)
+    return Body(content, CSV if form == "csv" else responses.HTML, filename)
 
 
 async def _focus(ask: Ask) -> object:
-    filters = filters_of(ask.values)
+    filters = parameters.filters_of(ask.values)
     wrong = sorted(set(filters.wanted) - ORIGIN_DIMENSIONS)
     if wrong:
         raise ConfigError(
@@ -264,8 +251,8 @@ async def _focus(ask: Ask) -> object:
     stream = io.StringIO()
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)
-    body = Body(stream.getvalue().encode("utf-8", "replace"), CSV)
-    return body, _filename("focus", ledger.window, version, "csv")
+    filename = _filename("focus", ledger.window, version, "csv")
+    return Body(stream.getvalue().encode("utf-8", "replace"), CSV, filename)
 
 
 def _filename(head: str, window: Window, what: str, ending: str) -> str:
@@ -276,10 +263,10 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
 
 
 async def _summary(ask: Ask) -> object:
-    report = await ask.book.report(ask.values["window"], (), filters_of(ask.values))
+    report = await ask.book.report(ask.values["window"], (), parameters.filters_of(ask.values))
     return SummaryDocument(
         window=window_document(report.window),
-        funnel=gpu_funnel(report, ask.book.freshness().now_seconds),
+        funnel=gpu_funnel(report, ask.book.now().seconds),
         money=money_documents(report),
         trust=trust_document(report),
         months=list(await ask.book.months()),
@@ -292,7 +279,7 @@ async def _months(ask: Ask) -> object:
 
 
 async def _recommendations(ask: Ask) -> object:
-    wanted = filters_of(ask.values).wanted
+    wanted = parameters.filters_of(ask.values).wanted
     return RecommendationsDocument(
         recommendations=[
             recommendation_document(advice)
@@ -311,7 +298,7 @@ async def _budgets(ask: Ask) -> object:
 
 
 async def _pods(ask: Ask) -> object:
-    pods = await ask.book.sources.pods(filters_of(ask.values))
+    pods = await ask.book.pods(parameters.filters_of(ask.values))
     return PodsDocument(pods=list(pods), freshness=ask.book.freshness())
 
 
@@ -319,70 +306,55 @@ async def _freshness(ask: Ask) -> object:
     return ask.book.freshness()
 
 
-_FORMAT = choice(
+_FORMAT = parameters.choice(
     "format",
     "Form of the report; csv, html and focus are sent as files, funnel is a table of held, active and effective.",
+    (*render.FLEET_FORMATS, "focus"),
     "json",
-    *(form for form in render.FLEET_FORMATS if form != "json"),
-    "focus",
 )
-_FOCUS_VERSION = choice(
-    "focusVersion",
-    "Version of FOCUS, with format focus.",
-    DEFAULT_VERSION,
-    *(version for version in VERSIONS if version != DEFAULT_VERSION),
-)
-_OF_OWNERS = tuple(one for one in FILTERS if one.name not in {"filter.node", "filter.pool", "filter.mode"})
+_FOCUS_VERSION = parameters.choice("focusVersion", "Version of FOCUS, with format focus.", VERSIONS, DEFAULT_VERSION)
+_OF_OWNERS = tuple(one for one in parameters.FILTERS if one.name not in {"filter.node", "filter.pool", "filter.mode"})
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
-        path="/api/v1/report",
-        about="Who used GPUs, how well, and what it cost.",
-        handle=_report,
-        parameters=(
-            WINDOW,
-            BY,
-            *FILTERS,
-            LABEL_FILTER,
-            SHARE_IDLE,
-            SHARE_UNALLOCATED,
-            SERIES,
-            OFFSET,
-            LIMIT,
+        "/api/v1/report",
+        "Who used GPUs, how well, and what it cost.",
+        _report,
+        ReportDocument,
+        (
+            parameters.WINDOW,
+            parameters.BY,
+            *parameters.FILTERS,
+            parameters.LABEL_FILTER,
+            parameters.SHARE_IDLE,
+            parameters.SHARE_UNALLOCATED,
+            parameters.SERIES,
+            parameters.OFFSET,
+            parameters.LIMIT,
             _FORMAT,
-            switch("withNotes", "CSV also has rows of totals, coverage, notes and of what has no owner."),
+            parameters.switch("withNotes", "CSV also has rows of totals, coverage, notes and of what has no owner."),
             _FOCUS_VERSION,
         ),
-        answer=ReportDocument,
         other_types=("text/csv", "text/html", "text/plain"),
     ),
     Endpoint(
-        path="/api/v1/summary",
-        about="The fleet in a few numbers: GPUs and money from total to effective, this month.",
-        handle=_summary,
-        parameters=(WINDOW, *FILTERS, LABEL_FILTER),
-        answer=SummaryDocument,
+        "/api/v1/summary",
+        "The fleet in a few numbers: GPUs and money from total to effective, this month.",
+        _summary,
+        SummaryDocument,
+        (parameters.WINDOW, *parameters.FILTERS, parameters.LABEL_FILTER),
     ),
+    Endpoint("/api/v1/months", "This month's money: to date, forecast, and the month before.", _months, MonthsDocument),
     Endpoint(
-        path="/api/v1/months",
-        about="This month's money: to date, forecast, and the month before.",
-        handle=_months,
-        answer=MonthsDocument,
+        "/api/v1/recommendations",
+        "What could be given back, shared or made smaller, and what that saves a month.",
+        _recommendations,
+        RecommendationsDocument,
+        _OF_OWNERS,
     ),
+    Endpoint("/api/v1/budgets", "Budgets and how they stand.", _budgets, BudgetsDocument),
     Endpoint(
-        path="/api/v1/recommendations",
-        about="What could be given back, shared or made smaller, and what that saves a month.",
-        handle=_recommendations,
-        parameters=_OF_OWNERS,
-        answer=RecommendationsDocument,
+        "/api/v1/pods", "Pods on devices now, and those that ended lately.", _pods, PodsDocument, parameters.FILTERS
     ),
-    Endpoint(path="/api/v1/budgets", about="Budgets and how they stand.", handle=_budgets, answer=BudgetsDocument),
-    Endpoint(
-        path="/api/v1/pods",
-        about="Pods on devices now, and those that ended lately.",
-        handle=_pods,
-        parameters=FILTERS,
-        answer=PodsDocument,
-    ),
-    Endpoint(path="/api/v1/freshness", about="How new all this is.", handle=_freshness, answer=Freshness),
+    Endpoint("/api/v1/freshness", "How new all this is.", _freshness, Freshness),
 )

@@ -1,16 +1,15 @@
 """The service's own /metrics: budgets as the rules read them, the month's money, and how well the service is."""
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import exporter
 from exporter.cost.budgets import BudgetState
 from exporter.metrics import catalog, text_format
 from exporter.metrics.process import ProcessMetrics
-from exporter.metrics.text_format import NO_LABELS, Family, Labels, Metric, PageBuilder, labels
+from exporter.metrics.text_format import NO_LABELS, Family, Metric, PageBuilder, labels
 from exporter.metrics.text_format import plain as _own
-from exporter.service.data import Freshness, Month
+from exporter.service.book import Book
+from exporter.web.responses import Body
 
 BUDGET_LABELS = ("budget", "period", "currency", "cluster", "team", "workload_namespace")
 """Its name, its period's kind, and what it is for: the last three are absent where it is not for one of these."""
@@ -75,61 +74,43 @@ ALL: tuple[Metric, ...] = (*OWN, *catalog.PROCESS)
 """With those of the process, which are the agent's, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceFigures:
-    """What the page is made of; what is ``None`` is not known, and absent from it."""
-
-    freshness: Freshness
-    budgets: Sequence[BudgetState] = ()
-    months: Sequence[Month] = ()
-    days_closed: int | None = None
-    """``None`` without a store."""
-    days_not_closed: int | None = None
-    """Of the last closing."""
-    last_read_seconds: float | None = None
-    coverage_ratio: float | None = None
-    read_errors: Mapping[str, int] = field(default_factory=dict)
-    """By reason, since the start."""
-
-
-def families(figures: ServiceFigures) -> list[Family]:
-    """Everything that the page says but for the process; a pure function."""
+def families(book: Book) -> list[Family]:
+    """Everything that the page says but for the process; what is not known is absent from it."""
+    freshness, keeping, this_month = book.freshness(), book.keeping, book.known_month()
     page = PageBuilder()
     page.declare_all(OWN)
-    for state in figures.budgets:
+    for state in book.budgets.value:
         _budget(page, state)
-    for month in figures.months:
+    for month in this_month.money if this_month else ():
         of = labels(("currency", month.currency))
         page.metric(MONTH_TO_DATE, of, month.spent)
         page.metric(MONTH_FORECAST, of, month.forecast)
         page.metric(LAST_MONTH, of, month.last_month)
-    _itself(page, figures)
+    version = labels(("version", exporter.__version__), ("python", platform.python_version()))
+    page.metric(BUILD_INFO, version, 1)
+    page.metric(SIMULATED, NO_LABELS, int(freshness.simulated))
+    for reason, count in sorted(book.errors.items()):
+        page.metric(READ_ERRORS_TOTAL, labels(("reason", reason)), count)
+    page.metric(LAST_READ, NO_LABELS, book.last_read_seconds)
+    page.metric(READ_UNTIL, NO_LABELS, freshness.read_until_seconds)
+    page.metric(COVERAGE, NO_LABELS, this_month.coverage if this_month else None)
+    page.metric(DAYS_CLOSED, NO_LABELS, None if keeping.path is None else len(keeping.days))
+    page.metric(CLOSED_UNTIL, NO_LABELS, freshness.closed_until_seconds)
+    page.metric(DAYS_NOT_CLOSED, NO_LABELS, keeping.not_closed)
     return page.families()
 
 
-def render(figures: ServiceFigures, accept: str, process: ProcessMetrics | None = None) -> tuple[bytes, str]:
-    """The body of the page and its content type, by the client's Accept header."""
+def render(book: Book, accept: str, process: ProcessMetrics | None = None) -> Body:
+    """Return the page, by the client's Accept header."""
     openmetrics = text_format.negotiate(accept)
-    shown = [*families(figures), *(process.families() if process is not None else ())]
-    return text_format.render(
-        shown, openmetrics=openmetrics
-    ), text_format.OPENMETRICS if openmetrics else text_format.PLAIN
+    shown = [*families(book), *(process.families() if process is not None else ())]
+    page = text_format.render(shown, openmetrics=openmetrics)
+    return Body(page, text_format.OPENMETRICS if openmetrics else text_format.PLAIN)
 
 
 def _budget(page: PageBuilder, state: BudgetState) -> None:
-    of = _budget_labels(state)
-    page.metric(BUDGET_LIMIT, of, state.budget.amount)
-    page.metric(BUDGET_START, of, state.period.start_seconds)
-    page.metric(BUDGET_END, of, state.period.end_seconds)
-    if state.known:
-        page.metric(BUDGET_SPENT, of, state.spent)
-        page.metric(BUDGET_PROJECTED, of, state.projected)
-        page.metric(BUDGET_UNPRICED, of, state.unpriced_seconds)
-
-
-def _budget_labels(state: BudgetState) -> Labels:
     budget = state.budget
-    return labels(
+    of = labels(
         ("budget", budget.name),
         ("period", budget.period),
         ("currency", budget.currency),
@@ -137,18 +118,10 @@ def _budget_labels(state: BudgetState) -> Labels:
         ("team", budget.owner.get("team")),
         ("workload_namespace", budget.owner.get("namespace")),
     )
-
-
-def _itself(page: PageBuilder, figures: ServiceFigures) -> None:
-    freshness = figures.freshness
-    version = labels(("version", exporter.__version__), ("python", platform.python_version()))
-    page.metric(BUILD_INFO, version, 1)
-    page.metric(SIMULATED, NO_LABELS, int(freshness.simulated))
-    for reason, count in sorted(figures.read_errors.items()):
-        page.metric(READ_ERRORS_TOTAL, labels(("reason", reason)), count)
-    page.metric(LAST_READ, NO_LABELS, figures.last_read_seconds)
-    page.metric(READ_UNTIL, NO_LABELS, freshness.read_until_seconds)
-    page.metric(COVERAGE, NO_LABELS, figures.coverage_ratio)
-    page.metric(DAYS_CLOSED, NO_LABELS, figures.days_closed)
-    page.metric(CLOSED_UNTIL, NO_LABELS, freshness.closed_until_seconds)
-    page.metric(DAYS_NOT_CLOSED, NO_LABELS, figures.days_not_closed)
+    page.metric(BUDGET_LIMIT, of, budget.amount)
+    page.metric(BUDGET_START, of, state.period.start_seconds)
+    page.metric(BUDGET_END, of, state.period.end_seconds)
+    if state.known:
+        page.metric(BUDGET_SPENT, of, state.spent)
+        page.metric(BUDGET_PROJECTED, of, state.projected)
+        page.metric(BUDGET_UNPRICED, of, state.unpriced_seconds)

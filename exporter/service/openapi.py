@@ -1,5 +1,6 @@
 """OpenAPI 3.1 of the service, made from the same tables that requests are read with."""
 
+import json
 from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, get_type_hints
@@ -55,53 +56,58 @@ def document(title: str = "GPU cost", prefix: str = "") -> dict[str, Any]:
 def _schemas() -> dict[str, Schema]:
     """Return the schema of every document that a path answers with, and of those within, by name."""
     found: dict[str, Schema] = {}
-    waiting: list[type] = [responses.ErrorDocument, *(endpoint.answer for endpoint in ENDPOINTS)]
-    while waiting:
-        kind = waiting.pop(0)
-        if name_of(kind) not in found:
-            found[name_of(kind)] = _document(kind, waiting)
+    for kind in (responses.ErrorDocument, *(endpoint.answer for endpoint in ENDPOINTS)):
+        _schema(kind, found)
     return found
 
 
-def _document(kind: type, within: list[type]) -> Schema:
-    """Return the schema of a document; those within it are added to the list."""
-    properties: dict[str, Schema] = {}
-    required = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        is_optional = get_origin(hint) is NotRequired
-        properties[name] = _schema(get_args(hint)[0] if is_optional else hint, within)
-        required += [] if is_optional else [name]
-    return {"type": "object", "description": kind.__doc__, "properties": properties, "required": required}
+def _document(kind: type, found: dict[str, Schema]) -> Schema:
+    """Return the schema of a document; those within it are added to the others."""
+    hints = get_type_hints(kind, include_extras=True)
+    optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
+    return {
+        "type": "object",
+        "description": kind.__doc__,
+        "properties": {
+            name: _schema(get_args(hint)[0] if name in optional else hint, found) for name, hint in hints.items()
+        },
+        "required": [name for name in hints if name not in optional],
+    }
 
 
 _PRIMITIVES = {float: "number", int: "integer", str: "string", bool: "boolean", type(None): "null"}
 
 
-def _schema(hint: Any, within: list[type] | None = None) -> Schema:  # noqa: ANN401 - any annotation of a document
-    """Return the schema of a type; that of a document is a reference, and the document is added to the list."""
+def _schema(hint: Any, documents: dict[str, Schema]) -> Schema:  # noqa: ANN401 - any annotation of a document
+    """Return the schema of a type; that of a document is a reference, and the document is added to the others."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        found = {**_schema(arguments[0], within), "description": arguments[1]}
+        made = {**_schema(arguments[0], documents), "description": arguments[1]}
     elif origin is Literal and len(arguments) == 1:
-        found = {"const": arguments[0]}
+        made = {"const": arguments[0]}
     elif origin is Literal:
-        found = {"type": _PRIMITIVES[type(arguments[0])], "enum": list(arguments)}
+        made = {"type": _PRIMITIVES[type(arguments[0])], "enum": list(arguments)}
     elif origin is list:
-        found = {"type": "array", "items": _schema(arguments[0], within)}
+        made = {"type": "array", "items": _schema(arguments[0], documents)}
     elif origin is Mapping:
-        values = {} if arguments[1] is Any else {"additionalProperties": _schema(arguments[1], within)}
-        found = {"type": "object", **values}
+        values = {} if arguments[1] is Any else {"additionalProperties": _schema(arguments[1], documents)}
+        made = {"type": "object", **values}
     elif origin is UnionType:
-        several = [_schema(one, within) for one in arguments]
+        several = [_schema(one, documents) for one in arguments]
         simple = all(set(one) == {"type"} for one in several)
-        found = {"type": [one["type"] for one in several]} if simple else {"anyOf": several}
+        made = {"type": [one["type"] for one in several]} if simple else {"anyOf": several}
     elif hint in _PRIMITIVES:
-        found = {"type": _PRIMITIVES[hint]}
+        made = {"type": _PRIMITIVES[hint]}
     else:
-        if within is not None:
-            within.append(hint)
-        found = {"$ref": f"#/components/schemas/{name_of(hint)}"}
-    return found
+        if name_of(hint) not in documents:
+            documents[name_of(hint)] = {}  # keeps its place while those within it are added
+            documents[name_of(hint)] = _document(hint, documents)
+        made = _reference(hint)
+    return made
+
+
+def _reference(kind: type) -> Schema:
+    return {"$ref": f"#/components/schemas/{name_of(kind)}"}
 
 
 def name_of(kind: type) -> str:
@@ -121,7 +127,7 @@ def _named() -> dict[str, Parameter]:
 
 
 def _operation(endpoint: Endpoint, named: Mapping[str, Parameter]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _schema(endpoint.answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": _reference(endpoint.answer)}}
     content |= {kind: {"schema": {"type": "string"}} for kind in endpoint.other_types}
     errors = {status: {"$ref": f"#/components/responses/{name}"} for status, (name, _) in _ERRORS.items()}
     names = {id(parameter): name for name, parameter in named.items()}
@@ -137,7 +143,8 @@ def _operation(endpoint: Endpoint, named: Mapping[str, Parameter]) -> dict[str, 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     schema = dict(parameter.schema)
     if parameter.default is not None:
-        schema["default"] = _default(parameter)
+        is_text = schema["type"] == "string"
+        schema["default"] = parameter.default if is_text else json.loads(parameter.default)
     if parameter.repeatable:
         schema = {"type": "array", "items": schema}
     return {
@@ -150,17 +157,10 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _default(parameter: Parameter) -> str | int | bool | None:
-    kind = parameter.schema.get("type")
-    if kind == "integer":
-        return int(parameter.default or 0)
-    return parameter.default == "true" if kind == "boolean" else parameter.default
-
-
 def _error(about: str) -> dict[str, Any]:
     return {
         "description": about,
-        "content": {"application/json": {"schema": _schema(responses.ErrorDocument)}},
+        "content": {"application/json": {"schema": _reference(responses.ErrorDocument)}},
     }
 
 

@@ -1,7 +1,11 @@
 """OpenCost's `/allocation` over the GPU ledger, so that its clients can point here; see docs/service.md."""
 
+# ruff: noqa: N815 - names of OpenCost's
+
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from exporter.cost.ledger import (
@@ -18,80 +22,59 @@ from exporter.cost.ledger import (
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
+from exporter.service import opencost_query as query
 from exporter.service.api import Ask, Endpoint
-from exporter.service.opencost_query import (
-    ASSET_PARAMETERS,
-    FILTERABLE,
-    IDLE,
-    NOBODY,
-    PARAMETERS,
-    SUGGESTION_PARAMETERS,
-    UNATTRIBUTED_NAME,
-    dimensions_of,
-    is_lacking,
-    keeps,
-    kind_of,
-    property_of,
-    pushed,
-    sets_of,
-    wanted_of,
-)
 
 MOST_PARTS_OF_DAYS = 48
 """Sets of one answer that are read one by one."""
 _UNCHARGED = 0.005
 
 
-class RowPeriod(TypedDict):
-    """The period of a row."""
+_Zero = Annotated[float, "0: not of this ledger."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDocument:
+    """What rows of all kinds have: their period, and the costs that clients add up and this ledger does not know."""
 
     window: Annotated[Mapping[str, Any], "start and end, RFC 3339."]
     start: Annotated[str, "RFC 3339."]
     end: Annotated[str, "RFC 3339."]
     minutes: Annotated[float, "Of the set, or window."]
+    properties: Annotated[Mapping[str, Any], "What all of the row has in common: cluster, node, namespace, ..."]
+    gpuCount: Annotated[float, "Mean number of GPUs, by share."]
+    gpuCost: Annotated[float | None, "With what was spread onto it; null where there was no price."]
+    totalCost: Annotated[float | None, "The same as gpuCost."]
+    cpuCost: _Zero = 0.0
+    ramCost: _Zero = 0.0
 
 
-_Zero = Annotated[float, "0: not of this ledger."]
-
-
-class AllocationDocument(RowPeriod):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationDocument(RowDocument):
     """One row."""
 
     name: Annotated[str, "Joined by / from what was aggregated by."]
-    properties: Annotated[
-        Mapping[str, Any], "What all of the row has in common: cluster, node, namespace, controllerKind, ..."
-    ]
-    gpuCount: Annotated[float, "Mean number of GPUs held, by share."]
     gpuHours: Annotated[float, "GPU-hours held, by share."]
-    gpuCost: Annotated[float | None, "With what was spread onto it; null where there was no price."]
-    gpuCostAdjustment: Annotated[float, "0."]
     gpuCostIdle: Annotated[float, "What was spread onto it."]
     gpuEfficiency: Annotated[float | None, "Active of what was measured; null where nothing was."]
-    gpuAllocation: Annotated[Mapping[str, Any], "gpuModel; gpuUsageAverage and gpuRequestAverage, both in GPUs."]
-    cpuCost: _Zero
-    ramCost: _Zero
-    pvCost: _Zero
-    networkCost: _Zero
-    loadBalancerCost: _Zero
-    sharedCost: _Zero
-    externalCost: _Zero
-    totalCost: Annotated[float | None, "The same as gpuCost."]
     totalEfficiency: Annotated[float | None, "The same as gpuEfficiency."]
+    gpuAllocation: Annotated[Mapping[str, Any], "gpuModel; gpuUsageAverage and gpuRequestAverage, both in GPUs."]
+    gpuCostAdjustment: _Zero = 0.0
+    pvCost: _Zero = 0.0
+    networkCost: _Zero = 0.0
+    loadBalancerCost: _Zero = 0.0
+    sharedCost: _Zero = 0.0
+    externalCost: _Zero = 0.0
 
 
-class AssetDocument(RowPeriod):
-    """The GPUs of a node."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssetDocument(RowDocument):
+    """The GPUs of a node, held or not."""
 
-    type: Literal["Node"]
-    properties: Annotated[Mapping[str, Any], "category, service, cluster, name."]
-    labels: Annotated[Mapping[str, Any], "Empty."]
-    gpuCount: Annotated[float, "Mean number of GPUs that were metered."]
-    GPUHours: Annotated[float, "GPU-hours, held or not."]
-    gpuCost: Annotated[float | None, "Of all of them; null where there was no price."]
-    cpuCost: _Zero
-    ramCost: _Zero
-    adjustment: Annotated[float, "0."]
-    totalCost: Annotated[float | None, "The same as gpuCost."]
+    GPUHours: Annotated[float, "GPU-hours."]
+    type: Literal["Node"] = "Node"
+    labels: Annotated[Mapping[str, Any], "Empty."] = field(default_factory=dict)
+    adjustment: _Zero = 0.0
 
 
 class _Envelope(TypedDict):
@@ -146,13 +129,13 @@ class SettingsDocument(TypedDict):
 
 async def _allocation(ask: Ask) -> object:
     values = ask.values
-    reports = await _reports(ask, sets_of(values["window"], values, ask.settings.books.timezone))
-    currency, warnings = _money(ask, reports)
+    reports = await _reports(ask, query.sets_of(values["window"], values, ask.settings.books.timezone))
+    currency, warnings = _currency(ask, (currency for report in reports for currency in report.currencies))
     sets = await asyncio.to_thread(lambda: [_set(report, values, currency) for report in reports])
     warnings += [
-        f"aggregate: the ledger does not record {name}; every owner is {NOBODY} in it"
+        f"aggregate: the ledger does not record {name}; every owner is {query.NOBODY} in it"
         for name in values["aggregate"]
-        if is_lacking(name)
+        if query.is_lacking(name)
     ]
     return _answer(ask, sets, currency, reports, warnings)
 
@@ -169,12 +152,12 @@ def _answer(
 
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
     share: ShareIdle = ask.values["shareIdle"]
-    wanted = wanted_of(ask.values)
-    by = dimensions_of((*ask.values["aggregate"], *wanted))
+    wanted = query.wanted_of(ask.values)
+    by = query.dimensions_of((*ask.values["aggregate"], *wanted))
     if share == "none":
         by = tuple(dict.fromkeys((*by, "model")))  # where money is spread, it would be spread by model, too
     # What is spread is of the whole fleet.
-    filters = pushed(wanted) if share == "none" else Filters()
+    filters = query.pushed(wanted) if share == "none" else Filters()
     if len(periods) > 1 and not any(period.start_seconds % DAY_SECONDS for period in periods[1:]):
         # Of whole days: one reading has them all, with no more questions than one set.
         whole = Window(start_seconds=periods[0].start_seconds, end_seconds=periods[-1].end_seconds)
@@ -188,39 +171,38 @@ async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
     return [await ask.book.report(period, by, filters, share_idle=share) for period in periods]
 
 
-def _money(ask: Ask, reports: Iterable[FleetReport]) -> tuple[str, list[str]]:
+def _currency(ask: Ask, known: Iterable[str]) -> tuple[str, list[str]]:
     """Return the currency of the answer (the one asked for, else the server's, else the only one), and warnings.
 
     The currency is empty where nothing has a price.
     """
-    known = sorted({currency for report in reports for currency in report.currencies})
-    asked, usual = ask.values["currency"], ask.settings.books.currency
+    there, asked, usual = sorted(set(known)), ask.values.get("currency"), ask.settings.books.currency
     if asked:
-        if known and asked not in known:
-            raise ConfigError(f"currency: there is no money in '{shown(asked)}'; allowed: {', '.join(known)}")
+        if there and asked not in there:
+            raise ConfigError(f"currency: there is no money in '{shown(asked)}'; allowed: {', '.join(there)}")
         return asked, []
-    if not usual and len(known) > 1:
+    if not usual and len(there) > 1:
         raise ConfigError(
-            f"currency: money is in {', '.join(known)}, and is not added across currencies; allowed: one of them, or"
+            f"currency: money is in {', '.join(there)}, and is not added across currencies; allowed: one of them, or"
             " start the service with --currency"
         )
-    others = [one for one in known if one != usual] if usual else []
-    left_out = [f"currency: costs are in {usual}; costs in {', '.join(others)} are left out"] if others else []
-    return usual or (known[0] if known else ""), left_out
+    others = ", ".join(one for one in there if usual and one != usual)
+    left_out = [f"currency: costs are in {usual}; costs in {others} are left out"] if others else []
+    return usual or "".join(there), left_out
 
 
 def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[str, AllocationDocument]:
-    wanted, rows = wanted_of(values), dict[str, list[ReportLine]]()
+    wanted, rows = query.wanted_of(values), dict[str, list[ReportLine]]()
     for line in (*report.held, *report.apart):
-        if keeps(wanted, line.key):
+        if query.keeps(wanted, line.key):
             rows.setdefault(_name(line.key, values["aggregate"]), []).append(line)
     found = {
         name: document
         for name, lines in rows.items()
-        if name != IDLE or _shows_idle(lines, values, currency)
+        if name != query.IDLE or _shows_idle(lines, values, currency)
         if (document := _row(name, lines, report.window, values["aggregate"], currency)) is not None
     }
-    names = sorted(found, key=lambda name: (-(found[name]["totalCost"] or 0.0), -found[name]["gpuHours"], name))
+    names = sorted(found, key=lambda name: (-(found[name].totalCost or 0.0), -found[name].gpuHours, name))
     end = None if values["limit"] is None else values["offset"] + values["limit"]
     return {name: found[name] for name in names[values["offset"] : end]}
 
@@ -228,8 +210,8 @@ def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[
 def _name(key: LineKey, aggregate: Sequence[str]) -> str:
     """Return a row's name: as many parts as the aggregation has; only idle has a name of its own, as in OpenCost."""
     if not is_apart(key):
-        return "/".join(property_of(name).value(key) or NOBODY for name in aggregate)
-    return "/".join(UNATTRIBUTED_NAME for _ in aggregate) if key.kind == UNATTRIBUTED else IDLE
+        return "/".join(query.property_of(name).value(key) or query.NOBODY for name in aggregate)
+    return "/".join(query.UNATTRIBUTED_NAME for _ in aggregate) if key.kind == UNATTRIBUTED else query.IDLE
 
 
 def _shared(lines: Sequence[ReportLine], currency: str) -> float:
@@ -255,58 +237,47 @@ def _row(
     cost = (
         None if money is None and figures.unpriced_seconds and not shared else (money.total if money else 0.0) + shared
     )
-    efficiency = None if name == IDLE else seconds.active_ratio
-    return {
-        "name": name,
-        "properties": _properties(keys, aggregate),
+    efficiency = None if name == query.IDLE else seconds.active_ratio
+    count = seconds.total / window.seconds
+    return AllocationDocument(
         **_period(window),
-        "gpuCount": seconds.total / window.seconds,
-        "gpuHours": seconds.total / HOUR_SECONDS,
-        "gpuCost": cost,
-        "gpuCostAdjustment": 0.0,
-        "gpuCostIdle": shared,
-        "gpuEfficiency": efficiency,
+        name=name,
+        properties=_properties(keys, aggregate),
+        gpuCount=count,
+        gpuHours=seconds.total / HOUR_SECONDS,
+        gpuCost=cost,
+        totalCost=cost,
+        gpuCostIdle=shared,
+        gpuEfficiency=efficiency,
+        totalEfficiency=efficiency,
         # Usage and request are both in GPUs, so that their quotient is a ratio: 8 GPUs at 90 % are 7.2 of 8.
-        "gpuAllocation": {
+        gpuAllocation={
             "gpuDevice": "",
             "gpuModel": ", ".join(sorted({key.model for key in keys} - {""})),
             "gpuUUID": "",
             "gpuUsageAverage": None if seconds.active_ratio is None else seconds.active / window.seconds,
-            "gpuRequestAverage": seconds.total / window.seconds,
+            "gpuRequestAverage": count,
         },
-        # Clients add these up; what this ledger charges for them is nothing. Amounts of CPU and memory are not known.
-        "cpuCost": 0.0,
-        "ramCost": 0.0,
-        "pvCost": 0.0,
-        "networkCost": 0.0,
-        "loadBalancerCost": 0.0,
-        "sharedCost": 0.0,
-        "externalCost": 0.0,
-        "totalCost": cost,
-        "totalEfficiency": efficiency,
-    }
+    )
 
 
 def _properties(keys: Sequence[LineKey], aggregate: Sequence[str]) -> dict[str, Any]:
     """Return what all lines of the row have in common, of what is asked for."""
-    found: dict[str, Any] = {}
     parts = {
-        "cluster": [key.cluster for key in keys],
-        "node": [key.node for key in keys],
-        "namespace": [key.namespace for key in keys],
-        "controllerKind": [kind_of(key) for key in keys if not is_apart(key)],
-        "controller": [key.workload for key in keys],
+        "cluster": {key.cluster for key in keys},
+        "node": {key.node for key in keys},
+        "namespace": {key.namespace for key in keys},
+        "controllerKind": {query.kind_of(key) for key in keys if not is_apart(key)},
+        "controller": {key.workload for key in keys},
     }
-    for name, several in parts.items():
-        if len(set(several)) == 1 and several[0]:
-            found[name] = several[0]
+    found: dict[str, Any] = {name: min(values) for name, values in parts.items() if len(values) == 1 and any(values)}
     teams = {key.team for key in keys}
-    if "team" in dimensions_of(aggregate) and len(teams) == 1 and teams != {""}:
-        found["labels"] = {"team": teams.pop()}
+    if "team" in query.dimensions_of(aggregate) and len(teams) == 1 and any(teams):
+        found["labels"] = {"team": min(teams)}
     return found
 
 
-def _period(window: Window) -> RowPeriod:
+def _period(window: Window) -> dict[str, Any]:
     start, end = iso(window.start_seconds), iso(window.end_seconds)
     return {"window": {"start": start, "end": end}, "start": start, "end": end, "minutes": window.seconds / 60}
 
@@ -330,8 +301,8 @@ async def _assets(ask: Ask) -> object:
     wrong = sorted(set(wanted) - {"cluster", "node"})
     if wrong:
         raise ConfigError(f"filter: {', '.join(wrong)} is no property of a node; allowed: cluster, node")
-    report = await ask.book.report(ask.values["window"], ("cluster", "node"), pushed(wanted))
-    currency, warnings = _money(ask, [report])
+    report = await ask.book.report(ask.values["window"], ("cluster", "node"), query.pushed(wanted))
+    currency, warnings = _currency(ask, report.currencies)
     types = ask.values["filterTypes"]
     rows: dict[tuple[str, str], list[Figures]] = {}
     for line in (*report.held, *report.apart):
@@ -352,77 +323,48 @@ def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: 
     if amount is None and figures.money:
         return None
     cost = amount.total if amount else None
-    return {
-        "type": "Node",
-        "properties": {"category": "Compute", "service": "Kubernetes", "cluster": cluster, "name": node},
-        "labels": {},
+    return AssetDocument(
         **_period(window),
-        "gpuCount": figures.seconds.total / window.seconds,
-        "GPUHours": figures.seconds.total / HOUR_SECONDS,
-        "gpuCost": cost,
-        "cpuCost": 0.0,
-        "ramCost": 0.0,
-        "adjustment": 0.0,
-        "totalCost": cost,
-    }
+        properties={"category": "Compute", "service": "Kubernetes", "cluster": cluster, "name": node},
+        gpuCount=figures.seconds.total / window.seconds,
+        GPUHours=figures.seconds.total / HOUR_SECONDS,
+        gpuCost=cost,
+        totalCost=cost,
+    )
 
 
 async def _suggestions(ask: Ask) -> object:
     """Answer with the values of a field that occur in the window."""
     field_name, search = ask.values["field"] or "", (ask.values["search"] or "").lower()
     found: set[str] = set()
-    if field_name in FILTERABLE:
+    if field_name in query.FILTERABLE:
         wanted = ask.values["filter"] or {}
-        report = await ask.book.report(ask.values["window"], dimensions_of((field_name, *wanted)), pushed(wanted))
-        value = FILTERABLE[field_name].value
-        found = {value(line.key) for line in report.held if keeps(wanted, line.key)} - {""}
+        report = await ask.book.report(
+            ask.values["window"], query.dimensions_of((field_name, *wanted)), query.pushed(wanted)
+        )
+        value = query.FILTERABLE[field_name].value
+        found = {value(line.key) for line in report.held if query.keeps(wanted, line.key)} - {""}
     names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
     return SuggestionsDocument(code=200, status="success", data=names)
 
 
 async def _configs(ask: Ask) -> object:
-    """Answer with the currency, which clients show beside amounts."""
-    known = sorted({month.currency for month in await ask.book.months()})
-    usual = ask.settings.books.currency
-    if not usual and len(known) > 1:
-        raise ConfigError(f"currency: money is in {', '.join(known)}; start the service with --currency")
-    currency = usual or (known[0] if known else "")
+    """Answer with the currency, which clients show with amounts."""
+    currency, _ = _currency(ask, (month.currency for month in await ask.book.months()))
     return ConfigsDocument(code=200, status="success", data={"currencyCode": currency})
 
 
-ENDPOINTS: tuple[Endpoint, ...] = tuple(
-    Endpoint(path=path, about=about, handle=handle, parameters=parameters, answer=answer, ignores_unknown=True)
-    for handle, parameters, answer, paths in (
-        (
-            _allocation,
-            PARAMETERS,
-            AllocationsDocument,
-            {
-                "/allocation": "Cost of GPUs in the shape of OpenCost's allocation API.",
-                "/allocation/compute": "The same; the path that OpenCost's own page asks.",
-                "/model/allocation": "The same; the path that clients of Kubecost ask.",
-                "/model/allocation/compute": "The same; the path of OpenCost's own page without a proxy of its own.",
-            },
-        ),
-        (
-            _assets,
-            ASSET_PARAMETERS,
-            AssetsDocument,
-            {
-                "/assets": "Cost of the GPUs of every node in the shape of OpenCost's assets.",
-                "/model/assets": "The same; the path that clients of Kubecost ask.",
-            },
-        ),
-        (
-            _suggestions,
-            SUGGESTION_PARAMETERS,
-            SuggestionsDocument,
-            {
-                "/allocation/autocomplete": "Values of a field, for the filters of OpenCost's own page.",
-                "/model/allocation/autocomplete": "The same, for a page without a proxy of its own.",
-            },
-        ),
-        (_configs, (), ConfigsDocument, {"/model/getConfigs": "The currency that clients of Kubecost show."}),
-    )
-    for path, about in paths.items()
+_ALLOCATIONS = partial(Endpoint, handle=_allocation, answer=AllocationsDocument, parameters=query.PARAMETERS)
+_ASSETS = partial(Endpoint, handle=_assets, answer=AssetsDocument, parameters=query.ASSET_PARAMETERS)
+_VALUES = partial(Endpoint, handle=_suggestions, answer=SuggestionsDocument, parameters=query.SUGGESTION_PARAMETERS)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    _ALLOCATIONS("/allocation", "Cost of GPUs in the shape of OpenCost's allocation API."),
+    _ALLOCATIONS("/allocation/compute", "The same; the path that OpenCost's own page asks."),
+    _ALLOCATIONS("/model/allocation", "The same; the path that clients of Kubecost ask."),
+    _ALLOCATIONS("/model/allocation/compute", "The same; the path of OpenCost's own page without a proxy of its own."),
+    _ASSETS("/assets", "Cost of the GPUs of every node in the shape of OpenCost's assets."),
+    _ASSETS("/model/assets", "The same; the path that clients of Kubecost ask."),
+    _VALUES("/allocation/autocomplete", "Values of a field, for the filters of OpenCost's own page."),
+    _VALUES("/model/allocation/autocomplete", "The same, for a page without a proxy of its own."),
+    Endpoint("/model/getConfigs", "The currency that clients of Kubecost show.", _configs, ConfigsDocument),
 )

@@ -24,7 +24,7 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.errors import ConfigError
-from exporter.service.parameters import Parameter, switch, words
+from exporter.service.parameters import Parameter, count, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
 """OpenCost's names: an owner without the property; what no owner held. The third is ours."""
@@ -94,7 +94,7 @@ def keeps(wanted: Mapping[str, frozenset[str]], key: LineKey) -> bool:
 
 _TERM = re.compile(
     r"\s*(?P<name>[A-Za-z]+)(?:\[(?P<label>[^\]]*)\])?\s*:\s*"
-    r'(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*|[^\s+"|]+)\s*'
+    r'(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*|[^\s+"|]+)\s*\+?'
 )
 
 
@@ -118,8 +118,6 @@ def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
         wanted = frozenset(value.lower() if name == "controllerKind" else value for value in values)
         found[name] = found[name] & wanted if name in found else wanted
         at = match.end()
-        if at < len(text) and text[at] in "+ ":
-            at += 1
     return found
 
 
@@ -210,12 +208,6 @@ _ACCUMULATIONS = {
 }
 
 
-def _number(text: str, _now: Now) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(text)
-    return int(text)
-
-
 def _text(text: str, _now: Now) -> str:
     return text.strip()
 
@@ -240,13 +232,7 @@ _CURRENCY = Parameter(
     parse=_text,
     allowed="an ISO 4217 code",
 )
-_LIMIT = Parameter(
-    name="limit",
-    about="How many rows each set has at most.",
-    parse=_number,
-    allowed="a whole number",
-    schema={"type": "integer", "minimum": 0},
-)
+_LIMIT = count("limit", "How many rows each set has at most.")
 PARAMETERS: tuple[Parameter, ...] = (
     _WINDOW,
     Parameter(
@@ -290,14 +276,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         allowed="values separated by commas",
     ),
     _CURRENCY,
-    Parameter(
-        name="offset",
-        about="How many rows of each set are left out, the dearest first.",
-        parse=_number,
-        allowed="a whole number",
-        default="0",
-        schema={"type": "integer", "minimum": 0},
-    ),
+    count("offset", "How many rows of each set are left out, the dearest first.", "0"),
     _LIMIT,
 )
 
@@ -348,26 +327,21 @@ def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tu
     Raises:
         ConfigError: There would be too many.
     """
-    if values["accumulate"] in _CALENDAR:
-        return _calendar_sets(window, _CALENDAR[values["accumulate"]], zone)
-    seconds = _LENGTHS.get(values["accumulate"]) or values["step"]
-    if values["accumulate"] == "all" or seconds is None or seconds >= window.seconds:
-        return (window,)
-    if -(-window.seconds // seconds) > MOST_STEPS:
-        raise ConfigError(
-            f"step: {-(-window.seconds // seconds)} sets are more than {MOST_STEPS}; allowed: a longer step, or a"
-            " shorter window"
-        )
-    return tuple(
-        Window(start_seconds=start, end_seconds=min(start + seconds, window.end_seconds))
-        for start in range(window.start_seconds, window.end_seconds, seconds)
-    )
-
-
-def _calendar_sets(window: Window, period: Period, zone: tzinfo) -> tuple[Window, ...]:
+    period = _CALENDAR.get(values["accumulate"])
+    seconds = _LENGTHS.get(values["accumulate"]) or values["step"] or window.seconds
+    if values["accumulate"] == "all":
+        seconds = window.seconds
     starts = [window.start_seconds]
-    while (end := period_at(period, starts[-1], zone).end_seconds) < window.end_seconds:
+    while (
+        end := period_at(period, starts[-1], zone).end_seconds if period else starts[-1] + seconds
+    ) < window.end_seconds:
         starts.append(end)
+    if len(starts) == 1:
+        return (window,)
+    if len(starts) > MOST_STEPS:
+        raise ConfigError(
+            f"step: {len(starts)} sets are more than {MOST_STEPS}; allowed: a longer step, or a shorter window"
+        )
     ends = [*starts[1:], window.end_seconds]
     return tuple(Window(start_seconds=start, end_seconds=end) for start, end in zip(starts, ends, strict=True))
 

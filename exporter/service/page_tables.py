@@ -7,23 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from exporter.cost.document import MEANINGS
 from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
 from exporter.cost.holdings import PAYER, Recommendation
-from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey, total_of
+from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey
 from exporter.cost.live import PriceNow, PriceRows
 from exporter.cost.recommend_render import totals
 from exporter.cost.render import noun, title
 from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart
 from exporter.model import NO_SECONDS, state_columns
 from exporter.model.formatting import decimal, hours, model, percent
+from exporter.service.book import Book
 from exporter.service.charts import whole
-from exporter.service.data import Book
 from exporter.service.page_frame import View, sum_line
 
 LINES = 100
 """Of one page."""
-_DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,6 @@ class TableRow:
     href: str = ""
     shared: float | None = None
     """Money of GPUs without an owner that was spread onto it; ``None`` where it is a sum."""
-    of_total: float | None = None
-    """Its part of the money, or of the hours where nothing has a price."""
     length: float = 0.0
     """Of its bar, 0 to 1: its part of the money of the largest row."""
     nobodys: Mapping[str, Figures] = field(default_factory=dict)
@@ -127,7 +123,7 @@ def columns_of(report: FleetReport, currency: str, subject: Subject, *, is_funne
         yield Column("rate", f"{currency}/h", partial(_rate, currency=currency), partial(decimal, digits=4))
         yield Column("price", "Price row", lambda _: None, special=_price_words)
     elif not subject.is_place:
-        yield Column("part", "Part", lambda row: row.of_total, percent, is_minor=True)
+        yield Column("part", "Part", partial(_part, report, currency), percent, is_minor=True)
 
 
 def _of_states(of_hours: Sequence[str], of_money: Sequence[str], currency: str) -> Iterator[Column]:
@@ -139,7 +135,7 @@ def _of_states(of_hours: Sequence[str], of_money: Sequence[str], currency: str) 
         yield Column(key, name.capitalize(), partial(_state, name, ""), hours, is_minor=minor)
     if currency:
         cost = partial(_cost_words, currency=currency)
-        yield Column("cost", f"Cost {currency}", lambda row: _money(row.figures, currency), special=cost)
+        yield Column("cost", f"Cost {currency}", lambda row: _total(row.figures, currency), special=cost)
         for name in of_money:
             yield Column(f"{name}-cost", f"{name.capitalize()} {currency}", partial(_state, name, currency))
 
@@ -151,15 +147,21 @@ def _state(name: str, currency: str, row: TableRow) -> float | None:
     return state_columns(row.states.money.get(currency) if currency else row.states.seconds)[name]
 
 
-def _money(figures: Figures | None, currency: str) -> float | None:
-    money = figures.money.get(currency) if figures else None
-    return money.total if money else None
+def _part(report: FleetReport, currency: str, row: TableRow) -> float | None:
+    """Return a row's part of the money, or of the hours where nothing has a price; ``None`` of a sum."""
+    part, whole = _total(row.figures, currency), report.total.amounts(currency).total
+    return None if row.shared is None or part is None or not whole else part / whole
+
+
+def _total(figures: Figures | None, currency: str) -> float | None:
+    """Return money, ``None`` without any in the currency; seconds where no currency is named."""
+    if figures is None or (currency and currency not in figures.money):
+        return None
+    return figures.amounts(currency).total
 
 
 def _nobodys(kind: str, currency: str, row: TableRow) -> float | None:
-    figures = row.nobodys.get(kind)
-    seconds = figures.seconds.total if figures else None
-    return _money(figures, currency) if currency else seconds
+    return _total(row.nobodys.get(kind), currency)
 
 
 def _effective_ratio(row: TableRow) -> float | None:
@@ -216,10 +218,12 @@ def make_table(
     """The page of the table that was asked for."""
     rows = _rows(report, view, currency, subject, prices or {})
     foot = _foot(report, view, currency, subject)
-    found = _searched(rows, view.search)
+    found = _searched(rows, view.first("q"))
     columns = list(columns_of(report, currency, subject, is_funnel=view.is_funnel))
     sorts = {column.name: column.value for column in columns}
-    sort = view.sort if view.sort.removeprefix("-") in {*sorts, "name"} else "-cost" if currency else "-hours"
+    sort = view.first("sort")
+    if sort.removeprefix("-") not in {*sorts, "name"}:
+        sort = "-cost" if currency else "-hours"
     # Names first, so that equal figures stay in one order whichever way they are sorted.
     found.sort(key=lambda row: (row.name.casefold(), row.beside.casefold()), reverse=sort == "-name")
     if value := sorts.get(sort.removeprefix("-")):
@@ -228,9 +232,9 @@ def make_table(
     page = min(view.page, pages)
     start = (page - 1) * lines
     return {
-        "caption": subject.title,
+        "subject": subject,
         "columns": columns,
-        "headings": _headings(columns, view, sort, subject),
+        "sort": sort,
         "rows": found[start : start + lines],
         "foot": foot,
         "total": report.total.seconds.total > 0,
@@ -241,7 +245,9 @@ def make_table(
         "first": start + 1,
         "page": page,
         "pages": pages,
-        "downloads": _downloads(view, subject),
+        "file": re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}"),
+        # A filter may leave out parts of FOCUS' split charges, which must sum to the whole.
+        "has_focus": set(view.filters.wanted) <= ORIGIN_DIMENSIONS,
     }
 
 
@@ -250,8 +256,7 @@ def _foot(report: FleetReport, view: View, currency: str, subject: Subject) -> l
     before, nobodys = report.before, _apart(report, subject)
     earlier = {line.key: line.figures for line in _apart(before, subject)} if before else {}
     apart = [
-        replace(make_row(line, report, view, currency, subject), before=earlier.get(line.key, Figures()))
-        for line in nobodys
+        replace(make_row(line, view, currency, subject), before=earlier.get(line.key, Figures())) for line in nobodys
     ]
     owners = TableRow(
         name="All owners", figures=report.owned, states=report.owned, before=before.owned if before else Figures()
@@ -271,8 +276,7 @@ def _rows(report: FleetReport, view: View, currency: str, subject: Subject, pric
     """Return the rows of owners; of a place with what had no owner there."""
     nobodys: dict[LineKey, dict[str, Figures]] = {}
     for line in report.apart if subject.is_place else ():
-        kinds = nobodys.setdefault(line.key._replace(kind=""), {})
-        kinds[line.key.kind] = total_of(filter(None, (kinds.get(line.key.kind), line.figures)))
+        nobodys.setdefault(line.key._replace(kind=""), {})[line.key.kind] = line.figures
     held = {line.key for line in report.held}
     lines = [*report.held, *(ReportLine(key=key, figures=Figures()) for key in nobodys if key not in held)]
     value, earlier = whole(currency), figures_before(report)
@@ -280,7 +284,7 @@ def _rows(report: FleetReport, view: View, currency: str, subject: Subject, pric
     with_clusters = len({line.key.cluster for line in lines}) > 1
     return [
         replace(
-            make_row(line, report, view, currency, subject),
+            make_row(line, view, currency, subject),
             name=name,
             beside=_beside(
                 line.key, subject, view, with_cluster=with_clusters and name == name_of(line.key, subject.name)
@@ -304,20 +308,6 @@ def names_of(lines: Sequence[ReportLine], subject: Subject) -> list[str]:
     ]
 
 
-def _downloads(view: View, subject: Subject) -> list[tuple[str, str, str]]:
-    """Return names, addresses and file names of every form of a table.
-
-    Without FOCUS where a filter would leave out parts of its split charges, which must sum to the whole.
-    """
-    of_owners = bool(set(view.filters.wanted) - ORIGIN_DIMENSIONS)
-    head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}")
-    return [
-        (words, view.download(subject.by, form), f"{head}.{'csv' if form == 'focus' else form}")
-        for words, form in _DOWNLOADS
-        if form != "focus" or not of_owners
-    ]
-
-
 def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
     """Return the lines without an owner; of places only their sums, as the places have them in columns."""
     if not subject.is_place:
@@ -328,14 +318,8 @@ def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
     return [sum_line(LineKey(kind=kind), lines) for kind, lines in kinds.items()]
 
 
-def make_row(line: ReportLine, report: FleetReport, view: View, currency: str, subject: Subject) -> TableRow:
+def make_row(line: ReportLine, view: View, currency: str, subject: Subject) -> TableRow:
     """A line as a row."""
-    money, total = line.figures.money.get(currency), report.total.money.get(currency)
-    if total and total.total:
-        of_total = None if money is None else money.total / total.total
-    else:
-        hours_of_all = 0.0 if currency else report.total.seconds.total
-        of_total = line.figures.seconds.total / hours_of_all if hours_of_all else None
     return TableRow(
         name=name_of(line.key, subject.name),
         figures=line.figures,
@@ -343,7 +327,6 @@ def make_row(line: ReportLine, report: FleetReport, view: View, currency: str, s
         beside=_beside(line.key, subject, view),
         href="" if is_apart(line.key) else _href(line.key, subject, view),
         shared=line.shared.get(currency, 0.0),
-        of_total=of_total,
     )
 
 
@@ -394,17 +377,6 @@ def _searched(rows: Sequence[TableRow], search: str) -> list[TableRow]:
     return [row for row, text in texts if all(word in text for word in wanted)]
 
 
-def _headings(columns: Sequence[Column], view: View, sort: str, subject: Subject) -> list[tuple[str, str, str]]:
-    """Return headings, the addresses that sort by them, and ``aria-sort`` of the one that is sorted by."""
-    headings = []
-    for name, words in (("name", title(subject.name)), *((column.name, column.words) for column in columns)):
-        current, descending = sort.removeprefix("-") == name, sort.startswith("-")
-        wanted = (not descending) if current else name != "name"
-        direction = "" if not current else "descending" if descending else "ascending"
-        headings.append((words, view.link(None, sort=("-" if wanted else "") + name), direction))
-    return headings
-
-
 def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recommendation]:
     """Return those within the filters; what a recommendation does not know, as the pool, it is not said to have."""
     return [
@@ -424,12 +396,6 @@ async def recommendations(book: Book, view: View) -> tuple[FleetReport, dict[str
     return report, {"advice": advice, "savings": sorted(totals(advice).items())}
 
 
-async def budgets(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """The page of budgets."""
-    report = await book.report(view.window, ())
-    return report, {"budgets": book.budgets.value}
-
-
 async def plain(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """A page that is the same for every question."""
-    return await book.report(view.window, ()), {"meanings": MEANINGS}
+    return await book.report(view.window, ()), {}

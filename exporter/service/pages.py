@@ -5,18 +5,21 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
+from typing import TypeVar
 
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.document import funnel
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, label_problem, total_of
-from exporter.cost.live import PodDocument, PriceRows
+from exporter.cost.document import MEANINGS, funnel
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, Filters, LineKey, label_problem, total_of
+from exporter.cost.live import PodDocument
 from exporter.cost.render import noun, title
-from exporter.cost.report import FleetReport, ReportLine, compared
-from exporter.errors import ConfigError, PrometheusError, StoreError
-from exporter.service import charts, page_tables, responses
-from exporter.service.data import Book, gpu_funnel
+from exporter.cost.report import FleetReport, ReportLine, compared, group_of, is_apart, rank
+from exporter.errors import ConfigError, PrometheusError
+from exporter.service import charts, responses
+from exporter.service import page_tables as tables
+from exporter.service.book import Book
+from exporter.service.data import gpu_funnel
 from exporter.service.openapi import ENDPOINTS, PLAIN
 from exporter.service.page_frame import (
     DEFAULT_WINDOW,
@@ -24,82 +27,117 @@ from exporter.service.page_frame import (
     MOST_CHOICES,
     NONE,
     View,
-    choices,
     chosen_currency,
     dimensions_in,
-    everything,
-    groups,
     make_frame,
-    read,
     read_view,
-    render,
-    summed,
-    usual_currency,
-    with_days,
-)
-from exporter.service.page_tables import (
-    PLACES,
-    SUBJECTS,
-    WORKLOADS,
-    TableRow,
-    advised,
-    make_row,
-    make_table,
-    names_of,
-    subject_of,
+    sum_line,
 )
 from exporter.service.report_cache import Question
-from exporter.service.responses import assets, packed
+from exporter.service.responses import assets
 from exporter.service.settings import ServeSettings
-from exporter.web.responses import Body, accepts_gzip
+from exporter.web import templating
+from exporter.web.responses import Body, response_of
 
-_LARGEST, _WASTE, _ADVICE = 5, 8, 5
+Read = TypeVar("Read")
+_LARGEST, _WASTE = 5, 8
 _AT_WORK_RATIO = 0.05
 """A day with less activity than this was one of waste."""
 _WASTE_LEAST_SECONDS = HOUR_SECONDS
 _RANKED = ("team", "namespace", "model")
+_OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
+
+
+async def read(book: Book, view: View, by: Sequence[Dimension], *, with_series: bool = False) -> FleetReport:
+    """What is asked for by any dimensions."""
+    return await book.report(
+        view.window,
+        tuple(by),
+        view.filters,
+        share_idle=view.share_idle,
+        share_unallocated=view.share_unallocated,
+        with_series=with_series,
+    )
+
+
+def usual_currency(report: FleetReport) -> str:
+    """The currency that most GPU-hours were paid in; empty where nothing has a price."""
+    seconds = dict.fromkeys(report.currencies, 0.0)
+    for line in report.held:
+        for currency in line.figures.money:
+            seconds[currency] += line.figures.seconds.total
+    return max(seconds, key=lambda currency: seconds[currency], default="")
+
+
+def choices(report: FleetReport) -> Mapping[Dimension, tuple[str, ...]]:
+    """What the filters can be set to: what there is in a report by ``GROUPS``, in the order of the alphabet."""
+    lines = (*report.held, *report.apart)
+    found = {name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS}
+    return {name: tuple(value or NONE for value in values[:MOST_CHOICES]) for name, values in found.items()}
+
+
+async def summed(book: Book, view: View, by: Sequence[Dimension]) -> FleetReport:
+    """The report day by day at some of ``GROUPS``, summed from the one at all of them where that is the same."""
+    if view.share_idle != "none" or not set(by) <= set(GROUPS):
+        # What is spread evenly depends on how many lines there are.
+        return await read(book, view, by, with_series=True)
+    report = await read(book, view, GROUPS, with_series=True)
+    return replace(report, by=tuple(by), held=_regrouped(report.held, by), apart=_regrouped(report.apart, by))
+
+
+async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
+    """Lines of a report on workloads that was read without days, now with them, in the same order.
+
+    Thousands of workloads with their days would be a lot to read for the few that are shown.
+    """
+    if not lines:
+        return []
+    wanted = dict(view.filters.wanted)
+    for name in _OF_A_WORKLOAD:
+        wanted[name] = frozenset(str(getattr(line.key, name)) for line in lines)
+    some = await book.report(view.window, report.by, Filters(wanted=wanted), with_series=True)
+    series = {line.key: line.series for line in some.held}
+    return [replace(line, series=series.get(line.key, ())) for line in lines]
+
+
+def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[ReportLine, ...]:
+    found: dict[LineKey, list[ReportLine]] = {}
+    for line in lines:
+        found.setdefault(group_of(line.key, by), []).append(line)
+    summed_lines = [sum_line(key, many) for key, many in found.items()]
+    if lines and is_apart(next(iter(found))):
+        return tuple(summed_lines)
+    return tuple(sorted(summed_lines, key=rank))
 
 
 def questions() -> tuple[Question, ...]:
     """What the page of a first visit asks the book for, and takes long."""
     return tuple(
         Question(name=DEFAULT_WINDOW, by=by, filters=frozenset(), with_series=with_series)
-        for by, with_series in ((GROUPS, True), (WORKLOADS.by, False))
+        for by, with_series in ((GROUPS, True), (tables.WORKLOADS.by, False))
     )
 
 
 async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The fleet's report, and what the template shows."""
-    total, workloads = await asyncio.gather(groups(book, view), read(book, view, WORKLOADS.by))
+    total, workloads = await asyncio.gather(
+        read(book, view, GROUPS, with_series=True), read(book, view, tables.WORKLOADS.by)
+    )
     currency = chosen_currency(total, view)
     wasteful = await with_days(book, view, workloads, _wasteful(workloads, currency))
-    ranked = await asyncio.gather(*(summed(book, view, SUBJECTS[name].by) for name in _RANKED))
+    ranked = await asyncio.gather(*(summed(book, view, tables.SUBJECTS[name].by) for name in _RANKED))
     starts = [period.start_seconds for period in total.periods]
     months = [] if view.filters.wanted else await book.months()
     before = book.before(view.window)
     earlier = compared(total, await read(book, replace(view, window=before), ())).before if before else None
-    advice = advised(book.recommendations.value, view)
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
         "budgets": [] if view.filters.wanted else sorted(book.budgets.value, key=_used, reverse=True)[:_LARGEST],
-        "cost": total.total.money.get(currency),
-        "figures": total.total,
-        "idle_cost": total.owned.money_in(currency).idle,
         "before": earlier,
-        **_funnels(total, view, currency),
         "chart": charts.uses(total, currency),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
-        "advice": advice[:_ADVICE],
-        "advice_more": max(0, len(advice) - _ADVICE),
+        "advice": tables.advised(book.recommendations.value, view),
         "rankings": [_ranking(report, view, currency, name) for name, report in zip(_RANKED, ranked, strict=True)],
-    }
-
-
-def _funnels(report: FleetReport, view: View, currency: str) -> dict[str, object]:
-    """Return the funnel in GPUs and, where something has a price, in money."""
-    return {
-        "funnel": gpu_funnel(report, view.now_seconds),
-        "money_funnel": funnel(report, currency) if currency else None,
     }
 
 
@@ -117,7 +155,7 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
     return sorted(lines, key=size, reverse=True)[:_WASTE]
 
 
-_Waste = tuple[TableRow, float | None, float | None, float | None]
+_Waste = tuple[tables.TableRow, float | None, float | None, float | None]
 """An owner with idle GPUs, and starts of days of the window: the first and the last on which it held GPUs, and
 the last on which these were at work. ``None``: it held some before the window, on its last day, and on none."""
 
@@ -127,29 +165,31 @@ def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: V
     held = [start for start, figures in days if figures.seconds.total > 0]
     at_work = [start for start, figures in days if (figures.seconds.active_ratio or 0.0) >= _AT_WORK_RATIO]
     return (
-        make_row(line, report, view, currency, WORKLOADS),
+        tables.make_row(line, view, currency, tables.WORKLOADS),
         held[0] if held and held[0] >= report.window.start_seconds + DAY_SECONDS else None,
         held[-1] if held and held[-1] < starts[-1] else None,
         at_work[-1] if at_work else None,
     )
 
 
-def _ranking(report: FleetReport, view: View, currency: str, name: str) -> tuple[str, str, Sequence[TableRow], int]:
+def _ranking(
+    report: FleetReport, view: View, currency: str, name: str
+) -> tuple[str, str, Sequence[tables.TableRow], int]:
     """Return title, address and rows of the dearest of a sort, and how many more there are."""
-    subject = SUBJECTS[name]
+    subject = tables.SUBJECTS[name]
     lines = [line for line in report.held if not currency or currency in line.figures.money]
     if currency:
         lines.sort(key=lambda line: -line.figures.money_in(currency).total)
     value = charts.whole(currency)
     most = max((value(line.figures) for line in lines), default=0.0)
     rows = [
-        replace(make_row(line, report, view, currency, subject), length=value(line.figures) / most if most else 0.0)
+        replace(tables.make_row(line, view, currency, subject), length=value(line.figures) / most if most else 0.0)
         for line in lines[:_LARGEST]
     ]
     return subject.title, view.link(f"/by/{name}"), rows, max(0, len(report.held) - len(rows))
 
 
-_DRAWN, _FEW, _PODS = 8, 25, 200
+_DRAWN, _FEW = 8, 25
 _SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
 """What a page can be on, the narrowest first, labels between pool and team."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
@@ -158,83 +198,62 @@ _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
 
 async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
     """A page of ``SUBJECTS``."""
-    subject = subject_of(name)
-    if subject is WORKLOADS:
-        report, everyone = await asyncio.gather(read(book, view, subject.by), summed(book, view, ()))
-    else:
-        report = everyone = await summed(book, view, subject.by)
+    subject = tables.subject_of(name)
+    read_as = read if subject is tables.WORKLOADS else summed
+    report, everyone = await asyncio.gather(read_as(book, view, subject.by), summed(book, view, ()))
     if before := book.before(view.window):
-        earlier = replace(view, window=before)
-        of_before = read(book, earlier, subject.by) if subject is WORKLOADS else summed(book, earlier, subject.by)
-        report = compared(report, await of_before)
+        report = compared(report, await read_as(book, replace(view, window=before), subject.by))
     currency = chosen_currency(report, view)
     drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
-    if subject is WORKLOADS and drawn:
+    if subject is tables.WORKLOADS and drawn:
         drawn = await with_days(book, view, report, drawn)
-    named = list(zip(names_of(drawn, subject), drawn, strict=True))
+    named = list(zip(tables.names_of(drawn, subject), drawn, strict=True))
     return report, {
         "subject": subject,
         # Thousands of lines are not to keep other visitors waiting.
-        "table": await asyncio.to_thread(make_table, report, view, currency, subject),
+        "table": await asyncio.to_thread(tables.make_table, report, view, currency, subject),
         "chart": charts.largest(everyone, currency, named, more=len(report.held) > len(named)),
     }
 
 
 async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The page on what the filters say."""
-    report, places, days, (pods, problem), prices = await asyncio.gather(
-        read(book, view, WORKLOADS.by),
-        read(book, view, PLACES.by),
+    asks_pods = any(name in view.filters.wanted for name in _OF_PODS)
+
+    async def pods_now() -> Sequence[PodDocument]:
+        return await book.pods(view.filters) if asks_pods else ()
+
+    report, places, days, (pods, problem), (prices, _) = await asyncio.gather(
+        read(book, view, tables.WORKLOADS.by),
+        read(book, view, tables.PLACES.by),
         read(book, view, (), with_series=True),
-        _pods(book, view),
-        _prices(book, view),
+        _tried(pods_now(), ()),
+        _tried(book.prices(view.window.end_seconds, view.filters), {}),
     )
     currency = chosen_currency(report, view)
-    held = report.owned
     return report, {
         "kind_and_name": _title(view),
         "crumbs": _crumbs(view),
-        "team": _team(report),
-        "figures": held,
-        "recorded": report.total.seconds.total > 0,
-        **_funnels(report, view, currency),
-        "cost": held.money.get(currency),
         "apart": total_of(line.figures for line in report.apart),
-        "idle_cost": held.money_in(currency).idle,
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
         "chart": charts.uses(days, currency),
         "table": None
         if "workload" in view.asked
-        else await asyncio.to_thread(make_table, report, view, currency, WORKLOADS, lines=_FEW),
-        "all_href": view.link("/by/workload"),
-        "places": await asyncio.to_thread(make_table, places, view, currency, PLACES, prices=prices),
-        "pods": pods[:_PODS],
-        "pods_more": max(0, len(pods) - _PODS),
-        "pods_asked": _asks_pods(view),
+        else await asyncio.to_thread(tables.make_table, report, view, currency, tables.WORKLOADS, lines=_FEW),
+        "places": await asyncio.to_thread(tables.make_table, places, view, currency, tables.PLACES, prices=prices),
+        "pods": pods,
+        "pods_asked": asks_pods,
         "pods_problem": problem,
-        "advice": advised(book.recommendations.value, view),
+        "advice": tables.advised(book.recommendations.value, view),
     }
 
 
-async def _prices(book: Book, view: View) -> PriceRows:
-    """Return the price rows at the end of the period; none where they cannot be read."""
+async def _tried(reading: Awaitable[Read], otherwise: Read) -> tuple[Read, str]:
+    """Return what was read, and why it was not."""
     try:
-        return await book.sources.prices(view.window.end_seconds, view.filters)
-    except PrometheusError:
-        return {}
-
-
-async def _pods(book: Book, view: View) -> tuple[Sequence[PodDocument], str]:
-    if not _asks_pods(view):
-        return (), ""
-    try:
-        return await book.sources.pods(view.filters), ""
+        return await reading, ""
     except PrometheusError as error:
-        return (), str(error)
-
-
-def _asks_pods(view: View) -> bool:
-    return any(name in view.filters.wanted for name in _OF_PODS)
+        return otherwise, str(error)
 
 
 def _named(view: View, name: Dimension) -> str:
@@ -266,11 +285,6 @@ def _crumbs(view: View) -> list[tuple[str, str]]:
     return crumbs
 
 
-def _team(report: FleetReport) -> str:
-    teams = {line.key.team for line in report.held}
-    return teams.pop() if len(teams) == 1 else ""
-
-
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
@@ -281,65 +295,55 @@ _A_YEAR = "public, max-age=31536000, immutable"
 _Make = Callable[[Book, View], Awaitable[tuple[FleetReport, dict[str, object]]]]
 
 
-def add_pages(app: web.Application, book: Book, settings: ServeSettings) -> None:
-    """Add every page, and what they load, to the application."""
-    face = _Pages(book=book, settings=settings)
-    pages: tuple[tuple[str, str, _Make], ...] = (
-        ("/", "overview.html", overview),
-        ("/owner", "owner.html", owner),
-        ("/recommendations", "recommendations.html", page_tables.recommendations),
-        ("/budgets", "budgets.html", page_tables.budgets),
-        ("/about", "about.html", page_tables.plain),
-        ("/api", "api.html", page_tables.plain),
-        *((f"/by/{name}", "table.html", partial(table, name=name)) for name in SUBJECTS),
-    )
-    for path, template, make in pages:
-        app.router.add_get(path, partial(face.page, path=path, template=template, make=make))
-    app.router.add_get("/by/{dimension:label:.+}", face.label)
-    app.router.add_get("/runbook", face.runbook)
-    app.router.add_get("/d/{dashboard:.+}", face.dashboard)
-    app.router.add_get("/static/{name}", face.static)
-    app[responses.ERROR_PAGE] = face.error_page
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pages:
-    """What all handlers share."""
+class Pages:
+    """Every page, and what they load."""
 
     book: Book
     settings: ServeSettings
 
+    def add_to(self, app: web.Application) -> None:
+        """Add all of them to an application."""
+        pages: tuple[tuple[str, str, _Make], ...] = (
+            ("/", "overview.html", overview),
+            ("/owner", "owner.html", owner),
+            ("/recommendations", "recommendations.html", tables.recommendations),
+            ("/budgets", "budgets.html", tables.plain),
+            ("/about", "about.html", tables.plain),
+            ("/api", "api.html", tables.plain),
+            *((f"/by/{name}", "table.html", partial(table, name=name)) for name in tables.SUBJECTS),
+        )
+        for path, template, make in pages:
+            app.router.add_get(path, partial(self._page, path=path, template=template, make=make))
+        app.router.add_get("/by/{dimension:label:.+}", self._label)
+        app.router.add_get("/runbook", self._runbook)
+        app.router.add_get("/d/{dashboard:.+}", self._dashboard)
+        app.router.add_get("/static/{name}", self._static)
+
     def _view(self, path: str, pairs: Iterable[tuple[str, str]] = ()) -> View:
         """Return the page as it is asked for, by default with nothing asked for."""
-        now = self.book.freshness().now_seconds
-        return read_view(path, pairs, now, self.settings.path_prefix, self.settings.books.timezone)
+        return read_view(path, pairs, self.book.now(), self.settings.path_prefix)
 
-    async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
-        try:
-            view = self._view(path, request.query.items())
-        except ConfigError as error:
-            return await self._failed(request, self._view(path), HTTPStatus.BAD_REQUEST, error.problems)
-        try:
-            whole = await everything(self.book, view)
-            view = replace(view, usual_currency=usual_currency(whole))
-            report, values = await make(self.book, view)
-        except (PrometheusError, StoreError) as error:
-            return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
+    async def _page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
+        view = self._view(path, request.query.items())
+        whole = await self.book.report(view.window, GROUPS, with_series=True)
+        view = replace(view, usual_currency=usual_currency(whole))
+        report, values = await make(self.book, view)
         return await self._respond(request, template, view, values, report=report, whole=whole)
 
-    async def label(self, request: web.Request) -> web.Response:
+    async def _label(self, request: web.Request) -> web.Response:
         """Answer with the table of a label's values."""
         dimension = request.match_info["dimension"]
         if label_problem(dimension):
             raise web.HTTPNotFound
         make = partial(table, name=dimension)
-        return await self.page(request, path=f"/by/{dimension}", template="table.html", make=make)
+        return await self._page(request, path=f"/by/{dimension}", template="table.html", make=make)
 
-    async def runbook(self, request: web.Request) -> web.Response:
+    async def _runbook(self, request: web.Request) -> web.Response:
         """Answer with the runbook, to which alerts link; it needs no Prometheus."""
         return await self._respond(request, "runbook.html", self._view("/runbook"), {})
 
-    async def dashboard(self, request: web.Request) -> web.Response:
+    async def _dashboard(self, request: web.Request) -> web.Response:
         """Lead a link to one of Grafana's dashboards to the page on the same subject, for those without Grafana."""
         target = self._view("").link("/")
         for subject, path in (("node", "/by/node"), ("namespace", "/by/workload")):
@@ -348,29 +352,21 @@ class _Pages:
                 target = self._view("").link(path, **{subject: value})
         return web.Response(status=HTTPStatus.FOUND, headers={hdrs.LOCATION: target})
 
-    async def error_page(self, request: web.Request, status: int, what: str, fix: str) -> web.Response:
-        """An error of any path, for people."""
-        return await self._failed(request, self._view(""), status, (f"{what}; {fix}" if fix else what,))
+    async def error_page(self, request: web.Request, status: int, problems: tuple[str, ...]) -> web.Response:
+        """An error of any path, for people; with what was asked for, as far as that is understood."""
+        path = request.path.removeprefix(self.settings.path_prefix)
+        try:
+            view = self._view(path, request.query.items())
+        except ConfigError:
+            view = self._view(path)
+        values = {"problems": problems, "status": status}
+        return await self._respond(request, "error.html", view, values, status=status)
 
-    async def static(self, request: web.Request) -> web.Response:
-        found = [(plain, asset) for plain, asset in assets().items() if asset.name == request.match_info["name"]]
-        if not found:
+    async def _static(self, request: web.Request) -> web.Response:
+        body = dict(assets().values()).get(request.match_info["name"])
+        if body is None:
             raise web.HTTPNotFound
-        plain, asset = found[0]
-        headers = {
-            hdrs.CONTENT_TYPE: asset.content_type,
-            hdrs.CACHE_CONTROL: _A_YEAR,
-            hdrs.VARY: "Accept-Encoding",
-        }
-        body = asset.body
-        if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
-            body = await asyncio.to_thread(packed, plain)
-            headers[hdrs.CONTENT_ENCODING] = "gzip"
-        return web.Response(body=body, headers=headers)
-
-    async def _failed(self, request: web.Request, view: View, status: int, problems: tuple[str, ...]) -> web.Response:
-        values = {"problems": problems, "status": int(status)}
-        return await self._respond(request, "error.html", view, values, status=int(status))
+        return response_of(request, body, headers={hdrs.CACHE_CONTROL: _A_YEAR})
 
     async def _respond(
         self,
@@ -393,18 +389,21 @@ class _Pages:
             "frame": make_frame(view, freshness, report, offered, whole),
             "freshness": freshness,
             "offered": offered,
+            "budgets": self.book.budgets.value,
+            "meanings": MEANINGS,
+            "funnel": funnel,
+            "gpu_funnel": gpu_funnel,
             "noun": noun,
             "title": title,
             "site": self.settings.serving.title or "GPU cost",
             "report": report,
             "endpoints": ENDPOINTS,
             "plain": PLAIN,
-            "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
+            "static": {plain: f"{view.prefix}/static/{name}" for plain, (name, _) in assets().items()},
             **values,
         }
-        body = Body(await asyncio.to_thread(render, template, shown), responses.HTML)
+        page = await asyncio.to_thread(templating.render, "exporter.service", template, shown)
+        # What cannot be encoded (half a surrogate pair in a name) is shown as a question mark.
+        body = Body(page.encode("utf-8", "replace"), responses.HTML)
         headers = {"Content-Security-Policy": _POLICY}
-        response = await responses.respond(request, body, status=status, headers=headers)
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            response.headers[hdrs.RETRY_AFTER] = "15"
-        return response
+        return await responses.respond(request, body, status=status, headers=headers)

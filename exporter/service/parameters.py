@@ -1,5 +1,6 @@
 """Parameters of the API: one table says what each is, how it is read and how OpenAPI describes it."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -143,30 +144,17 @@ def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
 def _filter(text: str, _now: Now) -> tuple[str, ...]:
     """Values between commas; a backslash takes its meaning from a comma or a backslash after it."""
     values = [""]
-    escaped = False
-    for character in text:
-        if escaped:
-            values[-1] += character if character in "\\," else "\\" + character
-        elif character == ",":
+    for part in re.split(r"\\([\\,])|,", text):
+        if part is None:  # a comma without a backslash before it
             values.append("")
-        elif character != "\\":
-            values[-1] += character
-        escaped = character == "\\" and not escaped
-    return tuple(values if not escaped else [*values[:-1], values[-1] + "\\"])
+        else:
+            values[-1] += part
+    return tuple(values)
 
 
 def filter_text(value: str) -> str:
     """A value as it is written in the parameter of a filter."""
     return value.replace("\\", "\\\\").replace(",", "\\,")
-
-
-def _one_of(*words: str) -> Callable[[str, Now], str]:
-    def parse(text: str, _now: Now) -> str:
-        if text not in words:
-            raise ValueError(text)
-        return text
-
-    return parse
 
 
 def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
@@ -181,14 +169,23 @@ def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
     return parse
 
 
-def _count(most: int) -> Callable[[str, Now], int]:
+def count(name: str, about: str, default: str | None = None, most: int | None = None) -> Parameter:
+    """A whole number from 0."""
+
     def parse(text: str, _now: Now) -> int:
         number = text.strip()
-        if not (number.isascii() and number.isdecimal()) or int(number) > most:
+        if not (number.isascii() and number.isdecimal()) or (most is not None and int(number) > most):
             raise ValueError(text)
         return int(number)
 
-    return parse
+    return Parameter(
+        name=name,
+        about=about,
+        parse=parse,
+        allowed="a whole number from 0" + ("" if most is None else f" to {most}"),
+        default=default,
+        schema={"type": "integer", "minimum": 0, **({} if most is None else {"maximum": most})},
+    )
 
 
 def switch(name: str, about: str) -> Parameter:
@@ -203,15 +200,15 @@ def switch(name: str, about: str) -> Parameter:
     )
 
 
-def choice(name: str, about: str, *words: str) -> Parameter:
-    """One of a few words, the first by default."""
+def choice(name: str, about: str, known: Sequence[str], default: str) -> Parameter:
+    """One of a few words."""
     return Parameter(
         name=name,
         about=about,
-        parse=_one_of(*words),
-        allowed=", ".join(words),
-        default=words[0],
-        schema={"type": "string", "enum": list(words)},
+        parse=words({word: word for word in known}),
+        allowed=", ".join(known),
+        default=default,
+        schema={"type": "string", "enum": list(known)},
     )
 
 
@@ -252,25 +249,19 @@ LABEL_FILTER = Parameter(
     repeatable=True,
 )
 SHARE_IDLE = choice(
-    "shareIdle", "How Unallocated money is spread over owners: not, evenly, or by their own cost.", *get_args(ShareIdle)
+    "shareIdle",
+    "How Unallocated money is spread over owners: not, evenly, or by their own cost.",
+    get_args(ShareIdle),
+    "none",
 )
 SHARE_UNALLOCATED = switch("shareUnallocated", "Spread Unattributed money, too, in the manner of shareIdle.")
 SERIES = switch("series", "Each line also has its figures day by day.")
-OFFSET = Parameter(
-    name="offset",
-    about="How many owners' lines are left out at the beginning.",
-    parse=_count(1_000_000_000),
-    allowed="a whole number from 0",
-    default="0",
-    schema={"type": "integer", "minimum": 0},
-)
-LIMIT = Parameter(
-    name="limit",
-    about="How many owners' lines there are at most; lines without an owner and the total are always there.",
-    parse=_count(MOST_LINES),
-    allowed=f"a whole number from 0 to {MOST_LINES}",
-    default=str(MOST_LINES),
-    schema={"type": "integer", "minimum": 0, "maximum": MOST_LINES},
+OFFSET = count("offset", "How many owners' lines are left out at the beginning.", "0")
+LIMIT = count(
+    "limit",
+    "How many owners' lines there are at most; lines without an owner and the total are always there.",
+    str(MOST_LINES),
+    MOST_LINES,
 )
 
 

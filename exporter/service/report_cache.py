@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from exporter.cost.ledger import Dimension, Window
 from exporter.cost.report import FleetReport, ShareIdle
 from exporter.errors import ExporterError, PrometheusError
+from exporter.model.formatting import minute
 
 LOG = logging.getLogger("exporter.service")
 
@@ -24,7 +24,7 @@ CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
 MOST_FIGURES = 300_000
 """Lines times periods that are kept: some 100 MiB."""
 _FIGURES_OF_NONE = 300
-"""What a report weighs besides: one without a line has its question and its notes, too."""
+"""What a report weighs without its lines: its question and its notes."""
 _MOST_LOOKED = 100
 OLDEST_SECONDS = 86_400.0
 """An old report is shown in the place of one that cannot be read now, unless it is older than this."""
@@ -68,8 +68,6 @@ class _Running:
     """A reading under way."""
 
     task: "asyncio.Task[FleetReport]"
-    client: str
-    """Client of the first request."""
     waiting: int = 0
     """Requests that wait for it."""
 
@@ -119,28 +117,18 @@ class Readings:
             PrometheusError: Too many wait already.
         """
         client = CLIENT.get()
-        if self._is_full(client):
-            raise _busy()
-        self._take_place(client)
+        # One client leaves half of the places to the others, and a turn.
+        if self._places.total() >= MOST_WAITING or (client and self._places[client] >= MOST_OF_ONE):
+            raise PrometheusError("busy", "too many reports are being read now; ask again soon", retriable=True)
+        self._places[client] += 1
+        of_client = self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE - 1 if client else AT_ONCE))
         try:
-            async with self._turns[client], self._turn:
+            async with of_client, self._turn:
                 yield
         finally:
-            self._leave_place(client)
-
-    def _is_full(self, client: str) -> bool:
-        """Whether no more readings are begun for a client: one leaves half of the places to the others."""
-        return self._places.total() >= MOST_WAITING or bool(client and self._places[client] >= MOST_OF_ONE)
-
-    def _take_place(self, client: str) -> None:
-        self._places[client] += 1
-        # One client's readings leave a turn to those of the others.
-        self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE - 1 if client else AT_ONCE))
-
-    def _leave_place(self, client: str) -> None:
-        self._places[client] -= 1
-        if not self._places[client]:
-            del self._places[client], self._turns[client]
+            self._places[client] -= 1
+            if not self._places[client]:
+                del self._places[client], self._turns[client]
 
     async def get(
         self, question: Question, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
@@ -166,28 +154,23 @@ class Readings:
         trouble = trouble or self._resting(kept)
         if old is not None and trouble:
             return _aged(old, trouble)
-        running = self._running.get((question, window))
+        key = question, window
+        running = self._running.get(key)
         if running is None:
-            client = CLIENT.get()
-            if self._is_full(client):
-                if old is not None:
-                    return _aged(old, "too many reports are being read now")
-                raise _busy()
-            self._take_place(client)
-            running = _Running(asyncio.ensure_future(self._read(question, read, self._turns[client])), client)
-            self._running[question, window] = running
-            running.task.add_done_callback(lambda _: self._over(question, window, running))
+            running = self._running[key] = _Running(asyncio.ensure_future(self._read(question, read)))
+            running.task.add_done_callback(lambda _: self._over(key, running))
         running.waiting += 1
         try:
-            return await self._wait(running.task, old)
+            await asyncio.wait([running.task], timeout=PATIENCE_SECONDS if old else None)
         except asyncio.CancelledError:
             if running.waiting == 1 and not running.task.done():
                 # No request waits any more. The next one begins a reading of its own.
-                self._running.pop((question, window), None)
+                self._running.pop(key, None)
                 running.task.cancel()
             raise
         finally:
             running.waiting -= 1
+        return _best(running.task, old)
 
     def _resting(self, kept: _Kept | None) -> str:
         """Return why the question is not asked again yet; empty where it may be."""
@@ -195,28 +178,14 @@ class Readings:
             return ""  # less than 0: the clock was set back
         return kept.problem
 
-    async def _wait(self, task: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
-        if old is None:
-            return await asyncio.shield(task)
-        try:
-            report = await asyncio.wait_for(asyncio.shield(task), PATIENCE_SECONDS)
-        except TimeoutError:
-            return _aged(old, "a newer report is still being read")
-        except ExporterError as error:
-            return _aged(old, str(error))
-        if report.trust.failures and not old.report.trust.failures:
-            return _aged(old, report.trust.failures[0].reason)
-        return report
-
-    async def _read(
-        self, question: Question, read: Callable[[], Awaitable[FleetReport]], of_client: asyncio.Semaphore
-    ) -> FleetReport:
-        async with of_client, self._turn:
+    async def _read(self, question: Question, read: Callable[[], Awaitable[FleetReport]]) -> FleetReport:
+        async with self.turn():
             generation = self._generation
             self.begun += 1
             try:
                 report = await read()
             except ExporterError as error:
+                LOG.info("a report could not be read", extra={"window": question.name, "reason": str(error)})
                 self._fail(question, str(error))
                 raise
         before, failures = self._kept.get(question), report.trust.failures
@@ -240,13 +209,11 @@ class Readings:
             _, gone = self._kept.popitem(last=False)
             weight -= gone.weight
 
-    def _over(self, question: Question, window: Window, running: _Running) -> None:
-        if self._running.get((question, window)) is running:
-            del self._running[question, window]
-        self._leave_place(running.client)
-        task = running.task
-        if not task.cancelled() and (error := task.exception()):
-            LOG.info("a report could not be read", extra={"window": window.label, "reason": str(error)})
+    def _over(self, key: tuple[Question, Window], running: _Running) -> None:
+        if self._running.get(key) is running:
+            del self._running[key]
+        if not running.task.cancelled():
+            running.task.exception()  # Those that waited have it; asyncio would log it where none does any more.
 
     async def stop(self) -> None:
         """End what is being read."""
@@ -256,11 +223,21 @@ class Readings:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _busy() -> PrometheusError:
-    return PrometheusError("busy", "too many reports are being read now; ask again soon", retriable=True)
+def _best(reading: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
+    """Return the report that was read, or the old one where that is better."""
+    if old is None:
+        return reading.result()
+    if not reading.done():
+        return _aged(old, "a newer report is still being read")
+    try:
+        report = reading.result()
+    except ExporterError as error:
+        return _aged(old, str(error))
+    if report.trust.failures and not old.report.trust.failures:
+        return _aged(old, report.trust.failures[0].reason)
+    return report
 
 
 def _aged(old: _Kept, why: str) -> FleetReport:
-    at = datetime.fromtimestamp(old.read_at_seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
-    note = f"figures as read at {at}; newer ones cannot be had now: {why}"
+    note = f"figures as read at {minute(old.read_at_seconds)} UTC; newer ones cannot be had now: {why}"
     return replace(old.report, trust=replace(old.report.trust, notes=(note, *old.report.trust.notes)))

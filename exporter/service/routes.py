@@ -3,111 +3,140 @@
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
-from exporter.cost.ledger import Now
 from exporter.errors import ConfigError, ExporterError, PrometheusError
+from exporter.metrics.process import ProcessMetrics
 from exporter.service import responses
 from exporter.service.api import Ask, Endpoint
-from exporter.service.data import Book
+from exporter.service.book import Book
+from exporter.service.metrics import render
 from exporter.service.openapi import ENDPOINTS, document
-from exporter.service.pages import add_pages
+from exporter.service.pages import Pages
 from exporter.service.parameters import read
 from exporter.service.report_cache import CLIENT
 from exporter.service.settings import ServeSettings
-from exporter.web.responses import Bodies, Body
+from exporter.web.access import address_of, plain
+from exporter.web.responses import Bodies, Body, json_body, response_of
 
 LOG = logging.getLogger("exporter.service")
-RETRY_AFTER_SECONDS = 15
-
 _PREFIX_BITS = 64
 """One host of IPv6 has that many addresses of its own."""
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-SETTINGS = web.AppKey("SETTINGS", ServeSettings)
 _API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Face:
-    """What the application shows besides the book. Every default is for a service that has nothing of it."""
-
-    metrics: Callable[[str], Body] = field(default=lambda _: Body(b"", responses.TEXT))
-    """From an Accept header to the body of ``/metrics``."""
-    ready: Callable[[], bool] = field(default=lambda: True)
-    """Whether the first look at store and Prometheus is over, however it went."""
-
-
-def create_app(book: Book, settings: ServeSettings, face: Face) -> web.Application:
+def create_app(book: Book, settings: ServeSettings) -> web.Application:
     """The service as an aiohttp application; it answers under ``/`` and under the prefix of ``external_url``."""
-    app = _one_app(book, settings, face, [_own_host, _known_client, _plain_errors])
+    site = _Site(book=book, settings=settings, pages=Pages(book=book, settings=settings))
+    app = site.app([site.own_host, _known_client, site.plain_errors])
     if settings.path_prefix:
         # People write an address without the slash at its end.
         app.router.add_get(settings.path_prefix, partial(_redirect, to=f"{settings.path_prefix}/"))
-        app.add_subapp(settings.path_prefix, _one_app(book, settings, face, []))
+        app.add_subapp(settings.path_prefix, site.app([]))
     return app
 
 
-def _one_app(book: Book, settings: ServeSettings, face: Face, middlewares: list[Middleware]) -> web.Application:
-    app = web.Application(middlewares=middlewares)
-    app[SETTINGS] = settings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """All that the service answers; what is in common for all requests."""
 
-    async def healthz(request: web.Request) -> web.Response:
-        return await responses.respond(request, Body(b"ok\n", responses.TEXT), cache="no-store")
+    book: Book
+    settings: ServeSettings
+    pages: Pages
+    bodies: Bodies = field(default_factory=Bodies)
+    process: ProcessMetrics = field(default_factory=ProcessMetrics)
 
-    async def readyz(request: web.Request) -> web.Response:
-        ready = face.ready()
-        problem = book.freshness().problem
-        lines = ["ready" if ready else "not ready: the first look at the store and at Prometheus is not over"]
-        lines += [f"note: {problem}"] if problem else []
-        text = "".join(f"{line}\n" for line in lines)
-        body = Body(text.encode(), responses.TEXT)
-        return await responses.respond(request, body, status=200 if ready else 503, cache="no-store")
+    def app(self, middlewares: list[Middleware]) -> web.Application:
+        app = web.Application(middlewares=middlewares)
+        app.router.add_get("/healthz", self.healthz)
+        app.router.add_get("/readyz", self.readyz)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/openapi.json", self.openapi)
+        for endpoint in ENDPOINTS:
+            app.router.add_get(endpoint.path, partial(self.answer, endpoint=endpoint))
+        self.pages.add_to(app)
+        return app
 
-    async def metrics(request: web.Request) -> web.Response:
-        body = face.metrics(request.headers.get(hdrs.ACCEPT, ""))
-        return await responses.respond(request, body, cache="no-store")
+    async def healthz(self, _request: web.Request) -> web.Response:
+        return plain(200, "ok")
 
-    async def openapi(request: web.Request) -> web.Response:
-        return await responses.respond(
-            request, responses.json_body(document(settings.serving.title, settings.path_prefix))
-        )
+    async def readyz(self, _request: web.Request) -> web.Response:
+        problem = self.book.freshness().problem
+        note = f"\nnote: {problem}" if problem else ""
+        if self.book.looked:
+            return plain(200, f"ready{note}")
+        return plain(503, f"not ready: the first look at the store and at Prometheus is not over{note}")
 
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/openapi.json", openapi)
-    bodies = Bodies()
-    for endpoint in ENDPOINTS:
-        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings))
-    add_pages(app, book, settings)
-    return app
+    async def metrics(self, request: web.Request) -> web.Response:
+        accept = request.headers.get(hdrs.ACCEPT, "")
+        return response_of(request, render(self.book, accept, self.process))
 
+    async def openapi(self, request: web.Request) -> web.Response:
+        described = document(self.settings.serving.title, self.settings.path_prefix)
+        return await responses.respond(request, json_body(described))
 
-def _handler(
-    endpoint: Endpoint, book: Book, bodies: Bodies, settings: ServeSettings
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        now = book.freshness().now_seconds
+    async def answer(self, request: web.Request, *, endpoint: Endpoint) -> web.Response:
+        """Answer with what an endpoint of the API returns."""
         ignored: list[str] = []
         lenient = ignored if endpoint.ignores_unknown else None
-        values = read(endpoint.parameters, request.query.items(), Now(now, settings.books.timezone), lenient)
-        ask = Ask(values=values, book=book, bodies=bodies, settings=settings, ignored=tuple(ignored))
-        answer = await endpoint.handle(ask)
-        body, filename = answer if isinstance(answer, tuple) else (answer, "")
-        if not isinstance(body, Body):
-            body = await asyncio.to_thread(responses.json_body, body)
-        headers: dict[str, str] = {}
-        if filename:
-            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{filename}"'
-        return await responses.respond(request, body, headers=headers)
+        values = read(endpoint.parameters, request.query.items(), self.book.now(), lenient)
+        ask = Ask(values=values, book=self.book, bodies=self.bodies, settings=self.settings, ignored=tuple(ignored))
+        found = await endpoint.handle(ask)
+        body = found if isinstance(found, Body) else await asyncio.to_thread(json_body, found)
+        return await responses.respond(request, body)
 
-    return handle
+    @web.middleware
+    async def own_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse names that are not the service's, so that a DNS name that is rebound to it reads nothing."""
+        address = self.settings.serving.external_url
+        if address and not _is_own(request.headers.get(hdrs.HOST, ""), address):
+            words = f"this service is {address}; ask for it by that name, its address or its *.svc name"
+            return plain(web.HTTPMisdirectedRequest.status_code, words)
+        return await handler(request)
+
+    @web.middleware
+    async def plain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn errors into answers with the fix."""
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            response = await self._problem(
+                request, 405, (f"{request.method} is not for this path; allowed: {allowed}",)
+            )
+            response.headers[hdrs.ALLOW] = allowed
+            return response
+        except web.HTTPNotFound:
+            prefix = self.settings.path_prefix
+            what = (
+                f"{request.path}: no page or API has this address; pages start at {prefix}/, the API is"
+                f" described at {prefix}/api and {prefix}/openapi.json;"
+                " of the APIs of OpenCost and Kubecost there are allocation, assets and getConfigs, for GPUs only"
+            )
+            return await self._problem(request, 404, (what,))
+        except web.HTTPException:
+            raise
+        except ConfigError as error:
+            return await self._problem(request, 400, error.problems)
+        except PrometheusError as error:
+            return await self._problem(request, 503, (str(error),))
+        except Exception as error:
+            # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
+            LOG.exception("request failed", extra={"path": request.path})
+            is_ours = isinstance(error, ExporterError)
+            words = str(error) if is_ours else "this could not be answered; the service's log has the cause"
+            return await self._problem(request, 500, (words,))
+
+    async def _problem(self, request: web.Request, status: int, problems: tuple[str, ...]) -> web.Response:
+        path = request.path.removeprefix(self.settings.path_prefix)
+        if "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API):
+            return await self.pages.error_page(request, status, problems)
+        return await responses.respond(request, json_body(responses.problem_document(problems, status)), status=status)
 
 
 async def _redirect(request: web.Request, *, to: str) -> web.Response:
@@ -116,41 +145,22 @@ async def _redirect(request: web.Request, *, to: str) -> web.Response:
 
 
 @web.middleware
-async def _own_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Refuse names that are not the service's, so that a DNS name that is rebound to it reads nothing."""
-    settings = request.app[SETTINGS]
-    address = settings.serving.external_url
-    if address and not _is_own(request.headers.get(hdrs.HOST, ""), address):
-        words = f"this service is {address}; ask for it by that name, its address or its *.svc name\n"
-        return web.Response(status=web.HTTPMisdirectedRequest.status_code, text=words)
-    return await handler(request)
-
-
-@web.middleware
-async def _known_client(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _known_client(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Remember the client of a request: one client must leave room for others."""
     CLIENT.set(client_of(request.transport.get_extra_info("peername") if request.transport else None))
     return await handler(request)
 
 
-def client_of(address: object) -> str:
+def client_of(peer: object) -> str:
     """Return a client's name: an IPv4 address, or the network of an IPv6 one; empty where there is none.
 
     Args:
-        address: As a transport has it.
+        peer: As a transport has it.
     """
-    if not isinstance(address, tuple) or not address:
-        return ""
-    text = str(address[0])
-    if ":" not in text:
-        return text
-    try:
-        found = ipaddress.IPv6Address(text)
-    except ValueError:
-        return text
-    if found.ipv4_mapped:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(found) >> _PREFIX_BITS << _PREFIX_BITS, _PREFIX_BITS)))
+    found = address_of(peer)
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(found), _PREFIX_BITS), strict=False))
+    return str(found or "")
 
 
 def _is_own(host: str, external_url: str) -> bool:
@@ -164,56 +174,3 @@ def _is_own(host: str, external_url: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@web.middleware
-async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn errors into answers with the fix."""
-    try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        response = await _problem(request, 405, (f"{request.method} is not for this path; allowed: {allowed}",))
-        response.headers[hdrs.ALLOW] = allowed
-        return response
-    except web.HTTPNotFound:
-        prefix = request.app[SETTINGS].path_prefix
-        what = (
-            f"{request.path}: no page or API has this address; pages start at {prefix}/, the API is"
-            f" described at {prefix}/api and {prefix}/openapi.json;"
-            " of the APIs of OpenCost and Kubecost there are allocation, assets and getConfigs, for GPUs only"
-        )
-        return await _problem(request, 404, (what,))
-    except web.HTTPException:
-        raise
-    except Exception as error:
-        status, problems = _status_of(error)
-        if status == web.HTTPInternalServerError.status_code:
-            # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
-            LOG.exception("request failed", extra={"path": request.path})
-        return await _problem(request, status, problems)
-
-
-def _status_of(error: Exception) -> tuple[int, tuple[str, ...]]:
-    """Status and problems: what the user wrote, what cannot be asked now, what is broken."""
-    if isinstance(error, ConfigError):
-        return 400, error.problems
-    if isinstance(error, PrometheusError):
-        return 503, (str(error),)
-    if isinstance(error, ExporterError):
-        return 500, (str(error),)
-    return 500, ("this could not be answered; the service's log has the cause",)
-
-
-async def _problem(request: web.Request, status: int, problems: tuple[str, ...]) -> web.Response:
-    page = request.app.get(responses.ERROR_PAGE)
-    path = request.path.removeprefix(request.app[SETTINGS].path_prefix)
-    for_people = "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API)
-    found = responses.problem_document(problems, status)
-    if page and for_people:
-        response = await page(request, status, found["error"], found["fix"])
-    else:
-        response = await responses.respond(request, responses.json_body(found), status=status)
-    if status == web.HTTPServiceUnavailable.status_code:
-        response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
-    return response

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import io
 import logging
@@ -53,7 +52,6 @@ PAUSE_SECONDS = 0.01
 _ACCEPTED_ONCE = 16
 _MADE_WAY_ONCE = 4
 """The number of waiting clients is unknown: few lose a place in vain, and a flood costs few turns."""
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what is not sent yet."""
 State = Literal["head", "body", "making", "sending", "idle"]
@@ -62,6 +60,7 @@ _HEADERS = {
     hdrs.SERVER: "gpu-cost-exporter",
     hdrs.CACHE_CONTROL: "no-store",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "no-referrer",
 }
 """Of every answer that has none of its own by that name; none names a version of what the program is made of."""
@@ -104,10 +103,8 @@ def bind(host: str, port: int) -> socket.socket:
         ExporterError: It cannot be bound now. A later try may succeed: the port may be freed, an address may come.
     """
     try:
-        family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
-        dual_stack = family is socket.AF_INET6 and not host and socket.has_dualstack_ipv6()
-        if not host and not dual_stack:
-            family = socket.AF_INET
+        dual_stack = not host and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if ":" in host or dual_stack else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual_stack)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
@@ -333,11 +330,9 @@ class HttpServer:
         for _ in range(min(_ACCEPTED_ONCE, room)):
             try:
                 accepted, _ = self.listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
+            except OSError:  # of descriptors or memory there are too few
                 self._make_way("head", "body", "idle", "sending")
                 self._pause()
                 return
@@ -426,9 +421,8 @@ class HttpServer:
         answering = sum(one.state in {"making", "sending"} for one in self._open)
         if answering > self.limits.answers and not request.path.endswith(PROBES) and not self._make_way("sending"):
             self._note("refused")
-            response = plain(503, "too many requests are being answered; ask again in a second")
-            response.headers[hdrs.RETRY_AFTER] = str(RETRY_SECONDS)
-            return response
+            words = f"too many requests are being answered; ask again in {RETRY_SECONDS} s"
+            return plain(503, words, {hdrs.RETRY_AFTER: str(RETRY_SECONDS)})
         answer = await handler(request)
         if isinstance(answer, web.Response) and isinstance(answer.body, bytes) and len(answer.body) > PIECE_BYTES:
             answer.body = io.BytesIO(answer.body)  # shares the bytes
@@ -438,20 +432,18 @@ class HttpServer:
         """Read and drop the body, which no request here needs; return the answer where that fails."""
         if not request.can_read_body:
             return None
-        limit, received = self.limits.body_bytes, request.content_length or 0
+        limit = self.limits.body_bytes
         try:
             async with asyncio.timeout(self.limits.head_seconds):
-                received = 0 if received <= limit else received
-                while received <= limit and (piece := await request.content.readany()):
-                    received += len(piece)
+                await request.clone(client_max_size=limit).read()
         except TimeoutError:
             refusal = plain(408, "the rest of this request did not come in time")
         except (web.RequestPayloadError, ConnectionError):  # the latter: the client has left, which is not logged
             refusal = plain(400, "the body of this request is not what its headers say")
+        except web.HTTPRequestEntityTooLarge:
+            refusal = plain(413, f"no request here needs a body of {limit} bytes or more")
         else:
-            if received <= limit:
-                return None
-            refusal = plain(413, f"no request here needs a body of more than {limit} bytes")
+            return None
         refusal.force_close()  # where the next request begins is unknown
         return refusal
 
@@ -471,11 +463,9 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-_TOO_LONG_HEAD = "\r\n".join(
-    (
-        "HTTP/1.1 431 Request Header Fields Too Large",
-        *(f"{name}: {value}" for name, value in _HEADERS.items()),
-        "Content-Type: text/plain; charset=utf-8\r\nContent-Length: 42\r\nConnection: close\r\n",
-        "these headers are longer than any need be\n",
-    )
+_TOO_LONG_HEAD = (
+    "HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    + "".join(f"{name}: {value}\r\n" for name, value in _HEADERS.items())
+    + "Content-Type: text/plain; charset=utf-8\r\nContent-Length: 42\r\nConnection: close\r\n\r\n"
+    "these headers are longer than any need be\n"
 ).encode()

@@ -1,6 +1,5 @@
 """The node as JSON: what the page shows, for programs. Units are in the keys; what is unknown is null."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -23,58 +22,59 @@ from exporter.model import (
     Totals,
     state_columns,
 )
+from exporter.web.responses import Body, json_body
 
 API_VERSION = 1
 _MIB = 1024 * 1024
 
 
-def device_document(snapshot: Snapshot) -> bytes:
-    """Return the body of ``/api/v1/devices``."""
-    return _json(node_document(snapshot))
-
-
-def node_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The node as plain values. Times are Unix seconds; ratios are 0..1; ``None`` is unknown, never 0."""
+def device_document(snapshot: Snapshot) -> Body:
+    """Return the body of ``/api/v1/devices``. Times are Unix seconds; ratios are 0..1; null is unknown, never 0."""
     reading, attribution, metadata = snapshot.reading, snapshot.attribution, snapshot.metadata
     prices = snapshot.metering.prices
-    return {
-        "api_version": API_VERSION,
-        "node": snapshot.node,
-        "simulated": snapshot.simulated,
-        "taken_at_seconds": snapshot.taken_at_seconds,
-        "sample_at_seconds": reading and reading.taken_at_seconds,
-        "ready": snapshot.ready,
-        "not_ready_reasons": list(snapshot.not_ready_reasons),
-        "driver_version": reading and reading.driver_version,
-        "nvml_version": reading and reading.nvml_version,
-        "dcgm_version": reading and reading.dcgm_version,
-        "expected_devices": snapshot.expected_devices,
-        "advertised_devices": attribution.advertised_devices,
-        "allocated_devices": attribution.allocated_devices,
-        "node_facts": {name: fact or None for name, fact in asdict(snapshot.metering.node_facts).items()},
-        "sources": [_source(source) for source in snapshot.sources],
-        "attribution": {
-            "enabled": bool(attribution.source),
-            "known": attribution.known,
-            "answered_at_seconds": attribution.answered_at_seconds,
-            "problem": attribution.problem or None,
-        },
-        "metadata": {
-            "enabled": metadata is not None,
-            "known": bool(metadata and metadata.known),
-            "answered_at_seconds": metadata and metadata.at_seconds,
-            "problem": (metadata and metadata.problem) or None,
-        },
-        "history": {"ends_at_seconds": snapshot.history.ends_at_seconds, "step_seconds": ActivityHistory.STEP_SECONDS},
-        "devices": [
-            {**_device(view, prices.get(view.gpu.uuid)), "activity_history": snapshot.history.ratios(view.uuid)}
-            for view in snapshot.devices
-        ],
-        "unresolved": [
-            _picked(item, "namespace", "pod", "container", "resource", "device_id", "reason")
-            for item in attribution.unresolved
-        ],
-    }
+    return json_body(
+        {
+            "api_version": API_VERSION,
+            "node": snapshot.node,
+            "simulated": snapshot.simulated,
+            "taken_at_seconds": snapshot.taken_at_seconds,
+            "sample_at_seconds": reading and reading.taken_at_seconds,
+            "ready": snapshot.ready,
+            "not_ready_reasons": list(snapshot.not_ready_reasons),
+            "driver_version": reading and reading.driver_version,
+            "nvml_version": reading and reading.nvml_version,
+            "dcgm_version": reading and reading.dcgm_version,
+            "expected_devices": snapshot.expected_devices,
+            "advertised_devices": attribution.advertised_devices,
+            "allocated_devices": attribution.allocated_devices,
+            "node_facts": {name: fact or None for name, fact in asdict(snapshot.metering.node_facts).items()},
+            "sources": [_source(source) for source in snapshot.sources],
+            "attribution": {
+                "enabled": bool(attribution.source),
+                "known": attribution.known,
+                "answered_at_seconds": attribution.answered_at_seconds,
+                "problem": attribution.problem or None,
+            },
+            "metadata": {
+                "enabled": metadata is not None,
+                "known": bool(metadata and metadata.known),
+                "answered_at_seconds": metadata and metadata.at_seconds,
+                "problem": (metadata and metadata.problem) or None,
+            },
+            "history": {
+                "ends_at_seconds": snapshot.history.ends_at_seconds,
+                "step_seconds": ActivityHistory.STEP_SECONDS,
+            },
+            "devices": [
+                {**_device(view, prices.get(view.gpu.uuid)), "activity_history": snapshot.history.ratios(view.uuid)}
+                for view in snapshot.devices
+            ],
+            "unresolved": [
+                _picked(item, "namespace", "pod", "container", "resource", "device_id", "reason")
+                for item in attribution.unresolved
+            ],
+        }
+    )
 
 
 def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
@@ -152,7 +152,7 @@ def _device(view: DeviceView, price: Price | None) -> dict[str, Any]:
 
 
 def _holder(use: PodUse) -> dict[str, Any]:
-    holder = use.holder
+    holder, facts, owner = use.holder, use.facts, owner_of(use)
     return {
         "namespace": holder.namespace,
         "pod": holder.pod,
@@ -169,13 +169,6 @@ def _holder(use: PodUse) -> dict[str, Any]:
         **_activity(use.activity),
         "idle_for_seconds": use.idle_for_seconds,
         "memory_used_bytes": use.memory_used_bytes,
-        **_whose(use),
-    }
-
-
-def _whose(use: PodUse) -> dict[str, Any]:
-    facts, owner = use.facts, owner_of(use)
-    return {
         "owner_namespace": owner.namespace or None,
         "owner_kind": owner.kind or None,
         "owner_name": owner.name or None,
@@ -188,55 +181,47 @@ def _whose(use: PodUse) -> dict[str, Any]:
     }
 
 
-def ledger_document(snapshot: Snapshot) -> bytes:
-    """Return the body of ``/api/v1/ledger``."""
-    return _json(node_ledger_document(snapshot))
+def ledger_document(snapshot: Snapshot) -> Body:
+    """Return the body of ``/api/v1/ledger``.
 
-
-def _json(document: dict[str, Any]) -> bytes:
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")  # one odd name may not cost the answer
-
-
-def node_ledger_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The ledger as plain values.
-
-    Seconds are share-weighted GPU-seconds, times Unix seconds; ``None`` is unknown, never 0. ``metered`` is False and
+    Seconds are share-weighted GPU-seconds, times Unix seconds; null is unknown, never 0. ``metered`` is False and
     there are no accounts before the first reading was metered. Accounts are summed over the ledgers.
     """
     metering = snapshot.metering
     ledger = metering.ledger
     accounts = ledger.accounts if ledger else {}
     pods = ledger.pods if ledger else {}
-    return {
-        "api_version": API_VERSION,
-        "node": snapshot.node,
-        "simulated": snapshot.simulated,
-        "taken_at_seconds": snapshot.taken_at_seconds,
-        "metered": bool(ledger and ledger.ledgers),
-        "ledgers": [
-            {"id": one.identity, "created_at_seconds": one.created_at_seconds}
-            for one in (ledger.ledgers if ledger else ())
-        ],
-        "started_at_seconds": ledger.started_at_seconds if ledger else None,
-        "saved_at_seconds": ledger.saved_at_seconds if ledger else None,
-        "state_problem": (ledger.state_problem or None) if ledger else None,
-        "capacity_seconds": ledger.capacity_seconds if ledger else None,
-        "withheld_seconds": ledger.withheld_seconds if ledger else None,
-        "conservation_error_seconds": ledger.conservation_error_seconds if ledger else None,
-        "price_book": metering.price_book or None,
-        "unpriced_gpus": metering.unpriced_gpus,
-        "prices": _prices(snapshot),
-        "accounts": [
-            {
-                **account_keys(account.owner, account.model, account.mode.value),
-                "cost_labels": account.owner.cost_labels or None,
-                **totals_keys(totals),
-            }
-            for account, totals in accounts.items()
-        ],
-        "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
-    }
+    return json_body(
+        {
+            "api_version": API_VERSION,
+            "node": snapshot.node,
+            "simulated": snapshot.simulated,
+            "taken_at_seconds": snapshot.taken_at_seconds,
+            "metered": bool(ledger and ledger.ledgers),
+            "ledgers": [
+                {"id": one.identity, "created_at_seconds": one.created_at_seconds}
+                for one in (ledger.ledgers if ledger else ())
+            ],
+            "started_at_seconds": ledger.started_at_seconds if ledger else None,
+            "saved_at_seconds": ledger.saved_at_seconds if ledger else None,
+            "state_problem": (ledger.state_problem or None) if ledger else None,
+            "capacity_seconds": ledger.capacity_seconds if ledger else None,
+            "withheld_seconds": ledger.withheld_seconds if ledger else None,
+            "conservation_error_seconds": ledger.conservation_error_seconds if ledger else None,
+            "price_book": metering.price_book or None,
+            "unpriced_gpus": metering.unpriced_gpus,
+            "prices": _prices(snapshot),
+            "accounts": [
+                {
+                    **account_keys(account.owner, account.model, account.mode.value),
+                    "cost_labels": account.owner.cost_labels or None,
+                    **totals_keys(totals),
+                }
+                for account, totals in accounts.items()
+            ],
+            "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
+        }
+    )
 
 
 def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:

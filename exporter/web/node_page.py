@@ -365,29 +365,11 @@ def _hash(content: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
 
 
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        f"style-src {_hash(_CSS)}",
-        f"script-src {_hash(_SCRIPT)}",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; style-src {_hash(_CSS)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Only what the page itself carries may run; a pod's name that smuggles in markup would still do nothing."""
-
-
-def document(snapshot: Snapshot | None, cost_service_url: str = "") -> str:
-    """Return the whole page; without an address of the cost service it has no links to it."""
-    return _render(snapshot, cost_service_url, is_whole=True)
-
-
-def fragment(snapshot: Snapshot | None, cost_service_url: str = "") -> str:
-    """Return what changes: everything but the frame. The script puts its parts in place of the old ones."""
-    return _render(snapshot, cost_service_url, is_whole=False)
 
 
 def _cost_address(cost_service_url: str, owner: Owner) -> str:
@@ -401,7 +383,14 @@ def _cost_address(cost_service_url: str, owner: Owner) -> str:
     )
 
 
-def _render(snapshot: Snapshot | None, cost_service_url: str, *, is_whole: bool) -> str:
+def document(snapshot: Snapshot | None, cost_service_url: str = "", *, is_whole: bool = True) -> str:
+    """Return the page.
+
+    Args:
+        snapshot: The newest picture of the node; ``None`` before the first.
+        cost_service_url: Address of the cost service; empty for a page without links to it.
+        is_whole: False for what changes alone: the script puts its parts in place of the old ones.
+    """
     helpers = (alerts_off_until_seconds, condition, is_idle, is_used, mebibytes, owner_of, sole_holder, spark, xid_tier)
     values = {
         **{helper.__name__: helper for helper in helpers},

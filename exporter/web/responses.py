@@ -1,9 +1,11 @@
 """Bodies of answers, made and compressed once for all clients, and the response that carries one."""
 
 import asyncio
+import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict
 from weakref import ref
 
 from aiohttp import hdrs, web
@@ -23,14 +25,16 @@ class Body:
         content: The body, or its parts: a long one is compressed part by part and joined only for clients that do not
             accept gzip, as Prometheus does.
         content_type: With its charset.
+        filename: What it is to be saved as; empty for what is to be shown.
     """
 
-    __slots__ = ("_packed", "_parts", "content_type")
+    __slots__ = ("_packed", "_parts", "content_type", "filename")
 
-    def __init__(self, content: bytes | Sequence[bytes], content_type: str) -> None:
+    def __init__(self, content: bytes | Sequence[bytes], content_type: str, filename: str = "") -> None:
         self._parts = (content,) if isinstance(content, bytes) else content
         self._packed: bytes | None = None
         self.content_type = content_type
+        self.filename = filename
 
     @property
     def size(self) -> int:
@@ -50,6 +54,18 @@ class Body:
             packer = zlib.compressobj(_LEVEL, wbits=_GZIP, memLevel=_MEMORY)
             self._packed = b"".join([*map(packer.compress, self._parts), packer.flush()])
         return self._packed
+
+
+def json_body(document: object) -> Body:
+    """Return a document as compact UTF-8; bad Unicode is replaced, so that one odd name cannot cost the answer.
+
+    Dataclasses in it are objects.
+
+    Raises:
+        ValueError: It has a value that is no number; JSON has none for it.
+    """
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=asdict)
+    return Body(text.encode("utf-8", "replace"), "application/json")
 
 
 class Bodies:

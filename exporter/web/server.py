@@ -1,12 +1,12 @@
 """The agent's HTTP face: what shows the newest snapshot, and the one request that closes the driver."""
 
 import asyncio
-import ipaddress
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import hdrs, web
 
@@ -17,84 +17,95 @@ from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Block, Dropped, Family, forget_unused
 from exporter.model import MetadataStatus, Snapshot, SourceState
 from exporter.web import node_api, node_page, templating
-from exporter.web.access import ALIVE_TOO
-from exporter.web.responses import Bodies, Body, response_of
+from exporter.web.access import ALIVE_TOO, address_of, plain
+from exporter.web.responses import Bodies, Body, json_body, response_of
 
 LOG = logging.getLogger("exporter.server")
 MAX_RELEASE_SECONDS = 3600.0
+RELEASE = "/-/release"
 
-PATHS: tuple[tuple[str, str], ...] = (
-    ("/", "this node, for people"),
-    ("/metrics", "this node, for Prometheus"),
-    ("/api/v1/devices", "this node, as JSON"),
-    ("/api/v1/ledger", "use and cost of owners since the ledger began, as JSON"),
-    ("/healthz", "200 while the process lives"),
-    ("/readyz", "200 while the picture is fresh, else 503 with the reasons"),
-    ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),
-)
 _OF_BROWSERS = (hdrs.ORIGIN, hdrs.REFERER, "Sec-Fetch-Site")
 _OF_DIRECT_CLIENTS = frozenset(
     {"host", "user-agent", "accept", "accept-encoding", "connection", "content-length", "content-type", "authorization"}
 )
 """Headers that curl, wget and Python send. Proxies and meshes have no common list: any other header may be theirs."""
-_TEXT = "text/plain; charset=utf-8"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Face:
-    """What the handlers share: callbacks, and the bodies that show the newest snapshot."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSite:
+    """The agent's page, API, metrics and health."""
 
     snapshot: Callable[[], Snapshot | None]
+    """The newest picture of the node; ``None`` before the first."""
     metrics: Callable[[str], Body]
+    """From an Accept header to the body of ``/metrics``."""
     release: Callable[[float], None]
-    steady: Callable[[], float]
-    cost_service_url: str
+    """Closes the driver for so many seconds."""
+    steady: Callable[[], float] = time.monotonic
+    """The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it."""
+    cost_service_url: str = ""
+    """Address of the cost service, for links of the page; empty without one."""
     bodies: Bodies = field(default_factory=Bodies)
 
+    def app(self) -> web.Application:
+        """Return all of it as an aiohttp application."""
+        app = web.Application(middlewares=[_plain_errors])
+        for path, (handler, _) in PATHS.items():
+            add = app.router.add_post if path == RELEASE else app.router.add_get
+            add(path, partial(handler, self))
+        return app
+
     async def index(self, request: web.Request) -> web.Response:
+        """Answer with the page."""
         await asyncio.to_thread(templating.load, "exporter.web")  # scrapes are answered meanwhile
         snapshot = self.snapshot()
-        made = node_page.fragment if "fragment" in request.query else node_page.document
-        body = self.bodies.of(
-            snapshot,
-            made,
-            lambda: Body(made(snapshot, self.cost_service_url).encode("utf-8", "replace"), "text/html; charset=utf-8"),
-        )
+        is_whole = "fragment" not in request.query
+
+        def make() -> Body:
+            page = node_page.document(snapshot, self.cost_service_url, is_whole=is_whole)
+            return Body(page.encode("utf-8", "replace"), "text/html; charset=utf-8")
+
+        body = self.bodies.of(snapshot, is_whole, make)
         return response_of(request, body, headers={"Content-Security-Policy": node_page.CONTENT_SECURITY_POLICY})
 
     async def scrape(self, request: web.Request) -> web.Response:
+        """Answer Prometheus."""
         return response_of(request, self.metrics(request.headers.get(hdrs.ACCEPT, "")))
 
     async def devices(self, request: web.Request) -> web.Response:
+        """Answer with the node."""
         return self._json(request, node_api.device_document)
 
     async def ledger(self, request: web.Request) -> web.Response:
+        """Answer with the ledger."""
         return self._json(request, node_api.ledger_document)
 
-    def _json(self, request: web.Request, document: Callable[[Snapshot], bytes]) -> web.Response:
+    def _json(self, request: web.Request, document: Callable[[Snapshot], Body]) -> web.Response:
         snapshot = self.snapshot()
         if snapshot is None:
-            none = b'{"error":"no picture of the node yet; ask again in a second"}'
-            return response_of(request, Body(none, "application/json"), status=503)
-        body = self.bodies.of(snapshot, document, lambda: Body(document(snapshot), "application/json"))
-        return response_of(request, body)
+            none = {"error": "no picture of the node yet; ask again in a second"}
+            return response_of(request, json_body(none), status=503)
+        return response_of(request, self.bodies.of(snapshot, document, lambda: document(snapshot)))
 
-    async def healthz(self, request: web.Request) -> web.Response:
-        return response_of(request, Body(b"ok\n", _TEXT))
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """Answer that the process lives."""
+        return plain(200, "ok")
 
-    async def readyz(self, request: web.Request) -> web.Response:
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """Answer whether the picture is fresh, and what is known less of."""
         snapshot = self.snapshot()
         reasons = _reasons_not_ready(snapshot, self.steady())
         ready = not reasons
         lines = ["ready"] if ready else ["not ready", *(f"- {reason}" for reason in reasons)]
         notes = _notes(snapshot) if snapshot else []
-        return _text(request, 200 if ready else 503, "\n".join([*lines, *notes]))
+        return plain(200 if ready else 503, "\n".join([*lines, *notes]))
 
     async def close_driver(self, request: web.Request) -> web.Response:
+        """Close the driver for a while."""
         refusal = _refusal_of_release(request)
         if refusal:
-            return _text(request, 403, refusal)
+            return plain(403, refusal)
         text = request.query.get("seconds", "60")
         try:
             seconds = float(text)
@@ -102,42 +113,25 @@ class _Face:
             seconds = math.nan
         if not 0 < seconds <= MAX_RELEASE_SECONDS:
             shown = text.encode("ascii", "backslashreplace").decode()
-            return _text(
-                request, 400, f"seconds: value '{shown}' is not a time to release for; allowed: more than 0, up to 3600"
+            return plain(
+                400, f"seconds: value '{shown}' is not a time to release for; allowed: more than 0, up to 3600"
             )
         self.release(seconds)
         LOG.info("driver released on request", extra={"seconds": seconds})
-        return _text(request, 202, f"the driver is closed for {seconds:g} s; it is opened again by itself")
+        return plain(202, f"the driver is closed for {seconds:g} s; it is opened again by itself")
 
 
-def create_app(
-    *,
-    snapshot: Callable[[], Snapshot | None],
-    metrics: Callable[[str], Body],
-    release: Callable[[float], None],
-    steady: Callable[[], float] = time.monotonic,
-    cost_service_url: str = "",
-) -> web.Application:
-    """The agent's pages as an aiohttp application.
-
-    Args:
-        snapshot: The newest picture of the node; ``None`` before the first.
-        metrics: From an Accept header to the body of ``/metrics``.
-        release: Closes the driver for so many seconds.
-        steady: The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it.
-        cost_service_url: Address of the cost service, for links of the page; empty without one.
-    """
-    face = _Face(snapshot, metrics, release, steady, cost_service_url)
-    app = web.Application(middlewares=[_plain_errors])
-    app.router.add_get("/", face.index)
-    app.router.add_get("/metrics", face.scrape)
-    app.router.add_get("/api/v1/devices", face.devices)
-    app.router.add_get("/api/v1/ledger", face.ledger)
-    app.router.add_get("/healthz", face.healthz)
-    app.router.add_get(ALIVE_TOO, face.healthz)
-    app.router.add_get("/readyz", face.readyz)
-    app.router.add_post("/-/release", face.close_driver)
-    return app
+PATHS: Mapping[str, tuple[Callable[[NodeSite, web.Request], Awaitable[web.Response]], str]] = {
+    "/": (NodeSite.index, "this node, for people"),
+    "/metrics": (NodeSite.scrape, "this node, for Prometheus"),
+    "/api/v1/devices": (NodeSite.devices, "this node, as JSON"),
+    "/api/v1/ledger": (NodeSite.ledger, "use and cost of owners since the ledger began, as JSON"),
+    "/healthz": (NodeSite.healthz, "200 while the process lives"),
+    ALIVE_TOO: (NodeSite.healthz, "the same"),
+    "/readyz": (NodeSite.readyz, "200 while the picture is fresh, else 503 with the reasons"),
+    RELEASE: (NodeSite.close_driver, "POST, from this host only: close the driver for ?seconds=60"),
+}
+"""By path: handler and what it is for."""
 
 
 @web.middleware
@@ -146,19 +140,17 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        listing = "".join(f"  {path:<18}{what}\n" for path, what in PATHS)
-        return _text(request, 404, f"nothing here; there is:\n{listing.rstrip()}")
+        listing = "".join(f"  {path:<18}{what}\n" for path, (_, what) in PATHS.items())
+        return plain(404, f"nothing here; there is:\n{listing.rstrip()}")
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        response = _text(request, 405, f"{request.method} is not for this path; allowed: {allowed}")
-        response.headers[hdrs.ALLOW] = allowed
-        return response
+        return plain(405, f"{request.method} is not for this path; allowed: {allowed}", {hdrs.ALLOW: allowed})
     except web.HTTPException:
         raise
     except Exception:
         # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
         LOG.exception("request failed", extra={"path": request.path})
-        return _text(request, 500, "this page could not be made; the agent's log has the cause")
+        return plain(500, "this page could not be made; the agent's log has the cause")
 
 
 def _reasons_not_ready(snapshot: Snapshot | None, steady: float) -> tuple[str, ...]:
@@ -208,20 +200,8 @@ def _refusal_of_release(request: web.Request) -> str:
 
 def _is_local(request: web.Request) -> bool:
     """Whether the peer of the connection is this host; headers are not asked, since anyone can write them."""
-    peer = request.transport.get_extra_info("peername") if request.transport else None
-    if not isinstance(peer, tuple):
-        return False
-    try:
-        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
-    return address.is_loopback
-
-
-def _text(request: web.Request, status: int, text: str) -> web.Response:
-    return response_of(request, Body(f"{text}\n".encode("utf-8", "replace"), _TEXT), status=status)
+    found = address_of(request.transport.get_extra_info("peername") if request.transport else None)
+    return found is not None and found.is_loopback
 
 
 _TURN_PAGES = 20
