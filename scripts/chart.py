@@ -9,7 +9,6 @@ from chart_schema import Value, leaves, read, schema
 
 from exporter import __version__
 from exporter.config.options import OPTIONS
-from exporter.config.types import duration_seconds
 from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,17 +41,17 @@ def durations() -> dict[str, dict[str, dict[str, object]]]:
     """Bounds of every option that is a duration, in seconds, as templates compare them; and its default."""
     return {
         part: {
-            option.key: dict(zip(("least", "most"), _bounds(option.kind.allowed), strict=True))
-            | {"allowed": option.kind.allowed, "default": option.default}
+            option.key: {
+                "least": float(option.kind.bounds[0]),
+                "most": float(option.kind.bounds[1]),
+                "allowed": option.kind.allowed,
+                "default": option.default,
+            }
             for option in options
-            if option.kind.metavar == "DURATION"
+            if option.kind.bounds and option.kind.metavar == "DURATION"
         }
         for part, options in (("agent", OPTIONS), ("service", SERVE_OPTIONS))
     }
-
-
-def _bounds(allowed: str) -> list[float]:
-    return [duration_seconds(text) for text in allowed.rpartition(" from ")[2].split(" to ")]
 
 
 def versioned(text: str) -> str:

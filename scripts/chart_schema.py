@@ -182,12 +182,10 @@ def of_kind(kind: OptionType) -> Schema:
         return {"type": ["array", "string"], "items": TEXT | {"minLength": 1}, "minItems": 1, "minLength": 1}
     if kind is types.SWITCH:
         return {"enum": [True, False, "on", "off"]}
-    if kind.metavar.startswith("{"):
-        words = kind.allowed.split(", ")
-        return {"enum": [*words, *(float(word) for word in words if re.fullmatch(r"\d+\.\d+", word))]}
-    if kind.metavar == "NUMBER":
-        low, high = (int(number) for number in kind.allowed.split(" to "))
-        return {"type": "integer", "minimum": low, "maximum": high}
+    if kind.words:
+        return {"enum": [*kind.words, *(float(word) for word in kind.words if re.fullmatch(r"\d+\.\d+", word))]}
+    if kind.metavar == "NUMBER" and kind.bounds:
+        return {"type": "integer", "minimum": kind.bounds[0], "maximum": kind.bounds[1]}
     return METAVARS.get(kind.metavar, TEXT | {"minLength": 1})
 
 

@@ -63,7 +63,7 @@ SEEN = {
 
 
 def settle(words: list[str], environ: dict[str, str] | None = None, **ours: str) -> AgentConfig:
-    rest, given_flags, problems = dcgm_flags.take(words, OURS)
+    rest, given_flags, problems = dcgm_flags.take(words)
     # What is left of a flag that has the same name as ours is ours.
     same = dict(word.removeprefix("--").split("=", 1) for word in rest)
     assert problems == []
@@ -71,7 +71,7 @@ def settle(words: list[str], environ: dict[str, str] | None = None, **ours: str)
 
 
 def named(setting: Setting) -> str:
-    return setting.flag.removeprefix("--") or setting.env
+    return setting.flags[-1].removeprefix("--") if setting.flags else setting.env
 
 
 def text_of(setting: Setting) -> str:
@@ -82,7 +82,7 @@ def forms(setting: Setting) -> list[list[str]]:
     """Every way to write the setting on a command line."""
     text = text_of(setting)
     found = []
-    for name in setting.names[:-1]:
+    for name in setting.flags:
         written = [name] if len(name) == 2 else [name, name.removeprefix("-")]
         found += [[f"{form}={text}"] for form in written]
         if setting.form != "switch" and name.removeprefix("--") not in OURS:
@@ -91,10 +91,11 @@ def forms(setting: Setting) -> list[list[str]]:
 
 
 def without_origin(setting: Setting, config: AgentConfig) -> tuple[object, ...]:
-    written = [form for name in setting.names for form in (name, name.removeprefix("-") if len(name) > 2 else name)]
+    names = (*setting.flags, setting.env)
+    written = [form for name in names for form in (name, name.removeprefix("-") if len(name) > 2 else name)]
     warnings = [re.sub(rf"(?<![\w-])({'|'.join(written)})(?![\w-])", "NAME", line) for line in config.warnings]
-    names = [name for name in AgentConfig.__dataclass_fields__ if name != "warnings"]
-    return (*(getattr(config, name) for name in names), warnings)
+    groups = [name for name in AgentConfig.__dataclass_fields__ if name != "warnings"]
+    return (*(getattr(config, name) for name in groups), warnings)
 
 
 @pytest.mark.parametrize("setting", TABLE, ids=named)
@@ -116,18 +117,18 @@ def test_every_setting_has_an_equivalent_or_says_what_to_do_instead() -> None:
         assert sum(map(bool, (setting.key, setting.always, setting.instead))) == 1, setting
         assert not setting.key or setting.key in BY_KEY
     assert {named(setting) for setting in TABLE if setting.key} == {*SAMPLES, "kubernetes-pod-label-allowlist-regex"}
-    names = [name for setting in TABLE for name in setting.names]
+    names = [name for setting in TABLE for name in (*setting.flags, setting.env)]
     assert len(names) == len(set(names))
 
 
 def test_what_has_no_equivalent_is_one_line_with_what_to_do_and_what_asks_for_nothing_is_none() -> None:
     others = [setting for setting in TABLE if setting.instead]
-    config = settle([f"{setting.flag}={text_of(setting)}" for setting in others])
+    config = settle([f"{setting.flags[-1]}={text_of(setting)}" for setting in others])
     (line,) = config.warnings
     assert line.startswith("of dcgm-exporter, without an equivalent here, not used: ")
     for setting in others:
-        assert f"{setting.flag} ({setting.instead})" in line
-    quiet = [f"{setting.flag}={setting.unset or 'false'}" for setting in others]
+        assert f"{setting.flags[-1]} ({setting.instead})" in line
+    quiet = [f"{setting.flags[-1]}={setting.unset or 'false'}" for setting in others]
     assert settle(quiet).warnings == ()
     assert settle([], {setting.env: setting.unset or "none" for setting in others}).warnings == ()
 
@@ -135,7 +136,7 @@ def test_what_has_no_equivalent_is_one_line_with_what_to_do_and_what_asks_for_no
 def test_what_is_always_so_here_is_taken_without_a_word() -> None:
     always = [setting for setting in TABLE if setting.always]
     assert len(always) > 5
-    assert settle([f"{setting.flag}={text_of(setting)}" for setting in always]) == settle([])
+    assert settle([f"{setting.flags[-1]}={text_of(setting)}" for setting in always]) == settle([])
 
 
 def test_the_arguments_of_its_chart_and_image_are_taken_as_they_stand() -> None:
@@ -157,7 +158,7 @@ def test_the_arguments_of_its_chart_and_image_are_taken_as_they_stand() -> None:
 
 
 def test_a_file_that_its_image_does_not_ship_must_be_there() -> None:
-    rest, flags, _ = dcgm_flags.take(["-f", "/etc/dcgm-exporter/mine.csv"], OURS)
+    rest, flags, _ = dcgm_flags.take(["-f", "/etc/dcgm-exporter/mine.csv"])
     assert rest == []
     with pytest.raises(ConfigError, match=r"cannot read /etc/dcgm-exporter/mine\.csv"):
         load_agent({"simulate": "demo"}, {}, dcgm_flags=flags)
@@ -312,7 +313,7 @@ WORDS = st.lists(
 
 @given(WORDS)
 def test_no_word_is_lost_and_any_command_line_is_settled_or_refused_by_name(words: list[str]) -> None:
-    rest, flags, problems = dcgm_flags.take(words, OURS)
+    rest, flags, problems = dcgm_flags.take(words)
     kept = [*rest, *(part for one in flags for part in (one.origin, one.text)), *problems]
     for word in words:
         assert any(part in kept or any(part in problem for problem in problems) for part in (word, word.split("=")[0]))
@@ -326,4 +327,4 @@ def test_no_word_is_lost_and_any_command_line_is_settled_or_refused_by_name(word
 
 @given(st.sampled_from([setting for setting in TABLE if setting.form == "milliseconds"]), st.integers(0, 10**12))
 def test_any_number_of_milliseconds_can_be_used(setting: Setting, number: int) -> None:
-    load_agent({}, {}, dcgm_flags=[GivenFlag(setting=setting, origin="-c", text=str(number))], check_paths=False)
+    load_agent({}, {}, dcgm_flags=[GivenFlag(setting, "-c", str(number))], check_paths=False)

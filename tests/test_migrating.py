@@ -27,7 +27,7 @@ OURS = 'job="gpu-cost/gpu-cost-exporter",instance="y:9400"'
 
 
 def row_of(setting: Setting) -> str:
-    flags = ", ".join(f"`{name}`" for name in setting.names[:-1])
+    flags = ", ".join(f"`{name}`" for name in setting.flags)
     here = f"`--{setting.key}"
     if setting.turns:
         here += f" {setting.turns}`"

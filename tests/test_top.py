@@ -84,7 +84,11 @@ def test_top_once_lists_each_holder_with_owner_activity_and_money(
         (("--prometheus", "http://127.0.0.1:9", "--prometheus-retries", "0"), 1, "http://127.0.0.1:9: cannot connect"),
         (("--agent", "http://a", "--prometheus", "http://b"), 2, "--agent: shows one node, --prometheus a fleet"),
         (("--sort", "idel"), 2, "--sort: unknown value 'idel'; did you mean 'idle'?"),
-        (("--interval", "2"), 2, "value '2' is not a duration; allowed: 500ms to 1h"),
+        (
+            ("--interval", "2"),
+            2,
+            "value '2' is not a duration in range; allowed: a number with ms, s, m or h, from 500ms to 1h",
+        ),
     ],
 )
 def test_top_explains_what_it_cannot_do(

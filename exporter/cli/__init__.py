@@ -10,7 +10,6 @@ from typing import NamedTuple
 from exporter import __version__
 from exporter.cli.common import EXIT_USAGE, PROGRAM, Parser, command, ended, refuse, unknown_flags
 from exporter.config import dcgm_flags
-from exporter.config.options import OPTIONS
 
 
 class _Command(NamedTuple):
@@ -129,12 +128,11 @@ def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag]
 
     Words that begin with one of its flags are those of its image, which names no command.
     """
-    if words and dcgm_flags.is_flag(words[0]):
+    if words and dcgm_flags.find(words[0]):
         words.insert(0, "agent")
     if not words or words[0] not in _LIKE_DCGM_EXPORTER:
         return words, [], []
-    ours = frozenset(option.key for option in OPTIONS)
-    rest, given, problems = dcgm_flags.take(words[1:], ours)
+    rest, given, problems = dcgm_flags.take(words[1:])
     return [words[0], *rest], given, problems
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import tzinfo
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -175,21 +174,22 @@ def add_timezone(options: "argparse._ActionsContainer") -> None:
     """Add the flag for the time zone of days, weeks and months."""
     options.add_argument(
         "--timezone",
-        type=_time_zone,
+        type=of_kind(types.ZONE),
         metavar="ZONE",
         help="time zone of days, weeks and months, as Europe/Berlin; whole hours from UTC [default: UTC]",
     )
 
 
-def _time_zone(text: str) -> tzinfo:
-    try:
-        return types.parse_zone(text)
-    except ValueError:
-        why = types.zone_hint(text)
-        hint = f"; {why}" if why else ""
-        raise argparse.ArgumentTypeError(
-            f"value '{text}' is not {types.ZONE.noun}; allowed: {types.ZONE.allowed}{hint}"
-        ) from None
+def of_kind(kind: types.OptionType) -> Callable[[str], object]:
+    """Return the reader of a flag's value for argparse."""
+
+    def read(text: str) -> object:
+        try:
+            return kind.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(kind.refusal(text, error)) from None
+
+    return read
 
 
 def or_problems(make: Callable[[], T], problems: list[str], prefix: str = "") -> T | None:

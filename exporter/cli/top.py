@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cli.common import EXIT_PARTIAL, Parser, refuse, say, stdout
+from exporter.cli.common import EXIT_PARTIAL, Parser, of_kind, refuse, say, stdout
 from exporter.config import types
 from exporter.config.prometheus_options import ADDRESS, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client
@@ -222,14 +222,13 @@ def add_view_options(parser: Parser) -> None:
     view.add_argument("--json", action="store_true", help="print JSON once")
     view.add_argument("--sort", choices=tuple(SORTS), default="waste", help="order of the rows [default: waste]")
     view.add_argument("--filter", default="", metavar="TEXT", help="only rows with these words, in any column")
-    view.add_argument("--interval", type=_interval, default=2.0, metavar="DURATION", help="between reads [default: 2s]")
-
-
-def _interval(text: str) -> float:
-    try:
-        return float(str(types.duration(0.5, 3600).parse(text)))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"value '{text}' is not a duration; allowed: 500ms to 1h") from None
+    view.add_argument(
+        "--interval",
+        type=of_kind(types.duration(0.5, 3600)),
+        default=2.0,
+        metavar="DURATION",
+        help="between reads [default: 2s]",
+    )
 
 
 def _top(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:

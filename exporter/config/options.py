@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.config import types
-from exporter.config.dcgm_flags import HOSTNAME_LABEL
 from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, Listen, OptionType
 from exporter.config.yaml_file import Raw
+from exporter.metrics.dcgm_names import PREFIX, TAKEN
 from exporter.model import NodeFacts
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Option:
         """Return the help of a command line; ``also`` are other names of the flag."""
         default = self.default_note or self.default or "none"
         unit = f" {self.unit}" if self.unit else ""
-        obvious = self.kind.metavar.startswith("{") or self.kind in {types.PATH, types.NAME}
+        obvious = self.kind.words or self.kind in {types.PATH, types.NAME}
         allowed = "" if obvious else f" Allowed: {self.kind.allowed}."
         names = f" [also: {', '.join(also)}]" if also else ""
         return f"{self.help}{allowed} [default: {default}{unit}]{names}".replace("%", "%%")
@@ -73,6 +73,11 @@ class Option:
         if not isinstance(raw, str):
             raise ValueError(raw)  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
         return self.kind.parse(raw)
+
+    def refusal(self, origin: str, raw: Raw, error: ValueError) -> str:
+        """Return what is wrong with a text that ``parse`` refused, and where it stands."""
+        text = raw if isinstance(raw, str) else f"[{', '.join(raw)}]"
+        return f"{self.key} (from {origin}): {self.kind.refusal(error.args[0] if self.kind.is_list else text, error)}"
 
     def settled(self, value: object) -> object:
         """Return the setting's value; ``None`` is unset."""
@@ -245,6 +250,16 @@ class OwnerSettings:
     reservation_namespaces: tuple[str, ...] = Option(
         "reservation-namespaces", types.KEYS, "kai-resource-reservation,runai-reservation"
     ).setting("Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai.")
+
+
+def _parse_hostname_label(text: str) -> object:
+    """Return the name of a label, empty for none; Prometheus refuses a page with two labels of one name on a line."""
+    if text in TAKEN or text.startswith(PREFIX):
+        raise ValueError(text, "another label of these series has that name")
+    return "" if text == "none" else types.LABEL.parse(text)
+
+
+HOSTNAME_LABEL = replace(types.LABEL, parse=_parse_hostname_label, allowed=f"{types.LABEL.allowed}; or none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str
     problems: list[str] = []
     flags = {key: value for key, value in vars(namespace).items() if key != "config"}
     variables = {name: value for name, value in environ.items() if name != CONFIG_ENV}
-    values = settle(PROMETHEUS_OPTIONS, flags, variables, problems).values
+    values, _ = settle(PROMETHEUS_OPTIONS, flags, variables, problems)
     settings = settings_of(values, problems)
     if settings is None and not problems:
         problems.append(f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS")

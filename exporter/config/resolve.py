@@ -8,18 +8,17 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from exporter.attribution import owner_rules
 from exporter.config import types, yaml_file
-from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
+from exporter.config.dcgm_flags import ITS_FILES, SERVICE_LINK, GivenFlag, translate
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, AgentConfig, Option, groups_of
 from exporter.config.yaml_file import FileValue, Raw
-from exporter.errors import ConfigError, did_you_mean, expected
+from exporter.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from exporter.metrics.collectors_file import Collectors
@@ -27,13 +26,8 @@ if TYPE_CHECKING:
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What options came to. ``values`` is by key, each made by its option's kind; ``None`` is unset or refused."""
-
-    values: dict[str, Any]
-    stated: set[str] = field(default_factory=set)
-    """Keys that are given, rather than their defaults."""
+_Values = dict[str, Any]
+"""By option key, each made by its option's kind; ``None`` is unset or refused."""
 
 
 def settle(
@@ -42,8 +36,8 @@ def settle(
     environ: Mapping[str, str],
     problems: list[str],
     foreign: Mapping[str, tuple[str, str]] | None = None,
-) -> Settled:
-    """Settle every option of the table.
+) -> tuple[_Values, set[str]]:
+    """Return the values of all options of a table, and the keys of those that are given.
 
     Args:
         options: The table.
@@ -57,7 +51,8 @@ def settle(
     if file := given.get("config") or environ.get(CONFIG_ENV):
         from_file, found = yaml_file.read(Path(file), [option.key for option in options])
         problems += found
-    settled = Settled({})
+    values: _Values = {}
+    stated: set[str] = set()
     for option in options:
         candidates: list[tuple[str, Raw]] = []
         if option.key in given:
@@ -68,34 +63,23 @@ def settle(
             candidates.append(foreign[option.key])
         if option.key in from_file:
             candidates.append(from_file[option.key])
-        settled.values[option.key] = _settle_one(option, candidates, problems)
-        settled.stated.update(option.key for _ in candidates)
-    return settled
+        values[option.key] = _settle_one(option, candidates, problems)
+        stated.update(option.key for _ in candidates)
+    return values, stated
 
 
 def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: list[str]) -> object:
-    """The first candidate's value; every candidate is checked, so that a mistake cannot hide behind another layer."""
+    """Return the first candidate's value; check all, so that a mistake cannot hide behind another layer."""
     settled: list[object] = []
     for origin, raw in candidates:
         try:
             settled.append(option.parse(raw))
         except ValueError as error:
             settled.append(None)
-            problems.append(refusal(option, origin, str(error) if option.kind.is_list else raw))
+            problems.append(option.refusal(origin, raw, error))
     if settled:
         return settled[0]
     return None if option.default is None else option.parse(option.default)
-
-
-def refusal(option: Option, origin: str, raw: Raw) -> str:
-    """Says that a text is no value of the option, where it stands, and what is allowed."""
-    shown = raw if isinstance(raw, str) else "[" + ", ".join(raw) + "]"
-    words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
-    why = option.kind.why(shown)
-    return (
-        f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}"
-        f"{expected(shown.lower(), words, option.kind.allowed)}{f'; {why}' if why else ''}"
-    )
 
 
 def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> list[str]:
@@ -113,7 +97,6 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
 MOST_KEYS = {**dict.fromkeys(EXPORTED_KEYS, 10), "cost-labels": 8}
 """Of lists of keys: how many they may name."""
-_Values = dict[str, Any]  # by option key; each value was made by its option's kind
 
 
 def load_agent(
@@ -137,25 +120,27 @@ def load_agent(
         ConfigError: With all mistakes at once, one line each.
     """
     problems = list(extra)
-    from_dcgm = translate(environ, dcgm_flags, _stated(flags, environ))
-    settled = settle(OPTIONS, flags, environ, problems, from_dcgm.values)
-    values, stated = settled.values, settled.stated
+    theirs, warnings = translate(environ, dcgm_flags, _stated(flags, environ))
+    more_resources = theirs.pop("gpu-resources", None)
+    values, stated = settle(OPTIONS, flags, environ, problems, theirs)
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
         values["kube-metadata"] = True  # a simulated node has an API server that needs no rights
-    if values["workload-manager"] != "kubernetes" and "kube-metadata" in from_dcgm.values:
+    if values["workload-manager"] != "kubernetes" and "kube-metadata" in theirs:
         values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
     if values["simulate"] and "lock-dir" not in stated:
         values["lock-dir"] = None  # many simulated nodes of one name may run on one machine
-    _add_resources(values, from_dcgm.resources, problems)
+    if more_resources:
+        _add_resources(values, *more_resources, problems)
     _check_together(values, problems)
-    warnings = [*from_dcgm.warnings, *_settle_collectors(values), *_settle_source(values)]
+    warnings += [*_settle_collectors(values), *_settle_source(values)]
     warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
     if check_paths:
         problems += _path_problems(values)
     if problems:
         raise ConfigError(*problems)
     values["node-name"] = values["node-name"] or socket.gethostname()
-    values["hostname-label"] = hostname_label(values["hostname-label"], values["dcgm-names"])
+    if values["hostname-label"] is None:
+        values["hostname-label"] = "hostname" if values["dcgm-names"] == "4.9" else "Hostname"
     return AgentConfig(**groups_of(AgentConfig, values), warnings=tuple(warnings))
 
 
@@ -164,27 +149,24 @@ def _stated(flags: Mapping[str, object], environ: Mapping[str, str]) -> frozense
     return frozenset(option.key for option in OPTIONS if option.key in given or environ.get(option.env))
 
 
-def _add_resources(values: _Values, resources: Sequence[tuple[str, str]], problems: list[str]) -> None:
-    option = BY_KEY["gpu-resources"]
-    for origin, text in resources:
-        names = text.strip(", ")
-        if not names or values["gpu-resources"] is None:
-            continue
+def _add_resources(values: _Values, origin: str, text: str, problems: list[str]) -> None:
+    option, names = BY_KEY["gpu-resources"], text.strip(", ")
+    if names and values["gpu-resources"] is not None:
         try:
-            added = [option.kind.parse(name) for name in names.split(",")]
+            values["gpu-resources"] = tuple(
+                dict.fromkeys((*values["gpu-resources"], *cast("Any", option.parse(names))))
+            )
         except ValueError as error:
-            problems.append(refusal(option, origin, str(error)))
-            continue
-        values["gpu-resources"] = tuple(dict.fromkeys((*values["gpu-resources"], *added)))
+            problems.append(option.refusal(origin, names, error))
 
 
 def _settle_collectors(values: _Values) -> list[str]:
-    """A file that only dcgm-exporter's image has stands for the default set."""
-    warning = image_file_warning(values["collectors"]) if values["collectors"] else ""
-    if not warning:
+    """Use the default set for a file that only dcgm-exporter's image has; return the warning."""
+    path = values["collectors"]
+    if path not in ITS_FILES or path.exists():
         return []
     values["collectors"] = None
-    return [warning]
+    return [f"collectors: {path} is in dcgm-exporter's image only; its default set, which is built in, is used"]
 
 
 def _settle_source(values: _Values) -> list[str]:
@@ -240,8 +222,8 @@ COLLECTOR_PRESETS = ("wide",)
 """Collectors files that the package has, by the name that stands for a path."""
 
 
-def _path_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the named paths, one line each. ``values`` is by option key; ``None`` is unset or refused.
+def _path_problems(values: _Values) -> list[str]:
+    """Return what is wrong with the named paths, one line each.
 
     What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
     """
@@ -251,24 +233,15 @@ def _path_problems(values: Mapping[str, Any]) -> list[str]:
     if values["simulate"]:
         return found
     if values["attribution"] and values["kubelet-socket"]:
-        problem = kubelet_socket_problem(Path(values["kubelet-socket"]))
-        if problem:
-            found.append(problem)
-    found += _source_problems(values)
-    if values["proc-root"] and not os.path.isdir(values["proc-root"]):  # noqa: PTH112 - Path's raises where it may not look
-        found.append(f"proc-root: {values['proc-root']} is not a directory; allowed: where the host's /proc is mounted")
-    return found
-
-
-def _source_problems(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the other sources of holders and owners."""
-    found: list[str] = []
+        found += filter(None, [kubelet_socket_problem(Path(values["kubelet-socket"]))])
     if values["kube-metadata"] and values["kubeconfig"] and not os.access(values["kubeconfig"], os.R_OK):
         found.append(f"kubeconfig: cannot read {values['kubeconfig']}; allowed: a kubeconfig file, or none in a pod")
-    if values["job-mapping-dir"] and values["workload-manager"] == "slurm":
-        directory = values["job-mapping-dir"]
-        if not os.path.isdir(directory):  # noqa: PTH112 - as below
-            found.append(f"job-mapping-dir: {directory} is not a directory; allowed: where Slurm's prolog writes it")
+    folders = {"proc-root": "where the host's /proc is mounted"}
+    if values["workload-manager"] == "slurm":
+        folders["job-mapping-dir"] = "where Slurm's prolog writes it"
+    for key, allowed in folders.items():
+        if values[key] and not os.path.isdir(values[key]):  # noqa: PTH112 - Path's raises where it may not look
+            found.append(f"{key}: {values[key]} is not a directory; allowed: {allowed}")
     return found
 
 

@@ -9,7 +9,9 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TypeVar
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
+
+from exporter.errors import expected
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>ms|s|m|h)")
 _SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -18,7 +20,9 @@ _LABEL_KEY = re.compile(
     r"(?=.{1,317}$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII
 )
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_ADDRESS = re.compile(
+    r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?\.?)?)(?::(?P<port>[0-9]{1,5}))?"
+)
 _MAX_PORT = 65535
 
 Value = TypeVar("Value")
@@ -28,8 +32,8 @@ Value = TypeVar("Value")
 class OptionType:
     """A sort of value.
 
-    ``parse`` turns a text into the value and raises ValueError; ``noun`` and ``allowed`` complete the message
-    "'x' is not <noun>; allowed: <allowed>", to which ``why`` adds what is to be said of this text, if anything is.
+    ``parse`` turns a text into the value. It raises ValueError with the text, and with a reason where there is more to
+    say than ``noun`` and ``allowed``, which complete the message "'x' is not <noun>; allowed: <allowed>".
     """
 
     parse: Callable[[str], object]
@@ -38,7 +42,15 @@ class OptionType:
     metavar: str
     _: KW_ONLY
     is_list: bool = False
-    why: Callable[[str], str] = lambda _: ""
+    words: tuple[str, ...] = ()
+    """All values, if they are few."""
+    bounds: tuple[float, float] | None = None
+    """Least and greatest value; of a duration in seconds."""
+
+    def refusal(self, text: str, error: ValueError) -> str:
+        """Return what is wrong with a text for which ``parse`` raised an error."""
+        reasons = "".join(f"; {reason}" for reason in error.args[1:])
+        return f"value '{text}' is not {self.noun}{expected(text.lower(), self.words, self.allowed)}{reasons}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +98,14 @@ def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
         "a duration in range",
         f"a number with ms, s, m or h, from {low} to {high}",
         "DURATION",
+        bounds=(minimum_seconds, maximum_seconds),
     )
 
 
 def choice(*words: str) -> OptionType:
     """One of a few words."""
-    return OptionType(checked(str, words.__contains__), "a known choice", ", ".join(words), "{" + ",".join(words) + "}")
+    metavar = "{" + ",".join(words) + "}"
+    return OptionType(checked(str, words.__contains__), "a known choice", ", ".join(words), metavar, words=words)
 
 
 def count(minimum: int, maximum: int) -> OptionType:
@@ -101,19 +115,23 @@ def count(minimum: int, maximum: int) -> OptionType:
         "a whole number in range",
         f"{minimum} to {maximum}",
         "NUMBER",
+        bounds=(minimum, maximum),
     )
 
 
+def _host_and_port(text: str, default_port: int | None, least_port: int) -> tuple[str, int]:
+    """Return a host, without brackets and empty where there is none, and a port."""
+    found = _ADDRESS.fullmatch(text)
+    port = int(found["port"]) if found and found["port"] else default_port
+    if found is None or port is None or not least_port <= port <= _MAX_PORT:
+        raise ValueError(text)
+    if found["v6"]:
+        ipaddress.IPv6Address(found["v6"])
+    return found["v6"] or found["name"] or "", port
+
+
 def _parse_listen(text: str) -> Listen:
-    host, colon, port_text = text.strip().rpartition(":")
-    if not colon:
-        raise ValueError(text)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        ipaddress.IPv6Address(host.partition("%")[0])
-    elif host and not _HOST_NAME.fullmatch(host):
-        raise ValueError(text)
-    return Listen(host, _port(port_text, least=0))
+    return Listen(*_host_and_port(text.strip(), default_port=None, least_port=0))
 
 
 def _is_encodable(text: str) -> bool:
@@ -138,7 +156,7 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
-SWITCH = OptionType(_parse_switch, "a switch", "on, off", "{on,off}")
+SWITCH = OptionType(_parse_switch, "a switch", "on, off", "{on,off}", words=("on", "off"))
 RATIO = OptionType(
     checked(float, lambda value: math.isfinite(value) and 0 <= value < 1),
     "a ratio",
@@ -188,115 +206,66 @@ LABEL_KEYS = OptionType(
 )
 
 
-def parse_zone(text: str) -> tzinfo:
-    """Return the time zone of an IANA name.
-
-    Raises:
-        ValueError: The name is unknown, or days there do not begin on whole hours UTC.
-    """
-    zone = _zone(text)
-    if not _is_on_hours(zone):
-        raise ValueError(text)
-    return zone
+_ZONE_YEAR = 2026
 
 
-def zone_hint(text: str) -> str:
-    """Return why a text is no time zone for reports, beyond being an unknown name."""
-    try:
-        zone = _zone(text)
-    except ValueError:
-        try:
-            ZoneInfo("Europe/Berlin")
-        except (KeyError, OSError):
-            return "this host has no time zone database: install the package tzdata"
-        return ""
-    if _is_on_hours(zone):
-        return ""
-    return "days there begin within an hour UTC, and the ledger is recorded by the hour UTC, so no day would be exact"
-
-
-def _zone(text: str) -> tzinfo:
+def _parse_zone(text: str) -> tzinfo:
+    """Return the time zone of an IANA name; days begin there on whole hours UTC, in winter and summer."""
     name = text.strip()
     if name.upper() == "UTC":  # also without a database
         return UTC
     try:
-        return ZoneInfo(name)
-    except (KeyError, OSError) as error:
-        raise ValueError(text) from error
-
-
-def _is_on_hours(zone: tzinfo) -> bool:
-    """Return whether days begin on whole hours UTC, in winter and summer of recent years."""
+        zone = ZoneInfo(name)
+    except (KeyError, OSError):
+        missing = "this host has no time zone database: install the package tzdata"
+        raise ValueError(text, *(() if available_timezones() else (missing,))) from None
     offsets = (zone.utcoffset(datetime(_ZONE_YEAR, month, 1)) for month in (1, 7))  # noqa: DTZ001 - of the zone itself
-    return all(offset is not None and not offset % timedelta(hours=1) for offset in offsets)
+    if any(offset is None or offset % timedelta(hours=1) for offset in offsets):
+        why = (
+            "days there begin within an hour UTC, and the ledger is recorded by the hour UTC, so no day would be exact"
+        )
+        raise ValueError(text, why)
+    return zone
 
 
-_ZONE_YEAR = 2026
-ZONE = OptionType(parse_zone, "a time zone", "an IANA name such as Europe/Berlin", "ZONE", why=zone_hint)
-
+ZONE = OptionType(_parse_zone, "a time zone", "an IANA name such as Europe/Berlin", "ZONE")
 
 EMBEDDED = "embedded"
 DEFAULT_ADDRESS = "localhost:5555"
-
-_DEFAULT_PORT = 5555
+_ENGINE_PORT = 5555
 _MAX_SOCKET_PATH = 107
-_ENGINE_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
+_NO_HTTP = "an engine does not speak HTTP; give nv-hostengine's own address, port 5555 unless it was changed"
+_NOT_SPOKEN = {
+    "vsock": "vsock:// is not spoken; let nv-hostengine listen on TCP or a Unix socket",
+    "http": _NO_HTTP,
+    "https": _NO_HTTP,
+}
+"""Reasons by scheme."""
 
 
-def parse(text: str) -> str:
-    """``host:port`` (``[v6]:port``), ``unix:///path`` or ``embedded``; ValueError for anything else."""
+def _parse_engine(text: str) -> str:
+    """Return ``host:port`` (``[v6]:port``), ``unix:///path`` or ``embedded``."""
     given = text.strip()
+    scheme, _, rest = given.rpartition("://")
     if given == EMBEDDED:
         return EMBEDDED
-    path = given.removeprefix("unix://")
-    if path.startswith("/") or path != given:
-        if not path.startswith("/") or path.endswith("/") or not path.isprintable():
+    if scheme == "unix" or (not scheme and rest.startswith("/")):
+        is_path = rest.startswith("/") and not rest.endswith("/") and rest.isprintable()
+        if not is_path or len(rest.encode()) > _MAX_SOCKET_PATH:
             raise ValueError(text)
-        if len(path.encode()) > _MAX_SOCKET_PATH:
-            raise ValueError(text)
-        return f"unix://{path}"
-    host, port = _split(given.removeprefix("tcp://"))
-    return f"{host}:{port}"
-
-
-def _split(given: str) -> tuple[str, int]:
-    """Host, in brackets where it is IPv6, and port."""
-    bracketed, bracket, rest = given.rpartition("]")
-    if bracket:
-        host = bracketed.removeprefix("[")
-        if host == bracketed or (rest and not rest.startswith(":")):
-            raise ValueError(given)
-        return _v6(host), _port(rest[1:]) if rest else _DEFAULT_PORT
-    if given.count(":") > 1:
-        return _v6(given), _DEFAULT_PORT
-    host, colon, port = given.partition(":")
-    if not _ENGINE_HOST_NAME.fullmatch(host):
-        raise ValueError(given)
-    return host, _port(port) if colon else _DEFAULT_PORT
-
-
-def _v6(host: str) -> str:
-    ipaddress.IPv6Address(host)
-    return f"[{host}]"
-
-
-def _port(text: str, *, least: int = 1) -> int:
-    if not (text.isascii() and text.isdecimal() and least <= int(text) <= _MAX_PORT):
+        return f"unix://{rest}"
+    if scheme not in {"", "tcp"}:
+        raise ValueError(text, *filter(None, [_NOT_SPOKEN.get(scheme.lower())]))
+    if "[" not in rest and rest.count(":") > 1:
+        rest = f"[{rest}]"
+    host, port = _host_and_port(rest, default_port=_ENGINE_PORT, least_port=1)
+    if not host:
         raise ValueError(text)
-    return int(text)
-
-
-def _why(text: str) -> str:
-    scheme = text.strip().partition("://")[0].lower()
-    if scheme == "vsock":
-        return "vsock:// is not spoken; let nv-hostengine listen on TCP or a Unix socket"
-    if scheme in {"http", "https"}:
-        return "an engine does not speak HTTP; give nv-hostengine's own address, port 5555 unless it was changed"
-    return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 ENGINE_ADDRESS = OptionType(
-    parse, "an engine's address", "HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded", "HOST:PORT", why=_why
+    _parse_engine, "an engine's address", "HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded", "HOST:PORT"
 )
 
 

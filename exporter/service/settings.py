@@ -48,7 +48,7 @@ def load_settings(
         ConfigError: With all mistakes at once, one line each.
     """
     problems = list(extra)
-    values = settle(OPTIONS, flags, environ, problems).values
+    values, _ = settle(OPTIONS, flags, environ, problems)
     before = len(problems)
     prometheus = settings_of(values, problems)
     if prometheus is None and len(problems) == before and values["prometheus"] is None:
