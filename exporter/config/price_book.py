@@ -1,20 +1,18 @@
 """Reads price books: the user's YAML file with all its mistakes at once, and the bundled list prices."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from itertools import islice, pairwise
 from math import inf, nan
 from pathlib import Path
 
-import yaml
-
 from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps
 from exporter.config.types import CURRENCIES
-from exporter.config.yaml_file import Fields, compose, read_text
+from exporter.config.yaml_file import Fields, fields_of, read_text
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts, Price
 
@@ -64,7 +62,7 @@ def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
             per_kwh=per_kwh,
             currency=head.currency,
             source=f"{head.name}:{name}",
-            as_of=as_of.isoformat() if as_of else "",
+            as_of=as_of,
         ),
         from_seconds=-inf if start is None else start,
         to_seconds=inf if end is None else end,
@@ -146,30 +144,28 @@ def _time(fields: Fields, key: str) -> float | None:
     text = fields.take_text(key, _DATE_ALLOWED)
     if text is None:
         return None
+    at = _moment(text)
+    if at is None:
+        fields.problem(key, f"'{text}' is not a date; allowed: {_DATE_ALLOWED}")
+    elif at.tzinfo is None:
+        fields.problem(key, f"'{text}' is a time without its zone; allowed: {_DATE_ALLOWED}")
+    return None if at is None or at.tzinfo is None else at.timestamp()
+
+
+def _moment(text: str) -> datetime | None:
+    """Return the time that a text names; a day begins at midnight UTC."""
     try:
         at = datetime.fromisoformat(text)
-        if _DATE.fullmatch(text):
-            at = at.replace(tzinfo=UTC)
-        if at.tzinfo is None:
-            fields.problem(key, f"'{text}' is a time without its zone; allowed: {_DATE_ALLOWED}")
-            return None
-        return at.astimezone(UTC).timestamp()
+        return at.replace(tzinfo=UTC) if _DATE.fullmatch(text) else at.astimezone(UTC) if at.tzinfo else at
     except (ValueError, OverflowError):  # the latter: in UTC it is before year 1 or after year 9999
-        fields.problem(key, f"'{text}' is not a date; allowed: {_DATE_ALLOWED}")
         return None
 
 
-def _day(fields: Fields) -> date | None:
-    text = fields.take_text("as_of", "the day of the source, such as 2026-01-31", needed=True)
-    if text is None:
-        return None
-    try:
-        if _DATE.fullmatch(text):
-            return date.fromisoformat(text)
-    except ValueError:
-        pass
-    fields.problem("as_of", f"'{text}' is not a day; allowed: such as 2026-01-31")
-    return None
+def _day(fields: Fields) -> str:
+    text = fields.take_text("as_of", "the day of the source, such as 2026-01-31", needed=True) or ""
+    if text and not (_DATE.fullmatch(text) and _moment(text)):
+        fields.problem("as_of", f"'{text}' is not a day; allowed: such as 2026-01-31")
+    return text
 
 
 BUNDLED_NAME = "list-prices"
@@ -218,13 +214,11 @@ def parse(text: str, path: str, *, name: str = "") -> PriceBook:
 
 def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[str, ...]]:
     """What is right in a price book, and its mistakes, one line each; with a mistake the book is only to be shown."""
-    root, problem = compose(text, path, is_ours=bool(name))
-    if problem:
-        return PriceBook(), (problem,)
-    if not isinstance(root, yaml.MappingNode):
-        return PriceBook(), (f"{path}:1: not a price book; allowed: currency and rows (see docs/cost.md)",)
-    problems: list[str] = []
-    top = Fields(root, path, "", problems)
+    try:
+        wrong = "not a price book; allowed: currency and rows (see docs/cost.md)"
+        top = fields_of(text, path, wrong, is_ours=bool(name))
+    except ConfigError as error:
+        return PriceBook(), error.problems
     currency = top.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
     gpu_part = top.take_number("gpu_part", "more than 0, at most 1", _LEAST_PART, 1)
     list_prices = top.take_choice("list_prices", _ON | _OFF, "on, off")
@@ -233,12 +227,17 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
         currency=currency or "",
         gpu_part=1.0 if gpu_part is None else gpu_part,
     )
-    found, lines = _rows(top, head)
+    found: list[_ReadRow] = []
+    places: _Places = {}
+    for number, fields in enumerate(top.take_mappings("rows", "prices", "row", _MOST_ROWS), start=1):
+        if read := _row(fields, number, head):
+            found.append(read)
+            places[number] = f"{fields.place_of('')}: row {number}"
     top.finish()
-    problems += _overlaps(tuple(row for row, _ in found), lines, path)
+    top.problems += _overlaps(tuple(row for row, _ in found), places, path)
     rows = tuple(row for row, is_right in found if is_right)
     fallback = None if name or list_prices in _OFF else bundled()
-    return replace(head, rows=rows, fallback=fallback, warnings=_warnings(rows, lines, path)), tuple(problems)
+    return replace(head, rows=rows, fallback=fallback, warnings=tuple(_warnings(rows, places))), tuple(top.problems)
 
 
 def read_book(path: Path) -> str:
@@ -250,24 +249,13 @@ def read_book(path: Path) -> str:
     return read_text(path, "price-book", "a price book", "allowed: a readable YAML file, or none", most_mib=8)
 
 
-def _rows(top: Fields, head: PriceBook) -> tuple[list[_ReadRow], dict[int, int]]:
-    """The rows as far as they could be read, and the line of each row by its number."""
-    found: list[_ReadRow] = []
-    lines: dict[int, int] = {}
-    for number, item in enumerate(top.take_list("rows", "prices", _MOST_ROWS), start=1):
-        lines[number] = item.start_mark.line + 1
-        if not isinstance(item, yaml.MappingNode):
-            top.problems.append(f"{top.path}:{lines[number]}: row {number}: not a mapping; allowed: keys with values")
-            continue
-        read = _row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
-        if read is not None:
-            found.append(read)
-    return found, lines
+_Places = dict[int, str]
+"""File, line and number of each row, by its number."""
 
 
-def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> list[str]:
+def _overlaps(rows: tuple[PriceRow, ...], places: _Places, path: str) -> list[str]:
     problems = [
-        f"{path}:{lines[later.number]}: row {later.number}: rows {earlier.number} and {later.number} overlap"
+        f"{places[later.number]}: rows {earlier.number} and {later.number} overlap"
         f" {_period(start, end)}: both can match {_meeting(earlier.match, later.match)} and neither is more specific;"
         " give one of them an end, or one more key"
         for earlier, later, start, end in islice(overlaps(rows, KNOWN_MODELS), _MOST_OVERLAPS)
@@ -286,33 +274,26 @@ def _meeting(one: Match, other: Match) -> str:
     return Match(*(mine or theirs for mine, theirs in zip(one, other, strict=True))).description
 
 
-def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> tuple[str, ...]:
-    warnings: list[str] = []
+def _warnings(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
+    """Yield what is accepted and may be a mistake."""
     for row in rows:
-        at = f"{path}:{lines[row.number]}: row {row.number}"
-        only_model = Match(model=row.match.model)
-        if not any(only_model.matches(model=model, node="", facts=NodeFacts()) for model in KNOWN_MODELS):
-            warnings.append(
-                f"{at}: model: '{row.match.model}' matches no GPU name known here; compare with: nvidia-smi -L"
-            )
+        if not _models(row):
+            model = row.match.model
+            yield f"{places[row.number]}: model: '{model}' matches no GPU name known here; compare with: nvidia-smi -L"
         if row.price.per_hour == 0 and row.price.per_kwh == 0:
-            warnings.append(f"{at}: the price is 0: what matches it costs nothing")
-    return (*warnings, *_names_twice(rows, lines, path), *_gaps(rows, lines, path))
-
-
-def _names_twice(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Iterator[str]:
-    """Return names that do not identify the row that was charged."""
+            yield f"{places[row.number]}: the price is 0: what matches it costs nothing"
     first: dict[str, PriceRow] = {}
     for row in rows:
         earlier = first.setdefault(row.price.source, row)
         if earlier is not row:
             name = row.price.source.rpartition(":")[2]
-            at = f"{path}:{lines[row.number]}: row {row.number}"
-            yield f"{at}: name: '{name}' is row {earlier.number}'s, too; with different names bills distinguish them"
+            same = f"'{name}' is row {earlier.number}'s, too; with different names bills distinguish them"
+            yield f"{places[row.number]}: name: {same}"
+    yield from _gaps(rows, places)
 
 
-def _gaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Iterator[str]:
-    """Up to a day between two rows for the same in which neither holds: a last day taken for the end."""
+def _gaps(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
+    """Yield up to a day between two rows for the same in which neither holds: a last day taken for the end."""
     alike: dict[Match, list[PriceRow]] = {}
     for row in rows:
         alike.setdefault(row.match, []).append(row)
@@ -321,7 +302,7 @@ def _gaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Itera
             if earlier.to_seconds < later.from_seconds <= earlier.to_seconds + _DAY_SECONDS:
                 end, start = moment(earlier.to_seconds), moment(later.from_seconds)
                 yield (
-                    f"{path}:{lines[earlier.number]}: row {earlier.number}: to: neither this row nor row {later.number}"
+                    f"{places[earlier.number]}: to: neither this row nor row {later.number}"
                     f" holds from {end} to {start}; 'to' is the first moment without the row: to: {start} leaves no gap"
                 )
 
@@ -359,8 +340,9 @@ def _period_text(row: PriceRow) -> str:
 
 def _known(row: PriceRow) -> str:
     """The known models that a pattern stands for."""
-    if not set(row.match.model) & set("*?"):
-        return ""
+    return f" ({', '.join(_models(row)) or 'none known'})" if set(row.match.model) & set("*?") else ""
+
+
+def _models(row: PriceRow) -> list[str]:
     pattern = Match(model=row.match.model)
-    found = [model for model in KNOWN_MODELS if pattern.matches(model=model, node="", facts=NodeFacts())]
-    return f" ({', '.join(found) or 'none known'})"
+    return [model for model in KNOWN_MODELS if pattern.matches(model=model, node="", facts=NodeFacts())]

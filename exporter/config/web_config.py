@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import yaml
 
-from exporter.config.yaml_file import Fields, compose, read_text
+from exporter.config.yaml_file import Fields, fields_of, read_text
 from exporter.errors import ConfigError
 
 Value = TypeVar("Value")
@@ -100,16 +100,11 @@ def parse(text: str, path: Path) -> WebSettings:
     Raises:
         ConfigError: With all mistakes at once.
     """
-    root, problem = compose(text, str(path))
-    if problem:
-        raise ConfigError(problem)
-    if root is None:
+    wrong = "not a mapping; allowed: tls_server_config, http_server_config, basic_auth_users"
+    top = fields_of(text, str(path), wrong, may_be_empty=True)
+    if not top.node.value:
         return WebSettings(path=path, warnings=(f"web-config: {path} is empty: no TLS, no passwords",))
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}:1: not a mapping; allowed: tls_server_config, http_server_config, basic_auth_users")
-    problems: list[str] = []
-    warnings: list[str] = []
-    top = Fields(root, str(path), "", problems)
+    problems, warnings = top.problems, list[str]()
     tls = _tls(top, path.parent)
     headers = _http(top, warnings)
     users = _users(top)

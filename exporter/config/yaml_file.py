@@ -39,25 +39,34 @@ def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> s
         raise ConfigError(f"{key}: {path} is not UTF-8 text; {fix}") from None
 
 
-def compose(text: str, path: str, *, is_ours: bool = False) -> tuple[yaml.Node | None, str]:
-    """The file's root, ``None`` where it is empty, and the one line that says why it is no YAML; empty where it is.
+def fields_of(text: str, path: str, wrong: str, *, is_ours: bool = False, may_be_empty: bool = False) -> "Fields":
+    """Return the keys of a file, with no problem so far.
 
     Args:
         text: Of the file.
         path: For messages.
+        wrong: What is said of a file that is no mapping.
         is_ours: Whether the file comes with the program. libyaml reads it ten times as fast, but crashes on some files.
+        may_be_empty: Whether an empty file is a mapping without keys.
+
+    Raises:
+        ConfigError: It is no YAML, or no mapping.
     """
     try:
         # Composing, not loading: scalars stay what the user wrote and carry their line.
         root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_ours else yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line, problem = _unclosed(text, error) or _said(error)
-        return None, f"{path}:{line}: not YAML: {problem}"
+        raise ConfigError(f"{path}:{line}: not YAML: {problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
-        return None, f"{path}: not YAML: {' '.join(str(error).split())}"
-    if root is not None and is_endless(root):
-        return None, f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out"
-    return root, ""
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if root is None and may_be_empty:
+        root = yaml.MappingNode("", [], yaml.Mark(path, 0, 0, 0, None, 0))
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}:1: {wrong}")
+    if is_endless(root):
+        raise ConfigError(f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out")
+    return Fields(root, path)
 
 
 _CLOSING = {"[": "]", "{": "}"}
@@ -121,8 +130,8 @@ class Fields:
 
     node: yaml.MappingNode
     path: str
-    place: str
-    problems: list[str]
+    place: str = ""
+    problems: list[str] = field(default_factory=list)
     _found: dict[str, yaml.Node] = field(default_factory=dict)
     _lines: dict[str, int] = field(default_factory=dict)
     _known: list[str] = field(default_factory=list)
@@ -215,20 +224,33 @@ class Fields:
             return None
         return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
 
-    def take_list(self, key: str, items: str, most: int) -> "list[yaml.Node]":
-        """The items of a list that must be there; none, with a problem, for anything else."""
+    def take_mappings(self, key: str, items: str, word: str, most: int) -> "Iterator[Fields]":
+        """Yield the mappings of a list that must be there; anything else is a problem.
+
+        Args:
+            key: Of the list.
+            items: What the list has, for messages.
+            word: One of them, which messages number from 1.
+            most: How many it may have.
+        """
         node = self.take(key)
         listed = node.value if isinstance(node, yaml.SequenceNode) else None
-        if listed and len(listed) <= most:
-            return list(listed)
+        wrong = "empty"
         if node is None:
             wrong = "missing"
-        elif listed is None:
-            wrong = "not a list" if not isinstance(node, yaml.ScalarNode) or node.value else "empty"
-        else:
-            wrong = f"{len(listed):,} of them, which is too many" if listed else "empty"
-        self.problem(key, f"{wrong}; allowed: a list of 1 to {most} {items}, each begun by '- '")
-        return []
+        elif listed:
+            wrong = "" if len(listed) <= most else f"{len(listed):,} of them, which is too many"
+        elif listed is None and not (isinstance(node, yaml.ScalarNode) and not node.value):
+            wrong = "not a list"
+        if wrong:
+            self.problem(key, f"{wrong}; allowed: a list of 1 to {most} {items}, each begun by '- '")
+            return
+        for number, item in enumerate(listed or (), start=1):
+            if isinstance(item, yaml.MappingNode):
+                yield Fields(item, self.path, f"{word} {number}: ", self.problems)
+            else:
+                line = item.start_mark.line + 1
+                self.problems.append(f"{self.path}:{line}: {word} {number}: not a mapping; allowed: keys with values")
 
     def finish(self) -> None:
         """Refuse every key that was not taken."""
@@ -249,21 +271,15 @@ def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[
     """Values by key, and the problems met, one line each. Underscores in keys are read as hyphens."""
     try:
         text = read_text(path, "config", "a configuration file", "give a readable YAML file, or leave --config out")
+        wrong = "not a mapping; allowed: lines such as 'sample-interval: 1s'"
+        root = fields_of(text, str(path), wrong, may_be_empty=True).node
     except ConfigError as error:
         return {}, [*error.problems]
-    root, problem = compose(text, str(path))
-    if problem:
-        return {}, [problem]
-    if root is None:
-        return {}, []
-    if not isinstance(root, yaml.MappingNode):
-        return {}, [f"{path}:1: not a mapping; allowed: lines such as 'sample-interval: 1s'"]
     for key_node, _ in root.value:
         if isinstance(key_node, yaml.ScalarNode):
             key_node.value = str(key_node.value).replace("_", "-")
     values: dict[str, FileValue] = {}
-    problems: list[str] = []
-    fields = Fields(root, str(path), "", problems)
+    fields = Fields(root, str(path))
     for key in keys:
         if (node := fields.take(key)) is None:
             continue
@@ -273,7 +289,7 @@ def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[
         else:
             values[key] = fields.place_of(key), raw
     fields.finish()
-    return values, sorted(problems, key=lambda one: int(one.removeprefix(f"{path}:").partition(":")[0]))
+    return values, sorted(fields.problems, key=lambda one: int(one.removeprefix(f"{path}:").partition(":")[0]))
 
 
 def _raw(node: yaml.Node) -> Raw | None:

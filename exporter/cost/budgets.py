@@ -8,7 +8,7 @@ from typing import get_args
 import yaml
 
 from exporter.config.types import CURRENCIES
-from exporter.config.yaml_file import Fields, compose, read_text
+from exporter.config.yaml_file import Fields, fields_of, read_text
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
@@ -96,38 +96,27 @@ def parse(text: str, path: str) -> tuple[Budget, ...]:
     Raises:
         ConfigError: With all mistakes at once.
     """
-    root, problem = compose(text, path)
-    if problem:
-        raise ConfigError(problem)
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}:1: no budgets; allowed: the key budgets with a list below it (see docs/cost.md)")
-    problems: list[str] = []
-    top = Fields(root, path, "", problems)
-    budgets = _budgets(top)
+    wrong = "no budgets; allowed: the key budgets with a list below it (see docs/cost.md)"
+    top = fields_of(text, path, wrong)
+    budgets = tuple(_budgets(top))
     top.finish()
-    if problems:
-        raise ConfigError(*problems)
+    if top.problems:
+        raise ConfigError(*top.problems)
     return budgets
 
 
-def _budgets(top: Fields) -> tuple[Budget, ...]:
-    found: list[Budget] = []
-    lines: dict[str, int] = {}
-    for number, item in enumerate(top.take_list("budgets", "budgets", _MOST_BUDGETS), start=1):
-        line = item.start_mark.line + 1
-        if not isinstance(item, yaml.MappingNode):
-            top.problems.append(f"{top.path}:{line}: budget {number}: not a mapping; allowed: keys with values")
-            continue
-        fields = Fields(item, top.path, f"budget {number}: ", top.problems)
+def _budgets(top: Fields) -> Iterator[Budget]:
+    places: dict[str, str] = {}
+    for fields in top.take_mappings("budgets", "budgets", "budget", _MOST_BUDGETS):
         budget = _budget(fields)
         fields.finish()
         if budget is None:
             continue
-        if budget.name in lines:
-            fields.problem("name", f"'{budget.name}' is given twice, first in line {lines[budget.name]}; rename one")
-        lines.setdefault(budget.name, line)
-        found.append(budget)
-    return tuple(found)
+        first = places.setdefault(budget.name, fields.place_of(""))
+        if first != fields.place_of(""):
+            line = first.rpartition(":")[2]
+            fields.problem("name", f"'{budget.name}' is given twice, first in line {line}; rename one")
+        yield budget
 
 
 def _budget(fields: Fields) -> Budget | None:
