@@ -103,9 +103,7 @@ def _agent(path: Path, rest: list[str]) -> int:
     async def live() -> int:
         code = 1
         try:
-            code = await agent.run(
-                config, worker_command=commands.get("nvml"), dcgm_worker_command=commands.get("dcgm"), simulated=True
-            )
+            code = await agent.run(config, commands)
         finally:
             await leave_threads(code)
         return code

@@ -80,18 +80,14 @@ _HOUR_SECONDS = 3600.0
 
 async def run(
     config: AgentConfig,
-    *,
-    worker_command: Sequence[str] | None = None,
-    dcgm_worker_command: Sequence[str] | None = None,
-    simulated: bool = False,
+    commands: Mapping[str, Sequence[str]],
 ) -> int:
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
     Args:
         config: The user's configuration.
-        worker_command: Command line of the child that owns the driver; ``None`` for the NVML child.
-        dcgm_worker_command: The same for the child that queries DCGM's host engine, if one is configured.
-        simulated: Whether the child's devices are simulated; every page and the metrics then show that.
+        commands: Command lines of the children of a simulated node, by source; every page and the metrics then show
+            that it is simulated. Empty for a node that exists.
 
     Raises:
         ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
@@ -105,8 +101,7 @@ async def run(
     serving = config.serving
     access = WebAccess(partial(web_config.load, serving.web_config)) if serving.web_config else None
     listener = bind(serving.listen.host, serving.listen.port)
-    commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
-    node = _node(config, collectors, book, commands, simulated=simulated)
+    node = _node(config, collectors, book, commands)
     agent = Agent(
         node=node,
         tasks=node.attributor.tasks,
@@ -152,11 +147,10 @@ def _node(
     config: AgentConfig,
     collectors: Collectors,
     book: PriceBook,
-    commands: Mapping[str, Sequence[str] | None],
-    *,
-    simulated: bool,
+    commands: Mapping[str, Sequence[str]],
 ) -> Node:
     interval = config.sampling.interval_seconds
+    simulated = bool(commands)
     sysfs = Path("/nonexistent" if simulated else "/sys")
     attributor = attributor_of(config)
     clock = IdleClock(

@@ -178,7 +178,7 @@ def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozen
     return alone(fields) if config.sampling.source == "dcgm" else supplement(fields)
 
 
-def make_sources(config: AgentConfig, fields: Iterable[Field], commands: Mapping[str, Sequence[str] | None]) -> Sources:
+def make_sources(config: AgentConfig, fields: Iterable[Field], commands: Mapping[str, Sequence[str]]) -> Sources:
     """Return the configured sources with their workers; their children are not started yet.
 
     Args:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from exporter.config import AgentConfig
+
+    Commands = Mapping[str, tuple[str, ...]]
+    """Of a simulated node's children, by source; empty for a node that exists."""
 
 LOG = logging.getLogger("exporter.cli")
 
@@ -61,22 +64,13 @@ def add_doctor(parser: Parser) -> None:
     parser.set_defaults(run=_doctor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """What to look at: this node, or a simulated one."""
-
-    config: "AgentConfig"
-    commands: "Mapping[str, tuple[str, ...]]" = field(default_factory=dict)
-    """Of the simulated node's children by source; empty for a node that exists."""
-
-
 def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
     """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
     from exporter.config import load_agent, resolve
 
-    others = {"command", "run", "format", "report", "dcgm_flags"}
-    flags = {name: value for name, value in vars(namespace).items() if name not in others}
-    config = load_agent(flags, os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems)
+    config = load_agent(
+        vars(namespace), os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems
+    )
     form, level = config.logging.log_format, config.logging.log_level
     resolve.configure(form, "error" if for_doctor and level == "info" else level)
     for warning in config.warnings:
@@ -85,10 +79,12 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
 
 
 @asynccontextmanager
-async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_given: bool) -> "AsyncIterator[_Target]":
-    """The node to look at; a simulated one lives in a temporary directory as long as it is looked at."""
+async def _node(
+    config: "AgentConfig", namespace: argparse.Namespace, interval_seconds: float
+) -> "AsyncIterator[tuple[AgentConfig, Commands]]":
+    """Yield the configuration for this node and no commands, or those of a simulated node, in a temporary directory."""
     if config.running.simulate is None:
-        yield _Target(config=config)
+        yield config, {}
         return
     from exporter.agent.sources import fields_of, sources_of
     from exporter.config import read_collectors
@@ -105,7 +101,7 @@ async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_g
                 config,
                 attribution=replace(
                     config.attribution,
-                    node_name=config.attribution.node_name if node_name_given else plan.node,
+                    node_name=plan.node if namespace.node_name is None else config.attribution.node_name,
                     kubelet_socket=str(node.kubelet_socket),
                     proc_root=node.proc_root,
                     pod_log_root=node.pod_log_root,
@@ -120,29 +116,22 @@ async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_g
                 )
                 for name in sources_of(config)
             }
-            yield _Target(config=simulated, commands=commands)
+            yield simulated, commands
         finally:
             await node.stop()
 
 
 def _agent(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    config = _settings(namespace, problems, for_doctor=False)
-    return asyncio.run(_run_agent(config, node_name_given=namespace.node_name is not None))
+    return asyncio.run(_run_agent(_settings(namespace, problems, for_doctor=False), namespace))
 
 
-async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
+async def _run_agent(config: "AgentConfig", namespace: argparse.Namespace) -> int:
     from exporter import agent
 
-    interval = config.sampling.interval_seconds
     code = EXIT_FAILED
     try:
-        async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
-            code = await agent.run(
-                target.config,
-                worker_command=target.commands.get("nvml"),
-                dcgm_worker_command=target.commands.get("dcgm"),
-                simulated=bool(target.commands),
-            )
+        async with _node(config, namespace, config.sampling.interval_seconds) as (settled, commands):
+            code = await agent.run(settled, commands)
     finally:
         await leave_threads(code)
     return code
@@ -168,22 +157,20 @@ async def leave_threads(code: int) -> None:
 def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
     check_output(namespace.report, "--report")
-    config = _settings(namespace, problems, for_doctor=True)
-    return asyncio.run(_examine(config, namespace))
+    return asyncio.run(_examine(_settings(namespace, problems, for_doctor=True), namespace))
 
 
 async def _examine(config: "AgentConfig", namespace: argparse.Namespace) -> int:
     from exporter import doctor
 
-    interval = doctor.interval_seconds(config)
-    async with _target(config, interval_seconds=interval, node_name_given=namespace.node_name is not None) as target:
-        simulated = bool(target.commands)
+    async with _node(config, namespace, doctor.interval_seconds(config)) as (settled, commands):
+        simulated = bool(commands)
         around = doctor.Surroundings(
-            config=target.config,
+            config=settled,
             wall=time.time,
             monotonic=time.monotonic,
-            worker_command=target.commands.get("nvml"),
-            dcgm_command=target.commands.get("dcgm"),
+            worker_command=commands.get("nvml"),
+            dcgm_command=commands.get("dcgm"),
             simulated=simulated,
         )
         done = await doctor.examine(around)

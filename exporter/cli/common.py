@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from textwrap import fill
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, Option
@@ -20,8 +19,6 @@ from exporter.config.resolve import redacted
 from exporter.errors import ConfigError, ExporterError, did_you_mean
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
     from exporter.cost.query_rows import Progress
 
 T = TypeVar("T")
@@ -313,53 +310,30 @@ def _replaced(path: Path) -> Iterator[TextIO]:
 _PATIENCE_SECONDS = 1.0
 
 
-class ProgressBar:
-    """A bar on standard error with an estimate of what is left, from the second second on; gone when work is done.
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[["Progress"], None]]:
+    """Yield what shows how far long work is: a bar on a terminal, from the second second on, with the time left.
 
     Args:
         what: What is being done, in a word or two.
     """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._begun = time.monotonic()
-        self._bar: Bar | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, progress: "Progress") -> None:
-        """Show how far it is."""
-        if self._bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._begun < _PATIENCE_SECONDS:
-                return
-            self._bar = _bar()
-            self._bar.start()
-            self._bar.add_task(self._what)
-        self._bar.update(self._bar.task_ids[0], completed=progress.done, total=progress.total)
-
-
-def _bar() -> "Bar":
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
     from rich.console import Console  # noqa: PLC0415 - the agent does without
-    from rich.progress import (  # noqa: PLC0415 - as above
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - as above
+    from rich.progress import Progress as Bar  # noqa: PLC0415 - as above
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("left:"))
+    bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    task, begun = bar.add_task(what), time.monotonic()
+
+    def show(progress: "Progress") -> None:
+        bar.update(task, completed=progress.done, total=progress.total)
+        if time.monotonic() - begun >= _PATIENCE_SECONDS:
+            bar.start()
+
+    try:
+        yield show
+    finally:
+        bar.stop()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.cli.common import PROGRAM, Parser, refuse, stdout
+from exporter.cost.ledger import DIMENSIONS, PERIODS
 
 _FILE = ("FILE", "PATH", "DIR")
 """Metavars of values that are paths."""
@@ -86,19 +87,7 @@ def _words(action: argparse.Action) -> tuple[str, ...] | None:
         return None
     if metavar.startswith("{"):
         return tuple(metavar.strip("{}").split(","))
-    return {"PERIOD": _periods, "DIMENSION,...": _dimensions}.get(metavar, tuple)()
-
-
-def _periods() -> tuple[str, ...]:
-    from exporter.cost.ledger import PERIODS  # noqa: PLC0415 - keeps other commands fast
-
-    return ("1d", "7d", "30d", *PERIODS)
-
-
-def _dimensions() -> tuple[str, ...]:
-    from exporter.cost.ledger import DIMENSIONS  # noqa: PLC0415 - keeps other commands fast
-
-    return DIMENSIONS
+    return {"PERIOD": ("1d", "7d", "30d", *PERIODS), "DIMENSION,...": DIMENSIONS}.get(metavar, ())
 
 
 def _bash(places: Mapping[str, _Place]) -> Iterator[str]:

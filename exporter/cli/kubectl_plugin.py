@@ -5,9 +5,10 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from exporter.cli import top
@@ -55,9 +56,9 @@ def _parser() -> Parser:
     live.epilog = top.EPILOG
     live.set_defaults(run=_top)
     waste = command(commands, "waste", "List holders of idle GPUs, the most expensive first.", ("", "--filter team-a"))
-    waste.set_defaults(run=_waste)
+    waste.set_defaults(run=partial(_list, titles=_WASTE, keep=lambda row: row.is_idle))
     who = command(commands, "who", "List the holder of each GPU.", ("", "--node node-a"))
-    who.set_defaults(run=_who)
+    who.set_defaults(run=partial(_list, titles=_WHO, sort="gpu"))
     for one in (waste, who):
         one.add_argument("--json", action="store_true", help="print JSON instead of a table")
         one.add_argument("--filter", default="", metavar="TEXT", help="only rows with these words, in any column")
@@ -67,59 +68,48 @@ def _parser() -> Parser:
     why.set_defaults(run=_why)
     for one in (live, waste, who, why):
         one.usage = f"{one.prog} {'POD ' if one is why else ''}[OPTION ...]"
-        _add_cluster(one)
+        group = one.add_argument_group("Cluster")
+        group.add_argument("--context", metavar="NAME", help="context of the kubeconfig [default: the current one]")
+        group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig [default: kubectl's]")
+        group.add_argument("--selector", default=_SELECTOR, help="labels of the agents' pods [default: %(default)s]")
+        group.add_argument("--node", action="append", metavar="NAME", help="only this node; again for another")
+        agent_client.add_agent_access(one)
     return parser
 
 
-def _add_cluster(parser: Parser) -> None:
-    group = parser.add_argument_group("Cluster")
-    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig [default: the current one]")
-    group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig [default: kubectl's]")
-    group.add_argument("--selector", default=_SELECTOR, help="labels of the agents' pods [default: %(default)s]")
-    group.add_argument("--node", action="append", metavar="NAME", help="only this node; again for another")
-    agent_client.add_agent_access(parser)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Agent:
-    """A running pod of the agent."""
+    """A running pod of the agent, and the port-forward to it."""
 
+    kubectl: Sequence[str]
     namespace: str
     pod: str
     node: str
     port: int
     scheme: str
-
-
-@dataclass(slots=True)
-class _Forward:
-    """A port-forward to an agent, begun when it is needed, and again when it has ended."""
-
-    kubectl: Sequence[str]
-    agent: _Agent
-    _process: asyncio.subprocess.Process | None = None
-    _reader: asyncio.Task[None] | None = None
+    _forward: asyncio.subprocess.Process | None = None
+    _reader: asyncio.Task[bytes] | None = None
     _address: str = ""
 
     async def address(self) -> str:
-        """Return the address of the agent on this machine.
+        """Return the agent's address on this machine; begin the port-forward, also again after it has ended.
 
         Raises:
             ExporterError: kubectl does not forward.
         """
-        if self._process is None or self._process.returncode is not None:
-            self._process = await _started(
-                *(*self.kubectl, "--namespace", self.agent.namespace, "port-forward", "--address", "127.0.0.1"),
-                *(f"pod/{self.agent.pod}", f":{self.agent.port}"),
+        if self._forward is None or self._forward.returncode is not None:
+            self._forward = await _started(
+                *(*self.kubectl, "--namespace", self.namespace, "port-forward", "--address", "127.0.0.1"),
+                *(f"pod/{self.pod}", f":{self.port}"),
             )
             try:
-                self._address = f"{self.agent.scheme}://127.0.0.1:{await self._port(self._process)}"
+                self._address = f"{self.scheme}://127.0.0.1:{await self._local_port(self._forward)}"
             except ExporterError:
                 await self.end()
                 raise
         return self._address
 
-    async def _port(self, process: asyncio.subprocess.Process) -> str:
+    async def _local_port(self, process: asyncio.subprocess.Process) -> str:
         assert process.stdout is not None  # noqa: S101 - a pipe
         said = ""
         with suppress(TimeoutError):
@@ -128,24 +118,19 @@ class _Forward:
                     said = line.decode(errors="replace").strip() or said
                     if found := _FORWARDED.search(said):
                         # It has a line for each connection, and would wait for a reader of a full pipe.
-                        self._reader = asyncio.create_task(_read_on(process.stdout))
+                        self._reader = asyncio.create_task(process.stdout.read())
                         return found[1]
                 raise ExporterError(f"kubectl port-forward: {said or 'no reason given'}")
         raise ExporterError(f"kubectl port-forward: no answer within {_START_SECONDS:g} s")
 
     async def end(self) -> None:
         """End kubectl."""
-        if self._process is not None:
+        if self._forward is not None:
             with suppress(ProcessLookupError):
-                self._process.terminate()
-            await self._process.wait()
+                self._forward.terminate()
+            await self._forward.wait()
         if self._reader is not None:
             await self._reader
-
-
-async def _read_on(stream: asyncio.StreamReader) -> None:
-    while await stream.read(4096):
-        pass
 
 
 async def _started(*words: str, errors: int = asyncio.subprocess.STDOUT) -> asyncio.subprocess.Process:
@@ -156,16 +141,14 @@ async def _started(*words: str, errors: int = asyncio.subprocess.STDOUT) -> asyn
         raise ExporterError(f"{words[0]}: {error.strerror}; install kubectl and put it on the PATH") from None
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no reason given"])[-1].strip()
-
-
-async def _get(kubectl: Sequence[str], *words: str) -> Mapping[str, Any]:
+async def _get(namespace: argparse.Namespace, *words: str) -> Mapping[str, Any]:
     """Return the JSON that `kubectl get` prints."""
-    process = await _started(*kubectl, "get", *words, "--output", "json", errors=asyncio.subprocess.PIPE)
+    command = (*_kubectl(namespace), "get", *words, "--output", "json")
+    process = await _started(*command, errors=asyncio.subprocess.PIPE)
     out, said = await process.communicate()
     if process.returncode:
-        raise ExporterError(f"kubectl get {' '.join(words)}: {_last_line(said.decode(errors='replace'))}")
+        lines = said.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise ExporterError(f"kubectl get {' '.join(words)}: {lines[-1].strip()}")
     found: Mapping[str, Any] = json.loads(out)
     return found
 
@@ -175,24 +158,29 @@ def _kubectl(namespace: argparse.Namespace) -> tuple[str, ...]:
     return ("kubectl", *(word for flag, value in given if value for word in (flag, value)))
 
 
-async def _agents(namespace: argparse.Namespace, nodes: Sequence[str] | None) -> list[_Agent]:
-    """Return the running agents, of some nodes or of all.
+@asynccontextmanager
+async def _agents(namespace: argparse.Namespace, nodes: Sequence[str] | None) -> AsyncIterator[list[_Agent]]:
+    """Yield the running agents, of some nodes or of all; their port-forwards end with the context.
 
     Raises:
         ExporterError: There is none.
     """
-    listed = await _get(_kubectl(namespace), "pods", "--all-namespaces", "--selector", namespace.selector)
-    found = [agent for pod in listed["items"] if (agent := _agent(pod)) and (nodes is None or agent.node in nodes)]
+    listed = (await _get(namespace, "pods", "--all-namespaces", "--selector", namespace.selector))["items"]
+    kubectl = _kubectl(namespace)
+    found = [agent for pod in listed if (agent := _agent(kubectl, pod)) and (nodes is None or agent.node in nodes)]
     if not found:
         where = f" on {', '.join(nodes)}" if nodes else ""
         raise ExporterError(
-            f"no running agent{where} among {len(listed['items'])} pods with the labels {namespace.selector}; give"
+            f"no running agent{where} among {len(listed)} pods with the labels {namespace.selector}; give"
             " others by --selector, or see docs/troubleshooting.md#pods-that-are-not-there"
         )
-    return sorted(found, key=lambda agent: agent.node)
+    try:
+        yield sorted(found, key=lambda agent: agent.node)
+    finally:
+        await asyncio.gather(*(agent.end() for agent in found))
 
 
-def _agent(pod: Mapping[str, Any]) -> _Agent | None:
+def _agent(kubectl: Sequence[str], pod: Mapping[str, Any]) -> _Agent | None:
     if pod["status"].get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
         return None
     for container in pod["spec"]["containers"]:
@@ -200,6 +188,7 @@ def _agent(pod: Mapping[str, Any]) -> _Agent | None:
             if port.get("name") == _PORT:
                 probe = container.get("readinessProbe", {}).get("httpGet", {})
                 return _Agent(
+                    kubectl=kubectl,
                     namespace=pod["metadata"]["namespace"],
                     pod=pod["metadata"]["name"],
                     node=pod["spec"].get("nodeName", ""),
@@ -209,37 +198,27 @@ def _agent(pod: Mapping[str, Any]) -> _Agent | None:
     return None
 
 
-@asynccontextmanager
-async def _forwards(namespace: argparse.Namespace, agents: Sequence[_Agent]) -> AsyncIterator[list[_Forward]]:
-    made = [_Forward(_kubectl(namespace), agent) for agent in agents]
-    try:
-        yield made
-    finally:
-        await asyncio.gather(*(one.end() for one in made))
-
-
-async def _picture(forwards: Sequence[_Forward], namespace: argparse.Namespace, *, keep: bool) -> Picture:
+async def _picture(agents: Sequence[_Agent], namespace: argparse.Namespace, *, keep: bool) -> Picture:
     """Return what all agents show; one that cannot be read is a problem, unless all are.
 
     Args:
-        forwards: To the agents.
+        agents: The agents.
         namespace: Says how to get in.
         keep: Whether the port-forwards are used again.
     """
     access, places = agent_client.access_of(namespace), asyncio.Semaphore(_AT_A_TIME)
 
-    async def read_one(forward: _Forward) -> Picture:
-        node = forward.agent.node
+    async def read_one(agent: _Agent) -> Picture:
         async with places:
             try:
-                return await agent_picture(await forward.address(), access, node)
+                return await agent_picture(await agent.address(), access, agent.node)
             except ExporterError as error:
-                return Picture(rows=(), problems=(f"{node}: {error}",))
+                return Picture(rows=(), problems=(f"{agent.node}: {error}",))
             finally:
                 if not keep:
-                    await forward.end()
+                    await agent.end()
 
-    read = await asyncio.gather(*map(read_one, forwards))
+    read = await asyncio.gather(*map(read_one, agents))
     picture = Picture(
         rows=tuple(row for one in read for row in one.rows),
         simulated=any(one.simulated for one in read),
@@ -251,42 +230,40 @@ async def _picture(forwards: Sequence[_Forward], namespace: argparse.Namespace, 
 
 
 async def _top(namespace: argparse.Namespace) -> int:
-    agents, live = await _agents(namespace, namespace.node), top.is_live(namespace)
-    if live and len(agents) > _MOST_LIVE:
-        raise ExporterError(
-            f"{len(agents)} agents, and the live view keeps a port-forward to each, at most {_MOST_LIVE}; name nodes by"
-            " --node, or take --once, or gpu-cost-exporter top --prometheus URL"
-        )
-    async with _forwards(namespace, agents) as forwards:
-        return await top.show(lambda: _picture(forwards, namespace, keep=live), namespace)
+    live = top.is_live(namespace)
+    async with _agents(namespace, namespace.node) as agents:
+        if live and len(agents) > _MOST_LIVE:
+            raise ExporterError(
+                f"{len(agents)} agents, and the live view keeps a port-forward to each, at most {_MOST_LIVE}; name"
+                " nodes by --node, or take --once, or gpu-cost-exporter top --prometheus URL"
+            )
+        return await top.show(lambda: _picture(agents, namespace, keep=live), namespace)
 
 
-async def _waste(namespace: argparse.Namespace) -> int:
-    picture = await _once(namespace)
-    return top.write(picture, namespace, _WASTE, keep=lambda row: row.is_idle)
-
-
-async def _who(namespace: argparse.Namespace) -> int:
-    return top.write(await _once(namespace), namespace, _WHO, sort="gpu")
-
-
-async def _once(namespace: argparse.Namespace) -> Picture:
-    async with _forwards(namespace, await _agents(namespace, namespace.node)) as forwards:
-        return await _picture(forwards, namespace, keep=False)
+async def _list(
+    namespace: argparse.Namespace,
+    titles: Sequence[str],
+    sort: str = "waste",
+    keep: Callable[[LiveRow], bool] = lambda _: True,
+) -> int:
+    """Print rows once; arguments as of ``top.write``."""
+    async with _agents(namespace, namespace.node) as agents:
+        picture = await _picture(agents, namespace, keep=False)
+    return top.write(picture, namespace, titles, sort=sort, keep=keep)
 
 
 async def _why(namespace: argparse.Namespace) -> int:
     of_name, _, name = namespace.pod.removeprefix("pod/").rpartition("/")  # as tables have it: namespace/pod
     place = namespace.namespace or of_name
-    pod = await _get(_kubectl(namespace), "pod", name, *(("--namespace", place) if place else ()))
+    pod = await _get(namespace, "pod", name, *(("--namespace", place) if place else ()))
     node = pod["spec"].get("nodeName")
     put(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" + (f" on {node}" if node else ""))
     if not node:
         phase = pod["status"].get("phase", "Unknown")
         put(f"  It is {phase} and on no node: the scheduler has not placed it; see: kubectl describe pod")
         return 0
-    async with _forwards(namespace, await _agents(namespace, [node])) as forwards:
-        base = await forwards[0].address()
+    async with _agents(namespace, [node]) as agents:
+        base = await agents[0].address()
         access = agent_client.access_of(namespace)
         document = await asyncio.to_thread(agent_client.fetch, base, agent_client.DEVICES, access)
     for line in explanation(pod, document, picture_of(document, node)):

@@ -15,13 +15,13 @@ from pathlib import Path
 from exporter.cli.common import (
     EXIT_PARTIAL,
     Parser,
-    ProgressBar,
     add_output,
     add_timezone,
     check_output,
     is_written_in_place,
     or_problems,
     output,
+    progress_bar,
     refuse,
     say,
 )
@@ -361,8 +361,8 @@ async def _read(
             rest = PrometheusLedger(client, by_day=by_day)
         source = rest if store is None else StoreLedger(DayStore(store), rest)
         assert source is not None  # noqa: S101 - the options say that one of the two is there
-        bar = stack.enter_context(ProgressBar("Reading"))
-        return await source.ledger(window, dimensions, filters, bar.show)
+        show = stack.enter_context(progress_bar("Reading"))
+        return await source.ledger(window, dimensions, filters, show)
 
 
 def _say_failures(ledger: FleetLedger, whole: str) -> None:

@@ -29,8 +29,7 @@ def add_serve(parser: Parser) -> None:
 
 
 def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
-    settings = load_settings(flags, os.environ, extra=problems)
+    settings = load_settings(vars(namespace), os.environ, extra=problems)
     resolve.configure(settings.logging.log_format, settings.logging.log_level)
     for warning in settings.warnings:
         LOG.warning(warning)

@@ -3,16 +3,16 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, output, refuse, stdout
+from exporter.cli.common import Commands, Parser, command, output, progress_bar, refuse, stdout
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,21 +70,23 @@ def _add_fleet(kinds: Commands) -> None:
 
 def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
+    from exporter.cost.query_rows import Progress
     from gpu_simulator.fleet import Writing, truth_json, write_fleet
 
     plan = _plan(namespace)
     writing = Writing(
         form=namespace.format, devices=not namespace.ledger_only, processes=min(namespace.processes, plan.nodes)
     )
-    with output(None if namespace.output == "-" else Path(namespace.output)) as stream:
-        truth = write_fleet(plan, stream, writing, _progress(plan.nodes))
+    path = None if namespace.output == "-" else Path(namespace.output)
+    with progress_bar("Writing nodes") as show, output(path) as stream:
+        truth = write_fleet(plan, stream, writing, lambda done: show(Progress(done=done, total=plan.nodes)))
     if namespace.truth is not None:
         with output(namespace.truth) as stream:
             json.dump(truth_json(truth), stream)
-    if namespace.output != "-":
+    if path is not None:
         owned = truth.capacity_seconds / _HOUR_SECONDS
         sys.stdout.write(
-            f"SIMULATED FLEET: nothing in {namespace.output} is real\n"
+            f"SIMULATED FLEET: nothing in {path} is real\n"
             f"{plan.nodes} nodes, {plan.nodes * plan.gpus_per_node} GPUs, {_time(plan.start_seconds)} to"
             f" {_time(plan.end_seconds)}, {owned:,.1f} GPU-hours\n"
         )
@@ -121,25 +123,14 @@ def _end(text: str | None) -> int:
         moment = datetime.fromisoformat(text.upper())
         seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise ConfigError(f"--end: {text!r}; allowed: a whole hour UTC, as 2026-10-01T14:00Z") from None
-    if seconds % _HOUR_SECONDS:
-        raise ConfigError(f"--end: {text}; allowed: a whole hour UTC, as 2026-10-01T14:00Z")
+        seconds = math.nan
+    if seconds % _HOUR_SECONDS:  # also of nan
+        raise ConfigError(f"--end: {text!r}; allowed: a whole hour UTC, as 2026-10-01T14:00Z")
     return int(seconds)
 
 
 def _time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%MZ")
-
-
-def _progress(nodes: int) -> Callable[[int], None] | None:
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int) -> None:
-        sys.stderr.write(f"\r{done} of {nodes} nodes" + ("\n" if done == nodes else ""))
-        sys.stderr.flush()
-
-    return show
 
 
 def add_simulate(parser: Parser) -> None:

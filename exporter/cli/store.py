@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, ProgressBar, command, put, refuse, say
+from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, command, progress_bar, put, refuse, say
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.foot import HOUR, clean
@@ -105,7 +105,7 @@ def _backfill(namespace: argparse.Namespace) -> int:
 
 
 async def _closed_due(namespace: argparse.Namespace, settings: PrometheusSettings, now: float) -> Closing:
-    with DayStore(namespace.store).writing(now) as store, ProgressBar("Closing days") as bar:
+    with DayStore(namespace.store).writing(now) as store, progress_bar("Closing days") as show:
         async with PrometheusClient(settings) as client:
             source = PrometheusLedger(client)
             closing = await close_due_days(
@@ -115,7 +115,7 @@ async def _closed_due(namespace: argparse.Namespace, settings: PrometheusSetting
                 from_day=namespace.from_day,
                 accept_gaps=namespace.accept_gaps,
                 by=_closer(),
-                progress=bar.show,
+                progress=show,
             )
             if not closing.closed and not closing.left and not store.closed_days():
                 await _refuse_nothing(source, now)
