@@ -60,12 +60,10 @@ class Program:
         """Ask until it answers 200; False when the time is over, it ended before, or ``stop`` was set."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while asyncio.get_running_loop().time() < deadline and not (stop and stop.is_set()):
-            if self.process is None or self.process.returncode is not None:
+            if self.exit_code is not None:
                 return False
-            with suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(self.ready_url) as response:
-                    if response.status == HTTPStatus.OK:
-                        return True
+            if await _answers(session, self.ready_url):
+                return True
             await asyncio.sleep(0.1)
         return False
 
@@ -114,6 +112,13 @@ def free_port(preferred: int) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    with suppress(aiohttp.ClientError, TimeoutError):
+        async with session.get(url) as response:
+            return response.status == HTTPStatus.OK
+    return False
+
+
 _QUERY = "g0.expr=gpu_pod_idle_for_seconds&g0.tab=1"
 _SECONDS = 5.0
 
@@ -131,22 +136,14 @@ async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, 
         ("its alerts", prometheus, ("alerts", "classic/alerts", "api/v1/alerts")),
         ("Alertmanager", alertmanager, ("", "api/v2/alerts")),
     )
+    found: dict[str, str] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
-        return [
-            (name, await _first(session, [f"http://127.0.0.1:{port}/{path}" for path in paths]))
-            for name, port, paths in pages
-        ]
-
-
-async def _first(session: aiohttp.ClientSession, urls: Sequence[str]) -> str:
-    for url in urls[:-1]:
-        try:
-            async with session.get(url) as response:
-                if response.ok:
-                    return url
-        except (aiohttp.ClientError, TimeoutError):
-            continue
-    return urls[-1]
+        for name, port, paths in pages:
+            for path in paths:
+                found[name] = f"http://127.0.0.1:{port}/{path}"
+                if await _answers(session, found[name]):
+                    break
+    return list(found.items())
 
 
 class Substitution(NamedTuple):
@@ -311,22 +308,22 @@ def programs(
         f"127.0.0.1:{port}"
         for port in (options.agent_port, options.prometheus_port, options.alertmanager_port, options.cost_port)
     )
-    more = ["--simulate", options.scenario, "--simulate-hour", options.hour, "--cost-labels", "project,environment"]
+    command = [*options.agent_command, "--simulate", options.scenario, "--simulate-hour", options.hour]
+    command += ["--cost-labels", "project,environment", "--listen", agent]
     if past is not None:
-        more += ["--cost-service-url", f"http://{cost}"]
-    started = [program("agent", f"{agent}/readyz", *options.agent_command, *more, "--listen", agent)]
+        command += ["--cost-service-url", options.cost_page]
+    started = [program("agent", f"{agent}/readyz", *command)]
     if tools.prometheus is None or tools.alertmanager is None:
         return started
     alertmanager_file, prometheus_file = _configure(options, webhook_port, directory, with_cost=past is not None)
+    # Without an external address links have the name of this machine.
     command = [tools.alertmanager, f"--config.file={alertmanager_file}", "--cluster.listen-address="]
-    command += [f"--storage.path={directory / 'alertmanager'}", f"--web.listen-address={alertmanager}"]
-    command.append(f"--web.external-url=http://{alertmanager}/")  # without it links have the name of this machine
+    command += [f"--storage.path={directory / 'alertmanager'}", *_served(alertmanager)]
     if Path(tools.alertmanager).name == "prometheus-alertmanager":  # Debian's, which comes without its pages
         command.append(f"--web.ui-path={Path(__file__).with_name('alertmanager')}")
     started.append(program("alertmanager", f"{alertmanager}/-/ready", *command))
     command = [tools.prometheus, f"--config.file={prometheus_file}", "--storage.tsdb.retention.time=1y"]
-    command += [f"--storage.tsdb.path={directory / 'prometheus'}", f"--web.listen-address={prometheus}"]
-    command.append(f"--web.external-url=http://{prometheus}/")
+    command += [f"--storage.tsdb.path={directory / 'prometheus'}", *_served(prometheus)]
     started.append(program("prometheus", f"{prometheus}/-/ready", *command))
     if past is not None:
         budgets = directory / "budgets.yaml"
@@ -337,6 +334,10 @@ def programs(
         command += ["--title", "GPU cost (simulated)", "--external-url", options.cost_page]
         started.append(program("cost service", f"{cost}/readyz", *command))
     return started
+
+
+def _served(address: str) -> tuple[str, str]:
+    return f"--web.listen-address={address}", f"--web.external-url=http://{address}/"
 
 
 def greeting(options: StackOptions, pages: Sequence[tuple[str, str]], past: str = "") -> str:
@@ -401,58 +402,46 @@ async def _stand_by(started: list[Program], say: Callable[[str], None], stop: as
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Making:
-    """The past, while it is made beside the running programs."""
+_STEP_PERCENT = 5
+_READ_SECONDS = 120
 
-    options: StackOptions
-    past: Past
-    directory: Path
-    say: Callable[[str], None]
 
-    async def run(self) -> None:
-        """Make the past, hand it to Prometheus and wait until that has it; say how far it is."""
-        days = f"{self.options.history_days} days of a fleet's past"
-        maker = Program(name="past", command=self.past.command, ready_url="", log=self.directory / "past.log")
-        await maker.start()
-        try:
-            await self._watch(maker, days)
-        finally:
-            await maker.end()
-        if not await asyncio.to_thread(self.past.load, self.directory / "prometheus"):
-            self.say(f"{days}: not made: {maker.tail()}; the cost service has no figures")
-            return
-        self.say(f"{days}: made; Prometheus reads it within a minute")
-        if await self._is_read():
-            self.say(f"{days}: there, and kept in {self.past.kept.parent.name}/: {self.options.cost_page}/")
-
-    async def _watch(self, maker: Program, days: str) -> None:
-        begun, said = asyncio.get_running_loop().time(), 0
+async def _make_past(options: StackOptions, past: Past, directory: Path, say: Callable[[str], None]) -> None:
+    """Make the past while the programs run, hand it to Prometheus and wait until that has it; say how far it is."""
+    clock = asyncio.get_running_loop().time
+    days, begun, said = f"{options.history_days} days of a fleet's past", clock(), 0
+    maker = Program(name="past", command=past.command, ready_url="", log=directory / "past.log")
+    await maker.start()
+    try:
         while maker.exit_code is None:
             await asyncio.sleep(_LOOK_SECONDS)
             last = maker.tail().rpartition(" ")[2]
             percent = int(last) if last.isdigit() else 0
             if percent >= said + _STEP_PERCENT:
                 said = percent
-                left = (asyncio.get_running_loop().time() - begun) * (100 - percent) / percent
-                self.say(f"{days}: {percent} % made, about {left:.0f} s left")
-
-    async def _is_read(self) -> bool:
-        """Wait until Prometheus answers from it."""
-        url = f"http://127.0.0.1:{self.options.prometheus_port}/api/v1/query"
-        query = {"query": "count(gpu_node_info)", "time": str(self.past.fleet.end_seconds)}
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
-            for _ in range(_READ_SECONDS):
-                with suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(url, params=query) as response:
-                        if (await response.json())["data"]["result"]:
-                            return True
-                await asyncio.sleep(1.0)
-        return False
+                say(f"{days}: {percent} % made, about {(clock() - begun) * (100 - percent) / percent:.0f} s left")
+    finally:
+        await maker.end()
+    if not await asyncio.to_thread(past.load, directory / "prometheus"):
+        say(f"{days}: not made: {maker.tail()}; the cost service has no figures")
+        return
+    say(f"{days}: made; Prometheus reads it within a minute")
+    if await _is_read(options, past):
+        say(f"{days}: there, and kept in {past.kept.parent.name}/: {options.cost_page}/")
 
 
-_STEP_PERCENT = 5
-_READ_SECONDS = 120
+async def _is_read(options: StackOptions, past: Past) -> bool:
+    """Wait until Prometheus answers from the past."""
+    url = f"http://127.0.0.1:{options.prometheus_port}/api/v1/query"
+    query = {"query": "count(gpu_node_info)", "time": str(past.fleet.end_seconds)}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
+        for _ in range(_READ_SECONDS):
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(url, params=query) as response:
+                    if (await response.json())["data"]["result"]:
+                        return True
+            await asyncio.sleep(1.0)
+    return False
 
 
 async def run(
@@ -498,8 +487,7 @@ async def run(
             shown = f"{NODES} simulated nodes, {options.history_days} days{'' if is_made else ', being made'}"
             say(greeting(options, pages, shown if past else ""))
             if past is not None and not is_made:
-                job = _Making(options=options, past=past, directory=directory, say=say)
-                making = asyncio.create_task(job.run())
+                making = asyncio.create_task(_make_past(options, past, directory, say))
             return await _stand_by(started, say, stop)
         finally:
             if making is not None:
