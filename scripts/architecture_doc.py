@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from generated import ROOT, write_or_check
+
 PAGE = ROOT / "docs" / "architecture.md"
 SPINE = (
     "model/devices",
@@ -87,16 +88,5 @@ def text() -> str:
     return page
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page, or with ``--check`` compare it; 1 where it is out of date."""
-    if "--check" in arguments:
-        if PAGE.read_text(encoding="utf-8") == text():
-            return 0
-        print("docs/architecture.md is out of date: run `python scripts/architecture_doc.py`")
-        return 1
-    PAGE.write_text(text(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check({PAGE: text()}))

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from chart_schema import Value, leaves, read, schema
+from generated import ROOT, markdown_table, write_or_check
 
 from exporter import __version__
 from exporter.config.options import OPTIONS
 from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
-ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"
 DASHBOARDS = ("fleet", "oncall", "finops")
 TABLE = "<!-- From here on made by scripts/chart.py from values.yaml. -->\n"
@@ -62,40 +62,23 @@ def versioned(text: str) -> str:
 def readme(values: dict[str, Value]) -> str:
     """The chart's page: its own words, then the table."""
     head = (CHART / "README.md").read_text(encoding="utf-8").partition(TABLE)[0]
-    rows = [f"| `{value.path}` | {_default(value.default)} | {_cell(value.about)} |" for value in leaves(values)]
-    return (
-        "\n".join([head + TABLE, "## Values", "", "| Key | Default | Meaning |", "| --- | --- | --- |", *rows]) + "\n"
-    )
+    rows = [(f"`{value.path}`", _default(value.default), value.about) for value in leaves(values)]
+    return "\n".join([head + TABLE, "## Values", "", *markdown_table(("Key", "Default", "Meaning"), rows), ""])
 
 
 def _default(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return f"`{_cell(text)}`" if len(text) <= _LONGEST else "see values.yaml"
+    return f"`{text}`" if len(text) <= _LONGEST else "see values.yaml"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
-
-
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Write or compare; exit code 1 when ``--check`` finds a difference, or values.yaml lacks something."""
     try:
-        wanted = outputs()
+        return write_or_check(outputs())
     except ValueError as error:
         print(error)
         return 1
-    differing = [
-        path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
-    if "--check" in arguments:
-        for path in differing:
-            print(f"{path.relative_to(ROOT)} is not what it is made from; run: python scripts/chart.py")
-        return 1 if differing else 0
-    for path in differing:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(wanted[path], encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

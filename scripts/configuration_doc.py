@@ -3,13 +3,12 @@
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
+
+from generated import ROOT, markdown_table, write_or_check
 
 from exporter.config.dcgm_flags import names_for
 from exporter.config.options import OPTIONS, Option
 from exporter.service.settings import OPTIONS as SERVE_OPTIONS
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
 HEAD = """\
 # Configuration
@@ -86,34 +85,16 @@ def _yaml(option: Option) -> str:
 
 def _table(title: str, options: list[Option]) -> str:
     foreign = options[0] in OPTIONS
-    lines = [
-        title,
-        "",
-        "| Key | Default | Allowed | Meaning |" + (" In dcgm-exporter |" if foreign else ""),
-        "| --- | --- | --- | --- |" + (" --- |" if foreign else ""),
-    ]
+    rows = []
     for option in options:
         default = option.default_note or f"`{option.default}`"
         cells = [f"`{option.key}`", default, option.kind.allowed, option.help]
         if foreign:
             cells.append(", ".join(f"`{name}`" for name in names_for(option.key)))
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join([*lines, ""])
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or with ``--check`` compare it; 1 where it is out of date."""
-    text = document()
-    if "--check" in arguments:
-        if TARGET.exists() and TARGET.read_text() == text:
-            return 0
-        print(
-            "docs/configuration.md is out of date: run `python scripts/configuration_doc.py` and look at the difference"
-        )
-        return 1
-    TARGET.write_text(text)
-    return 0
+        rows.append(cells)
+    head = ["Key", "Default", "Allowed", "Meaning", *(["In dcgm-exporter"] if foreign else [])]
+    return "\n".join([title, "", *markdown_table(head, rows), ""])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check({ROOT / "docs" / "configuration.md": document()}))

@@ -1,16 +1,15 @@
 """Writes docs/metrics.md from the catalogue and the DCGM table; ``--check`` only says whether it is up to date."""
 
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
+
+from generated import ROOT, markdown_table, write_or_check
 
 from exporter.metrics import catalog, dcgm_names
 from exporter.metrics.dcgm_names import TABLE, DcgmField
 from exporter.metrics.text_format import Kind
 from exporter.service import metrics as metrics_catalog
 
-ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "metrics.md"
 RECORDED = ROOT / "rules" / "src" / "recorded.md"
 
 HEAD = """\
@@ -228,41 +227,16 @@ def _events() -> str:
         window = ("window_size_in_ms",) if count in dcgm_names.RECENT else ()
         rows.append((f"`{row.name}`", row.kind, _code(sorted((*own, *window))), row.help))
     head = ("Metric", "Type", "Labels", "Meaning")
-    return "".join(_line(cells) + "\n" for cells in (head, tuple("---" for _ in head), *rows))
+    return "".join(f"{line}\n" for line in markdown_table(head, rows))
 
 
 def _table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    def lines() -> Iterator[str]:
-        yield title
-        yield ""
-        yield _line(head)
-        yield _line(tuple("---" for _ in head))
-        for row in rows:
-            yield _line(row)
-        yield ""
-
-    return "\n".join(lines())
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    return "\n".join([title, "", *markdown_table(head, rows), ""])
 
 
 def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page, or with ``--check`` compare it; 1 where it is out of date."""
-    text = document()
-    if "--check" in arguments:
-        if TARGET.exists() and TARGET.read_text() == text:
-            return 0
-        print("docs/metrics.md is out of date: run `python scripts/metrics_doc.py` and look at the difference")
-        return 1
-    TARGET.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check({ROOT / "docs" / "metrics.md": document()}))

@@ -2,11 +2,10 @@
 
 import json
 import sys
-from pathlib import Path
+
+from generated import ROOT, write_or_check
 
 from exporter.service.openapi import document
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "openapi.json"
 
 
 def text() -> str:
@@ -16,16 +15,5 @@ def text() -> str:
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file, or with ``--check`` compare it; 1 where it is out of date."""
-    if "--check" in arguments:
-        if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text():
-            return 0
-        print("docs/openapi.json is out of date: run `python scripts/openapi_doc.py` and look at the difference")
-        return 1
-    TARGET.write_text(text(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check({ROOT / "docs" / "openapi.json": text()}))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from generated import ROOT, write_or_check
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "rules" / "src"
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
 DCGM_RULES = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
@@ -193,19 +193,5 @@ def outputs() -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    """Write or compare; exit code 1 when ``--check`` finds a difference."""
-    differing = [
-        path for path, text in outputs().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
-    if "--check" not in sys.argv[1:]:
-        for path in differing:
-            path.write_text(outputs()[path], encoding="utf-8")
-        return 0
-    for path in differing:
-        print(f"{path.relative_to(ROOT)} is not what it is made from; run: make golden")
-    return 1 if differing else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(outputs()))
