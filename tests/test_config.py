@@ -521,7 +521,7 @@ def test_an_event_is_one_line_of_text_or_of_json() -> None:
     assert (event["message"], event["part"], event["level"], event["seconds"]) == ("two\nlines", "part", "info", 3)
 
 
-@pytest.mark.parametrize("form", [resolve.TextFormatter(), resolve.JsonFormatter()])
+@pytest.mark.parametrize("form", [resolve.EventFormatter(as_json=as_json) for as_json in (False, True)])
 def test_an_exception_stays_on_its_events_line(form: logging.Formatter) -> None:
     try:
         raise ValueError("a\nb")  # noqa: TRY301 - the traceback is what is tested

@@ -26,7 +26,7 @@ from snapshot_support import changed
 
 from exporter.cli import main
 from exporter.cli.common import say
-from exporter.config.resolve import JsonFormatter, TextFormatter
+from exporter.config.resolve import EventFormatter
 from exporter.cost.node_report import APART, NodeReport, read, summed, write
 from exporter.cost.queries import matches
 from exporter.doctor.findings import Finding, Level, write_json, write_text
@@ -118,12 +118,12 @@ def record(message: str, extra: str) -> logging.LogRecord:
 
 @given(st.text() | st.sampled_from(HOSTILE), st.text() | st.sampled_from(HOSTILE))
 def test_an_event_is_one_printable_line_whatever_is_in_it(message: str, extra: str) -> None:
-    for formatter in (TextFormatter(), JsonFormatter()):
+    for formatter in (EventFormatter(as_json=False), EventFormatter(as_json=True)):
         line = formatter.format(record(message, extra))
         assert line.isprintable()
         assert not STEERING & set(line)
     if "://" not in message + extra:
-        told = json.loads(JsonFormatter().format(record(message, extra)))
+        told = json.loads(EventFormatter(as_json=True).format(record(message, extra)))
         assert (told["message"], told["pod"]) == (message, extra)
 
 

@@ -321,22 +321,10 @@ _LOGIN = re.compile(r"(?<=://)[^\s\"']{1,300}@")
 def configure(log_format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:
     """Send every event of ``level`` (``debug`` to ``error``) and above to ``stream``, standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(EventFormatter(as_json=log_format == "json"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-
-
-def _event(record: logging.LogRecord) -> dict[str, object]:
-    at = datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds")
-    event: dict[str, object] = {
-        "time": at.replace("+00:00", "Z"),
-        "level": record.levelname.lower(),
-        "part": record.name.removeprefix("exporter."),
-        "message": record.getMessage(),
-    }
-    event.update({key: value for key, value in vars(record).items() if key not in _PLAIN_ATTRIBUTES})
-    return event
 
 
 def redacted(text: str) -> str:
@@ -351,29 +339,29 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per event; what is passed as ``extra`` becomes keys."""
+class EventFormatter(logging.Formatter):
+    """One line per event: ``TIME LEVEL part: message key=value``, or a JSON object. Keys are passed as ``extra``.
+
+    Line breaks and all else that is not printable are escaped.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """The event as one line."""
-        event = _event(record)
+        """Return the event as one line."""
+        at = datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        level, part = record.levelname.lower(), record.name.removeprefix("exporter.")
+        more = {key: value for key, value in vars(record).items() if key not in _PLAIN_ATTRIBUTES}
         if record.exc_info:
-            event["exception"] = self.formatException(record.exc_info)
+            more["exception"] = self.formatException(record.exc_info)
+        if not self._as_json:
+            pairs = "".join(f" {key}={value}" for key, value in more.items())
+            return redacted(f"{at} {level.upper():7} {part}: {record.getMessage()}{pairs}")
+        event = {"time": at, "level": level, "part": part, "message": record.getMessage(), **more}
         line = _LOGIN.sub("...@", json.dumps(event, default=str, ensure_ascii=False))
         # JSON leaves in what begins a command to some terminals (U+009B), and ends a line to some readers (U+2028).
         if line.isprintable():
             return line
         return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
-
-
-class TextFormatter(logging.Formatter):
-    """``TIME LEVEL part: message key=value``, with line breaks and all else that is not printable escaped."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The event as one line."""
-        event = _event(record)
-        head = f"{event.pop('time')} {str(event.pop('level')).upper():7} {event.pop('part')}: {event.pop('message')}"
-        parts = [head, *(f"{key}={value}" for key, value in event.items())]
-        if record.exc_info:
-            parts.append(f"exception={self.formatException(record.exc_info)!r}")
-        return redacted(" ".join(parts))
