@@ -137,7 +137,7 @@ def _draft(pools: Counter[tuple[str, NodeFacts]], where: str, now: datetime) -> 
     yield "rows:"
     for (model, facts), count in sorted(pools.items(), key=lambda item: (item[0][0], repr(item[0][1]))):
         keys = {"model": model, **{key: getattr(facts, key) for key in _FACTS}}
-        price = None
+        gpus, price = plural(count, "GPU"), None
         if facts.capacity_type not in _NOT_LISTED:
             price = book.price(model=model, node="", facts=facts, at_seconds=now.timestamp())
         row = next((row for row in book.rows if row.price is price), None)

@@ -15,6 +15,7 @@ from exporter.config.types import CURRENCIES
 from exporter.config.yaml_file import Fields, fields_of, read_text
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts, Price
+from exporter.model.formatting import plural
 
 _FILES = files("exporter.config")
 KNOWN_MODELS = tuple(_FILES.joinpath("known_models.txt").read_text(encoding="utf-8").splitlines())
@@ -309,8 +310,8 @@ def _gaps(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
 
 def lines(book: PriceBook) -> Iterator[str]:
     """The book's head, a line for each row that is right, and the sources that these lines number."""
-    rows = "1 row" if len(book.rows) == 1 else f"{len(book.rows)} rows"
-    yield f"{book.name}: {rows}, {book.currency or 'no currency'}; GPUs are {book.gpu_part:.0%} of a node's price"
+    rows, currency = plural(len(book.rows), "row"), book.currency or "no currency"
+    yield f"{book.name}: {rows}, {currency}; GPUs are {book.gpu_part:.0%} of a node's price"
     sources = [f"{row.source}; as of {row.price.as_of}" for row in book.rows]
     numbers = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(sources), start=1)}
     prices, periods = [_price_text(row) for row in book.rows], [_period_text(row) for row in book.rows]

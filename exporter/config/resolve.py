@@ -7,7 +7,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -222,27 +222,27 @@ COLLECTOR_PRESETS = ("wide",)
 """Collectors files that the package has, by the name that stands for a path."""
 
 
-def _path_problems(values: _Values) -> list[str]:
-    """Return what is wrong with the named paths, one line each.
+def _path_problems(values: _Values) -> Iterator[str]:
+    """Yield what is wrong with the named paths, one line each.
 
     What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
     """
-    found = [problem for key in ("collectors", "price-book", "web-config") for problem in mistakes_in(key, values[key])]
+    for key in ("collectors", "price-book", "web-config"):
+        yield from mistakes_in(key, values[key])
     if values["state-dir"]:
-        found += _state_dir(values["state-dir"])
+        yield from _state_dir(values["state-dir"])
     if values["simulate"]:
-        return found
+        return
     if values["attribution"] and values["kubelet-socket"]:
-        found += filter(None, [kubelet_socket_problem(Path(values["kubelet-socket"]))])
+        yield from _kubelet_socket(Path(values["kubelet-socket"]))
     if values["kube-metadata"] and values["kubeconfig"] and not os.access(values["kubeconfig"], os.R_OK):
-        found.append(f"kubeconfig: cannot read {values['kubeconfig']}; allowed: a kubeconfig file, or none in a pod")
+        yield f"kubeconfig: cannot read {values['kubeconfig']}; allowed: a kubeconfig file, or none in a pod"
     folders = {"proc-root": "where the host's /proc is mounted"}
     if values["workload-manager"] == "slurm":
         folders["job-mapping-dir"] = "where Slurm's prolog writes it"
     for key, allowed in folders.items():
         if values[key] and not os.path.isdir(values[key]):  # noqa: PTH112 - Path's raises where it may not look
-            found.append(f"{key}: {values[key]} is not a directory; allowed: {allowed}")
-    return found
+            yield f"{key}: {values[key]} is not a directory; allowed: {allowed}"
 
 
 def read_collectors(path: Path | None) -> "Collectors":
@@ -279,38 +279,38 @@ def mistakes_in(key: str, path: Path | None) -> tuple[str, ...]:
     return ()
 
 
-def _state_dir(path: Path) -> list[str]:
+def _state_dir(path: Path) -> Iterator[str]:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        return [f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"]
+        yield f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"
+        return
     if not stat.S_ISDIR(mode):
-        return [f"state-dir: {path} is not a directory; allowed: a directory that can be written"]
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        return []  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return [f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"]
-    return []
+        yield f"state-dir: {path} is not a directory; allowed: a directory that can be written"
+    elif os.statvfs(path).f_flag & os.ST_RDONLY:
+        return  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        yield f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"
 
 
-def kubelet_socket_problem(path: Path) -> str:
-    """Why this path can never be the kubelet's socket, in one line; empty where it is one or may still become one."""
+def _kubelet_socket(path: Path) -> Iterator[str]:
+    """Yield why a path can never be the kubelet's socket; nothing where it is one or may still become one."""
+    allowed = "allowed: the kubelet's pod-resources socket"
+    fix = "run as uid 0, or --attribution off"
     try:
         mode = path.stat().st_mode
     except PermissionError:
-        return (
-            f"kubelet-socket: no permission to reach {path} as uid {os.geteuid()}; run as uid 0, or --attribution off"
-        )
+        yield f"kubelet-socket: no permission to reach {path} as uid {os.geteuid()}; {fix}"
     except NotADirectoryError:
-        return f"kubelet-socket: a part of {path} is not a directory; allowed: the kubelet's pod-resources socket"
+        yield f"kubelet-socket: a part of {path} is not a directory; {allowed}"
     except OSError:
-        return ""
-    if stat.S_ISSOCK(mode):
-        if os.access(path, os.W_OK):
-            return ""
-        return f"kubelet-socket: uid {os.geteuid()} may not connect to {path}; run as uid 0, or --attribution off"
-    kind = "a directory" if stat.S_ISDIR(mode) else "a file"
-    return f"kubelet-socket: {path} is {kind}, not a socket; allowed: the kubelet's pod-resources socket"
+        return
+    else:
+        if not stat.S_ISSOCK(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "a file"
+            yield f"kubelet-socket: {path} is {kind}, not a socket; {allowed}"
+        elif not os.access(path, os.W_OK):
+            yield f"kubelet-socket: uid {os.geteuid()} may not connect to {path}; {fix}"
 
 
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
