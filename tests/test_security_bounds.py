@@ -132,10 +132,9 @@ async def test_no_server_sends_the_agent_elsewhere_and_none_has_its_token_repeat
     assert {request.path for request in requests} == {PODS}
 
 
-def test_an_agent_that_nests_without_end_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_client, "_get", lambda *_: b"[" * 1_000_000)
+def test_an_agent_that_nests_without_end_is_no_agent() -> None:
     with pytest.raises(ExporterError, match="what answers there is no agent"):
-        agent_client.fetch("http://127.0.0.1:9")
+        agent_client.document_of(b"[" * 1_000_000, "http://127.0.0.1:9")
 
 
 def limited(code: str) -> subprocess.CompletedProcess[str]:

@@ -150,7 +150,7 @@ def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> N
         with pytest.raises(digest.DigestError):
             digest.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
         with pytest.raises(ExporterError):
-            agent_client.fetch(url)
+            agent_client.AgentClient(base=url).fetch()
         server.shutdown()
         thread.join()
     assert _Elsewhere.asked == ["/hook", agent_client.LEDGER]

@@ -206,12 +206,12 @@ async def _picture(agents: Sequence[_Agent], namespace: argparse.Namespace, *, k
         namespace: Says how to get in.
         keep: Whether the port-forwards are used again.
     """
-    access, places = agent_client.access_of(namespace), asyncio.Semaphore(_AT_A_TIME)
+    places = asyncio.Semaphore(_AT_A_TIME)
 
     async def read_one(agent: _Agent) -> Picture:
         async with places:
             try:
-                return await agent_picture(await agent.address(), access, agent.node)
+                return await agent_picture(agent_client.client_of(namespace, await agent.address()), agent.node)
             except ExporterError as error:
                 return Picture(rows=(), problems=(f"{agent.node}: {error}",))
             finally:
@@ -263,9 +263,8 @@ async def _why(namespace: argparse.Namespace) -> int:
         put(f"  It is {phase} and on no node: the scheduler has not placed it; see: kubectl describe pod")
         return 0
     async with _agents(namespace, [node]) as agents:
-        base = await agents[0].address()
-        access = agent_client.access_of(namespace)
-        document = await asyncio.to_thread(agent_client.fetch, base, agent_client.DEVICES, access)
+        client = agent_client.client_of(namespace, await agents[0].address())
+        document = await asyncio.to_thread(client.fetch, agent_client.DEVICES)
     for line in explanation(pod, document, picture_of(document, node)):
         put(f"  {line}")
     return 0

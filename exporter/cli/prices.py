@@ -86,9 +86,9 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
     refuse(tuple(mistakes))
     check_output(namespace.output)
     if settings is None:
-        where = agent_client.base_address(namespace.agent)
-        document = agent_client.fetch(where, agent_client.DEVICES, agent_client.access_of(namespace))
-        pools = _pools_of(document, where)
+        client = agent_client.client_of(namespace, namespace.agent)
+        where = client.base
+        pools = _pools_of(client.fetch(agent_client.DEVICES), where)
     else:
         where = settings.url
         pools = asyncio.run(_pools(settings))

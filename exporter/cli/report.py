@@ -218,8 +218,8 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
     check_output(namespace.output)
-    base = agent_client.base_address(namespace.agent)
-    read = node_report.read(agent_client.fetch(base, access=agent_client.access_of(namespace)), base)
+    client = agent_client.client_of(namespace, namespace.agent)
+    read = node_report.read(client.fetch(), client.base)
     by = namespace.by or "owner"
     known = node_report.label_keys(read)
     if by.startswith(LABEL) and by.removeprefix(LABEL) not in known:

@@ -239,9 +239,8 @@ def _top(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse((*problems, *given))
     if fleet:
         return asyncio.run(_of_fleet(namespace))
-    base = agent_client.base_address(namespace.agent or DEFAULT_AGENT)
-    access = agent_client.access_of(namespace)
-    return asyncio.run(show(lambda: agent_picture(base, access, base), namespace))
+    client = agent_client.client_of(namespace, namespace.agent or DEFAULT_AGENT)
+    return asyncio.run(show(lambda: agent_picture(client, client.base), namespace))
 
 
 async def _of_fleet(namespace: argparse.Namespace) -> int:

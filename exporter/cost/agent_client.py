@@ -1,7 +1,6 @@
 """Requests the JSON API of one agent: flags, credentials, TLS, and the wording of its errors."""
 
 import argparse
-import base64
 import json
 import socket
 import ssl
@@ -14,7 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from exporter.cost.prometheus_access import NoRedirects
+from exporter.cost.prometheus_access import NoRedirects, basic, client_context
 from exporter.errors import ConfigError, ExporterError
 
 LEDGER, DEVICES = "/api/v1/ledger", "/api/v1/devices"
@@ -29,21 +28,6 @@ _OF_THE_SERVICE = b"/openapi.json"
 """In each 404 of the cost service, which has the agent's Server header."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentAccess:
-    """How to get in to an agent that has a web configuration."""
-
-    username: str | None = None
-    """``None``: no password is sent."""
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    """``None``: the system's authorities."""
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    """``None``: in the certificate's file."""
-    skip_verify: bool | None = None
-
-
 def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
     """Return a number of an answer that can be shown and added: JSON's reader takes NaN and 1e999, too.
 
@@ -56,7 +40,6 @@ def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked h
     return found
 
 
-_KEYS = tuple(f"agent_{one.name}" for one in fields(AgentAccess))
 _FILES = {
     "agent_password_file": "file with that user's password [default: none]",
     "agent_ca_file": "PEM file of the authorities that may vouch for the agent [default: the system's]",
@@ -102,11 +85,6 @@ def access_problems(namespace: argparse.Namespace, *, of_an_agent: bool) -> list
     return problems
 
 
-def access_of(namespace: argparse.Namespace) -> AgentAccess:
-    """Return the access that the flags ask for."""
-    return AgentAccess(**{key.removeprefix("agent_"): getattr(namespace, key) for key in _KEYS})
-
-
 def base_address(given: str) -> str:
     """The address of an agent, without a path: ``node-a:9400`` and ``http://node-a:9400/`` mean the same.
 
@@ -128,22 +106,72 @@ def base_address(given: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def fetch(
-    base: str, path: str = LEDGER, access: AgentAccess | None = None, timeout_seconds: float = TIMEOUT_SECONDS
-) -> dict[str, Any]:
-    """Return an agent's answer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentClient:
+    """Requests the API of one agent, which may have a web configuration."""
 
-    Args:
-        base: As ``base_address`` gives it.
-        path: ``LEDGER`` or ``DEVICES``.
-        access: How to get in, where it does not let everybody in.
-        timeout_seconds: For each step of the exchange.
+    base: str
+    """Its address, as ``base_address`` gives it."""
+    username: str | None = None
+    """``None``: no password is sent."""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    """``None``: the system's authorities."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    """``None``: in the certificate's file."""
+    skip_verify: bool | None = None
+
+    def fetch(self, path: str = LEDGER, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+        """Return the agent's answer.
+
+        Args:
+            path: ``LEDGER`` or ``DEVICES``.
+            timeout_seconds: For each step of the exchange.
+
+        Raises:
+            ConfigError: A file of a password, an authority or a certificate cannot be read, or is none.
+            ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
+        """
+        handlers: list[urllib.request.BaseHandler] = [
+            # A proxy for the world outside has no way to a pod or to a port-forward on this host.
+            urllib.request.ProxyHandler({}),
+            NoRedirects(),
+        ]
+        if self.base.startswith("https:"):
+            context = client_context(
+                "--agent-", self.ca_file, self.cert_file, self.key_file, skip_verify=bool(self.skip_verify)
+            )
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        headers = {}
+        if self.username and self.password_file:
+            headers = {"Authorization": basic("--agent-", self.username, self.password_file)}
+        request = urllib.request.Request(self.base + path, headers=headers)  # noqa: S310 - base_address allows http only
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
+                body: bytes = response.read(_MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ExporterError(_refused(self.base, path, error)) from None
+        except (OSError, HTTPException) as error:
+            raise ExporterError(_unreachable(self.base, error, timeout_seconds)) from None
+        if len(body) > _MOST_BYTES:
+            raise ExporterError(f"{self.base}: the answer is longer than {_MOST_BYTES >> 20} MiB; is this an agent?")
+        return document_of(body, self.base, path)
+
+
+_KEYS = tuple(f"agent_{one.name}" for one in fields(AgentClient) if one.name != "base")
+
+
+def client_of(namespace: argparse.Namespace, given: str) -> AgentClient:
+    """Return the client of the agent at an address, with the access that the flags ask for.
 
     Raises:
-        ConfigError: A file of ``access`` cannot be read, or is none.
-        ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
+        ConfigError: It is no HTTP address.
     """
-    return document_of(_get(base, path, timeout_seconds, access or AgentAccess()), base, path)
+    return AgentClient(
+        base=base_address(given), **{key.removeprefix("agent_"): getattr(namespace, key) for key in _KEYS}
+    )
 
 
 def document_of(body: bytes, base: str, path: str = LEDGER) -> dict[str, Any]:
@@ -165,61 +193,6 @@ def document_of(body: bytes, base: str, path: str = LEDGER) -> dict[str, Any]:
             " the program of the agent's release"
         )
     return document
-
-
-def _get(base: str, path: str, timeout_seconds: float, access: AgentAccess) -> bytes:
-    handlers: list[urllib.request.BaseHandler] = [
-        # A proxy for the world outside has no way to a pod or to a port-forward on this host.
-        urllib.request.ProxyHandler({}),
-        NoRedirects(),
-    ]
-    if base.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=_context(access)))
-    request = urllib.request.Request(base + path, headers=_headers(access))  # noqa: S310 - base_address allows http only
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
-            body: bytes = response.read(_MOST_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ExporterError(_refused(base, path, error)) from None
-    except (OSError, HTTPException) as error:
-        raise ExporterError(_unreachable(base, error, timeout_seconds)) from None
-    if len(body) > _MOST_BYTES:
-        raise ExporterError(f"{base}: the answer is longer than {_MOST_BYTES >> 20} MiB; is this an agent?")
-    return body
-
-
-def _headers(access: AgentAccess) -> dict[str, str]:
-    if not access.username or access.password_file is None:
-        return {}
-    try:
-        password = access.password_file.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(
-            f"--agent-password-file: {access.password_file}: {why}; give a file with one password"
-        ) from None
-    pair = base64.b64encode(f"{access.username}:{password}".encode()).decode("ascii")
-    return {"Authorization": f"Basic {pair}"}
-
-
-def _context(access: AgentAccess) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=access.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--agent-ca-file: {access.ca_file}: {error}; allowed: a PEM file of certificates") from None
-    if access.skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if access.cert_file is not None:
-        try:
-            context.load_cert_chain(access.cert_file, access.key_file, lambda: "")
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"--agent-cert-file: {access.cert_file}: {error}; allowed: a PEM file, and its key there or by"
-                " --agent-key-file, without a passphrase"
-            ) from None
-    return context
 
 
 def _refused(base: str, path: str, error: urllib.error.HTTPError) -> str:

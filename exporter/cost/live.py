@@ -348,21 +348,13 @@ def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is c
     return None if value is None else agent_client.number(value)
 
 
-async def agent_picture(base: str, access: agent_client.AgentAccess, where: str) -> Picture:
-    """Return what one agent shows.
-
-    Args:
-        base: Its address.
-        access: How to get in.
-        where: What its problems call it.
+async def agent_picture(client: agent_client.AgentClient, where: str) -> Picture:
+    """Return what one agent shows; its problems call it ``where``.
 
     Raises:
         ExporterError: It does not answer, or is no agent.
     """
-    document = await asyncio.to_thread(
-        agent_client.fetch, base, agent_client.DEVICES, access, timeout_seconds=_TIMEOUT_SECONDS
-    )
-    return picture_of(document, where)
+    return picture_of(await asyncio.to_thread(client.fetch, agent_client.DEVICES, _TIMEOUT_SECONDS), where)
 
 
 _OWNER = ("pod_namespace", "pod_name", "workload_kind", "workload_name", "team")

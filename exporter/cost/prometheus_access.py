@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.config.resolve import printable
-from exporter.errors import PrometheusError
+from exporter.errors import ConfigError, PrometheusError
 
 _TOO_MANY = (
     "too many samples",
@@ -218,12 +218,24 @@ def headers(settings: PrometheusSettings) -> dict[str, str]:
         PrometheusError: A file of a token or a password cannot be read.
     """
     found = {"Accept": "application/json", **dict(settings.headers)}
-    if settings.token_file is not None:
-        found["Authorization"] = "Bearer " + _secret("prometheus-token-file", settings.token_file)
-    elif settings.username and settings.password_file is not None:
-        password = _secret("prometheus-password-file", settings.password_file)
-        found["Authorization"] = "Basic " + base64.b64encode(f"{settings.username}:{password}".encode()).decode("ascii")
+    try:
+        if settings.token_file is not None:
+            found["Authorization"] = "Bearer " + _secret("prometheus-token-file", settings.token_file)
+        elif settings.username and settings.password_file is not None:
+            found["Authorization"] = basic("prometheus-", settings.username, settings.password_file)
+    except ConfigError as error:
+        raise Refusal("credentials", str(error)) from None
     return found
+
+
+def basic(prefix: str, username: str, password_file: Path) -> str:
+    """Return the value of ``Authorization`` for a user; ``prefix`` begins the name of the option.
+
+    Raises:
+        ConfigError: The file cannot be read, or has no password.
+    """
+    password = _secret(f"{prefix}password-file", password_file)
+    return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
 def without_secrets(said: bytes, sent: Mapping[str, str]) -> bytes:
@@ -268,27 +280,37 @@ class Tls:
             return True
         state = tuple(_changed_at(path) for path in (settings.ca_file, settings.cert_file, settings.key_file) if path)
         if self._made is None or self._made[0] != state:
-            self._made = (state, _context(settings))
+            files = (settings.ca_file, settings.cert_file, settings.key_file)
+            try:
+                self._made = (state, client_context("prometheus-", *files, skip_verify=settings.skip_verify))
+            except ConfigError as error:
+                raise Refusal("tls", str(error)) from None
         return self._made[1]
 
 
-def _context(settings: PrometheusSettings) -> ssl.SSLContext:
+def client_context(
+    prefix: str, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, *, skip_verify: bool
+) -> ssl.SSLContext:
+    """Return how a server's certificate is checked, and which of ours is shown; ``prefix`` begins names of options.
+
+    Raises:
+        ConfigError: A file cannot be read, or is none.
+    """
     try:
-        context = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
+        context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise Refusal("tls", f"prometheus-ca-file: {settings.ca_file}: {why(error)}; allowed: a PEM file") from None
-    if settings.skip_verify:
+        raise ConfigError(f"{prefix}ca-file: {ca_file}: {why(error)}; allowed: a PEM file of certificates") from None
+    if skip_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if settings.cert_file is not None:
+    if cert_file is not None:
         try:
             # A key with a passphrase is refused rather than asked for on the terminal.
-            context.load_cert_chain(str(settings.cert_file), str(settings.key_file or settings.cert_file), lambda: "")
+            context.load_cert_chain(cert_file, key_file or cert_file, lambda: "")
         except (OSError, ssl.SSLError) as error:
-            raise Refusal(
-                "tls",
-                f"prometheus-cert-file: {settings.cert_file} with key {settings.key_file or 'in it'}: {why(error)};"
-                " allowed: PEM files that belong together, the key without a passphrase",
+            raise ConfigError(
+                f"{prefix}cert-file: {cert_file} with key {key_file or 'in it'}: {why(error)};"
+                " allowed: PEM files that belong together, the key without a passphrase"
             ) from None
     return context
 
@@ -297,9 +319,9 @@ def _secret(key: str, path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal("credentials", f"{key}: cannot read {path}: {why(error)}; fix the file") from None
+        raise ConfigError(f"{key}: cannot read {path}: {why(error)}; fix the file") from None
     if not text or not text.isprintable():
-        raise Refusal("credentials", f"{key}: {path} is empty or has more than one line; allowed: one line")
+        raise ConfigError(f"{key}: {path} is empty or has more than one line; allowed: one line")
     return text
 
 
