@@ -34,7 +34,7 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 
 # ``address_problems`` reports what is wrong with an address, and never repeats a password in it.
-URL = OptionType(str.strip, "an address", _ADDRESS, "URL")
+URL = OptionType(lambda text: text.strip().rstrip("/"), "an address", _ADDRESS, "URL")
 HEADERS = OptionType(
     _parse_header,
     "a header",
@@ -110,36 +110,26 @@ def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str
     flags = {key: value for key, value in vars(namespace).items() if key != "config"}
     variables = {name: value for name, value in environ.items() if name != CONFIG_ENV}
     values, _ = settle(PROMETHEUS_OPTIONS, flags, variables, problems)
-    settings = settings_of(values, problems)
-    if settings is None and not problems:
-        problems.append(f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS")
+    problems += prometheus_problems(values)
     if problems:
         raise ConfigError(*problems)
-    assert settings is not None  # noqa: S101 - is a problem above
-    return settings
+    return filled(PrometheusSettings, values)
 
 
-def settings_of(values: Mapping[str, Any], problems: list[str]) -> PrometheusSettings | None:
-    """The settings of settled values; ``None`` where no address is given, or where a mistake was added to ``problems``.
+def prometheus_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with settled values beyond each by itself, one line each; no password stands in them.
 
     Args:
         values: By option key, as ``settle`` gives them; ``None`` is unset or refused.
-        problems: Mistakes are added here, one line each; no password stands in them.
     """
-    before = len(problems)
-    problems += _together(values)
-    problems += [problem for key in _FILES if values[key] for problem in _file_problem(key, values[key])]
-    if not values["prometheus"]:
-        return None
-    problems += address_problems(values["prometheus"])
-    if len(problems) > before or any(values[key] is None for key in _NEEDED):
-        return None
-    made = filled(PrometheusSettings, values)
-    return replace(made, url=made.url.rstrip("/"))
+    found = _together(values)
+    found += [problem for key in _FILES if values[key] for problem in _file_problem(key, values[key])]
+    if values["prometheus"]:
+        return [*found, *address_problems(values["prometheus"])]
+    return found or [f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS"]
 
 
 _FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)
-_NEEDED = tuple(option.key for option in PROMETHEUS_OPTIONS if option.default is not None)
 
 
 def address_problems(url: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from exporter.config.options import BookSettings, LoggingSettings, ServiceServingSettings, group, groups_of, options_of
-from exporter.config.prometheus_options import GROUP, PrometheusSettings, settings_of
+from exporter.config.prometheus_options import GROUP, PrometheusSettings, prometheus_problems
 from exporter.config.resolve import mistakes_in, settle, unknown_variables
 from exporter.errors import ConfigError
 
@@ -49,19 +49,14 @@ def load_settings(
     """
     problems = list(extra)
     values, _ = settle(OPTIONS, flags, environ, problems)
-    before = len(problems)
-    prometheus = settings_of(values, problems)
-    if prometheus is None and len(problems) == before and values["prometheus"] is None:
-        problems.append(
-            "prometheus: not given; give an address, as http://prometheus:9090, by --prometheus or"
-            " GPU_COST_EXPORTER_PROMETHEUS"
-        )
-    problems += _path_problems(values)
-    problems += mistakes_in("web-config", values["web-config"])
-    if problems or prometheus is None:
+    problems += [
+        *prometheus_problems(values),
+        *_path_problems(values),
+        *mistakes_in("web-config", values["web-config"]),
+    ]
+    if problems:
         raise ConfigError(*problems)
-    groups = {**groups_of(ServeSettings, values), "prometheus": prometheus}
-    return ServeSettings(**groups, warnings=tuple(unknown_variables(OPTIONS, environ)))
+    return ServeSettings(**groups_of(ServeSettings, values), warnings=tuple(unknown_variables(OPTIONS, environ)))
 
 
 def _path_problems(values: dict[str, Any]) -> list[str]:
