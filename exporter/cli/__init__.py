@@ -13,7 +13,7 @@ from exporter.config import dcgm_flags
 
 
 class _Command(NamedTuple):
-    """A command: its module, whose ``add_COMMAND`` adds its flags; its purpose; examples, the words after it."""
+    """A command: its module, in which ``add_COMMAND`` adds its flags; its purpose; examples, as words after it."""
 
     module: str
     purpose: str
@@ -124,7 +124,7 @@ def _long(words: list[str]) -> list[str]:
 
 
 def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag], list[str]]:
-    """The words without dcgm-exporter's flags, these, and problems of one line each.
+    """Return the words without dcgm-exporter's flags, these flags, and problems of one line each.
 
     Words that begin with one of its flags are those of its image, which names no command.
     """

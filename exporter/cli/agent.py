@@ -65,7 +65,7 @@ def add_doctor(parser: Parser) -> None:
 
 
 def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
-    """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
+    """Return the configuration. The doctor reports wrong paths and warnings as findings."""
     from exporter.config import load_agent, resolve
 
     config = load_agent(
@@ -138,9 +138,9 @@ async def _run_agent(config: "AgentConfig", namespace: argparse.Namespace) -> in
 
 
 async def leave_threads(code: int) -> None:
-    """Wait for what threads are at, but not for long; then end this process without them, all children being gone.
+    """Wait a short time for threads; then end this process without them. All children have ended.
 
-    What could be saved has been. A disk that hangs and a library that loads slowly would keep it until it is killed.
+    All that can be saved is saved. A disk that hangs, or a library that loads slowly, would block the end.
 
     Args:
         code: Exit code.

@@ -106,7 +106,7 @@ def say(problem: str) -> None:
 
 @contextmanager
 def stdout() -> Iterator[TextIO]:
-    """Standard output, to be written to and nothing else: its reader may have enough (head), its disk may be full."""
+    """Yield standard output, only for writing: its reader may have ended (head), and its disk may be full."""
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -125,7 +125,7 @@ def put(line: str) -> None:
 
 
 def command(commands: Commands, name: str, about: str, examples: Sequence[str] = ()) -> Parser:
-    """A new command; ``about`` is one sentence, ``examples`` are words after the command."""
+    """Add a command; ``about`` is one sentence, ``examples`` are words after the command."""
     parser = commands.add_parser(name, help=about, description=about)
     if examples:
         lines = "".join(f"\n  {parser.prog} {example}".rstrip() for example in examples)
@@ -136,7 +136,7 @@ def command(commands: Commands, name: str, about: str, examples: Sequence[str] =
 def add_options(
     parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str = _ORDER, *, shown: bool = True
 ) -> None:
-    """Every option of a table, the agent's by default, in groups; and the file that may have them.
+    """Add every option of a table in groups, by default the agent's, and the configuration file.
 
     Args:
         parser: Of the command.
@@ -158,7 +158,7 @@ def add_options(
 
 
 def add_output(options: "argparse._ActionsContainer") -> None:
-    """The flag that names the result's file; nothing and ``-`` are standard output, as ``None``."""
+    """Add the flag for the result's file; without it, and for ``-``, the value is ``None``: standard output."""
     options.add_argument(
         "--output",
         type=lambda text: None if text == "-" else Path(text),
@@ -201,7 +201,7 @@ def or_problems(make: Callable[[], T], problems: list[str], prefix: str = "") ->
 def unknown_flags(
     unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = (), program: str = PROGRAM
 ) -> tuple[str, ...]:
-    """What was written and is known to no command, one line each with the nearest flag; ``more`` are known as well."""
+    """Return a line for each unknown word, with the nearest flag; ``more`` are known flags as well."""
     known = [f"--{name.replace('_', '-')}" for name in vars(namespace) if name not in {"command", "run"}] + [*more]
     see = " ".join(filter(None, (program, namespace.command, "--help")))
     problems = []
@@ -262,7 +262,7 @@ def check_output(path: Path | None, flag: str = "--output") -> None:
 
 
 def is_written_in_place(path: Path) -> bool:
-    """A pipe or a device cannot be replaced."""
+    """Return whether a file is a pipe or a device, which cannot be replaced."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
@@ -271,7 +271,7 @@ def is_written_in_place(path: Path) -> bool:
 
 @contextmanager
 def output(path: Path | None) -> Iterator[TextIO]:
-    """A stream for the result; a file is put in place when all of it is on the disk, else what was there stays.
+    """Yield a stream for the result. A file is replaced when all of it is on the disk; otherwise the old one stays.
 
     Raises:
         ExporterError: It cannot be written.
@@ -293,18 +293,18 @@ def output(path: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[TextIO]:
-    # Not by the process' number: in a container it is always the same, and a killed one leaves its part behind.
-    beside = path.with_name(f".{path.name[:200]}.{token_hex(4)}.part")
+    # A random name: in a container the process id is always the same, and a killed process leaves its part behind.
+    part = path.with_name(f".{path.name[:200]}.{token_hex(4)}.part")
     try:
-        with beside.open("x", encoding="utf-8", newline="") as stream:
+        with part.open("x", encoding="utf-8", newline="") as stream:
             with suppress(FileNotFoundError):
                 os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        beside.replace(path)
+        part.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 _PATIENCE_SECONDS = 1.0

@@ -54,7 +54,7 @@ def owner(row: LiveRow) -> str:
 
 
 def _words(row: LiveRow) -> str:
-    """Return the text in which a filter is looked for."""
+    """Return the text that filters search."""
     parts = (row.cluster, row.node, holder(row), owner(row), row.team, row.model, row.mig_profile, row.state)
     return " ".join(filter(None, parts)).lower()
 
@@ -131,7 +131,7 @@ History: TypeAlias = Mapping[tuple[str | None, ...], Sequence[float | None]]
 
 
 def table(rows: Sequence[LiveRow], titles: Sequence[str] = _TOP, history: History | None = None) -> Table:
-    """Return the rows as a table; columns that say nothing are left out, ``history`` is drawn next to the activity."""
+    """Return the rows as a table without uniform columns; ``history`` is drawn next to the activity."""
     texts = {title: [COLUMNS[title](row) for row in rows] for title in titles}
     left_out = {title for title in _ONLY_IF_SEVERAL if len(set(texts.get(title, ()))) == 1}
     left_out |= {title for title in _ONLY_IF_KNOWN if not any(texts.get(title, ()))}
@@ -249,7 +249,7 @@ async def _of_fleet(namespace: argparse.Namespace) -> int:
 
 
 def is_live(namespace: argparse.Namespace) -> bool:
-    """Return whether the view is live: somebody is there to look and to press keys."""
+    """Return whether the view is live: input and output are a terminal."""
     can_be = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     return can_be and not (namespace.once or namespace.json)
 
@@ -325,7 +325,7 @@ class _View:
         self.changed.set()
 
     def press(self, keys: str) -> None:
-        """Do what some keys ask for; none at all: nobody types any more."""
+        """Handle keys; an empty text means that the terminal has gone."""
         self.ended = not keys
         for key in keys:
             if key == "\x1b":
@@ -407,7 +407,7 @@ async def _poll(read: Read, view: _View, interval_seconds: float) -> None:
 
 @contextmanager
 def _unbuffered(keyboard: int) -> Iterator[None]:
-    """A terminal that gives keys at once and does not echo them; as before at the end."""
+    """Set the terminal to pass keys at once without echo; restore it at the end."""
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard)
     try:

@@ -18,8 +18,8 @@ Form = Literal["text", "list", "switch", "milliseconds"]
 class Setting:
     """One setting of dcgm-exporter, as a flag, a variable or both.
 
-    It has an equivalent where ``key`` names an option of this agent, or where what it asks for is ``always`` so;
-    else ``instead`` says what to do, in words that stand in brackets behind its name.
+    It has an equivalent if ``key`` names an option of this agent, or if the agent ``always`` does what it asks for.
+    Otherwise ``instead`` is what to do; a warning shows it in brackets after the name.
     """
 
     flags: tuple[str, ...]
@@ -29,7 +29,7 @@ class Setting:
     """Of its text. A ``switch`` takes a value with ``=`` only, a ``list`` may be given several times."""
     key: str = ""
     turns: str = ""
-    """Of a switch: the text that our option gets where it is on; off says nothing then."""
+    """Of a switch: the text of our option if it is on. If it is off, our option is not set."""
     always: str = ""
     instead: str = ""
     unset: str = ""
@@ -124,7 +124,7 @@ KNOWN_FLAGS = tuple(_BY_FLAG)
 
 
 def names_for(key: str) -> tuple[str, ...]:
-    """Names that dcgm-exporter has for what an option of this agent sets, whatever its text turns into."""
+    """Return dcgm-exporter's names of what an option of this agent sets."""
     settings = (setting for setting in TABLE if setting.key == key)
     return tuple(name for setting in settings for name in (*setting.flags, setting.env) if name != f"--{key}")
 
@@ -136,7 +136,7 @@ def find(word: str) -> Setting | None:
 
 
 def take(words: Sequence[str]) -> tuple[list[str], list[GivenFlag], list[str]]:
-    """Take dcgm-exporter's flags out of a command line: what is left, what was given, problems of one line each.
+    """Return the words without dcgm-exporter's flags, these flags, and problems of one line each.
 
     Read as Go reads them: a long one has one hyphen or two; a switch stands alone or has ``=true`` or ``=false``; the
     value of another follows it, or its ``=``. A flag of ours that has the same name is left, where it has two hyphens.
@@ -255,7 +255,7 @@ def _milliseconds(key: str, origin: str, written: str, warnings: list[str]) -> s
 
 
 def _settle_manager(given: _Given, texts: Translated) -> None:
-    """Jobs where it maps jobs and no pods; and without pods there is nothing to ask their API for."""
+    """Select Slurm's jobs if jobs are mapped and pods are not; without pods, do not read their metadata."""
     kubernetes = texts.get("attribution", ("", ""))[1]
     if JOB_MAPPING in given and kubernetes != "on":
         texts["workload-manager"] = (given[JOB_MAPPING][0], "slurm")
@@ -265,7 +265,7 @@ def _settle_manager(given: _Given, texts: Translated) -> None:
 
 
 def _settle_labels(given: _Given, texts: Translated, warnings: list[str]) -> None:
-    """Pod labels are asked for by pattern there, and by name here."""
+    """Set the names of pod labels for dcgm-exporter's patterns."""
     asked, switch = given.get(POD_LABELS, ("", ""))
     if _SWITCH.get(switch) != "on":
         return

@@ -319,7 +319,7 @@ class PriceSettings:
 
     @property
     def node_facts(self) -> NodeFacts:
-        """The given facts of the node; those of its labels are added to them."""
+        """Return the given facts of the node, to which those of its labels are added."""
         return NodeFacts(instance_type=self.instance_type, capacity_type=self.capacity_type, region=self.region)
 
 

@@ -30,11 +30,11 @@ _TINY = 1e-12
 
 
 _ReadRow = tuple[PriceRow, bool]
-"""A row as far as it could be read; False where its price is not one, so that it is only fit to be compared."""
+"""A row as far as it could be read, and whether it is right; a wrong one is only compared with others."""
 
 
 def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
-    """A row; every mistake is among the problems. ``None`` where its match or its time cannot be read."""
+    """Return a row, or ``None`` if its match or its time cannot be read; note every mistake."""
     before = len(fields.problems)
     match = Match(
         node=fields.take_text("node") or "",
@@ -73,7 +73,7 @@ def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
 
 
 def moment(seconds: float) -> str:
-    """A Unix time as a user would write it: the date alone at midnight UTC; ``always`` where there is no bound."""
+    """Return a Unix time as a user writes it: at midnight UTC the date alone, ``always`` for no bound."""
     if abs(seconds) == inf:
         return "always"
     at = datetime.fromtimestamp(seconds, UTC)
@@ -179,7 +179,7 @@ _ON, _OFF = frozenset({"on", "true"}), frozenset({"off", "false"})
 
 
 def load(path: Path | None) -> PriceBook:
-    """The price book of a file, of which the bundled list prices are the fallback.
+    """Return the price book of a file, with the bundled list prices as its fallback.
 
     Args:
         path: The file; ``None`` for the list prices alone, ``Path("none")`` for no prices at all.
@@ -196,13 +196,13 @@ def load(path: Path | None) -> PriceBook:
 
 @cache
 def bundled() -> PriceBook:
-    """The list prices that come with this program."""
+    """Return the list prices that come with this program."""
     text = _FILES.joinpath("prices.yaml").read_text(encoding="utf-8")
     return parse(text, "prices.yaml", name=BUNDLED_NAME)
 
 
 def parse(text: str, path: str, *, name: str = "") -> PriceBook:
-    """A price book from its text; ``path`` is for messages, and the book's name unless there is another.
+    """Return a price book from its text; ``path`` is for messages, and the book's name if ``name`` is empty.
 
     Raises:
         ConfigError: With all mistakes at once.
@@ -214,7 +214,7 @@ def parse(text: str, path: str, *, name: str = "") -> PriceBook:
 
 
 def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[str, ...]]:
-    """What is right in a price book, and its mistakes, one line each; with a mistake the book is only to be shown."""
+    """Return the right rows of a price book, and its mistakes, one line each. A book with mistakes is for display."""
     try:
         wrong = "not a price book; allowed: currency and rows (see docs/cost.md)"
         top = fields_of(text, path, wrong, is_ours=bool(name))
@@ -309,7 +309,7 @@ def _gaps(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
 
 
 def lines(book: PriceBook) -> Iterator[str]:
-    """The book's head, a line for each row that is right, and the sources that these lines number."""
+    """Yield the book's head, a line for each right row, and the sources that these lines number."""
     rows, currency = plural(len(book.rows), "row"), book.currency or "no currency"
     yield f"{book.name}: {rows}, {currency}; GPUs are {book.gpu_part:.0%} of a node's price"
     sources = [f"{row.source}; as of {row.price.as_of}" for row in book.rows]
@@ -340,7 +340,7 @@ def _period_text(row: PriceRow) -> str:
 
 
 def _known(row: PriceRow) -> str:
-    """The known models that a pattern stands for."""
+    """Return the known models that match a pattern."""
     return f" ({', '.join(_models(row)) or 'none known'})" if set(row.match.model) & set("*?") else ""
 
 

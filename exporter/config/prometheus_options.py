@@ -90,7 +90,7 @@ class PrometheusSettings:
 
 PROMETHEUS_OPTIONS = tuple(replace(one.metadata["option"], group=GROUP) for one in fields(PrometheusSettings))
 ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
-"""The option that says where Prometheus is."""
+"""The option with the address of Prometheus."""
 
 
 def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
 
 
 def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str]) -> PrometheusSettings:
-    """The settings that flags, then GPU_COST_EXPORTER_* variables come to.
+    """Return the settings from flags, then from GPU_COST_EXPORTER_* variables.
 
     Raises:
         ConfigError: With all mistakes at once; also where no address is given.
@@ -133,7 +133,7 @@ _FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is typ
 
 
 def address_problems(url: str) -> list[str]:
-    """What is wrong with an address; a password in it is never repeated."""
+    """Return what is wrong with an address, without a password in it."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -157,7 +157,7 @@ def address_problems(url: str) -> list[str]:
 
 
 def _together(values: Mapping[str, Any]) -> list[str]:
-    """What contradicts, or does nothing alone."""
+    """Return settings that contradict each other, or that have no effect alone."""
     found: list[str] = []
     token, user, password = (values[f"prometheus-{key}"] for key in ("token-file", "username", "password-file"))
     if token and (user or password):

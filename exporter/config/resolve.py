@@ -83,7 +83,7 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
 
 
 def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> list[str]:
-    """Warnings only: Kubernetes and other programs set variables that begin with our prefix, too."""
+    """Return warnings: Kubernetes and other programs set variables that begin with our prefix, too."""
     known = {option.env for option in options} | {CONFIG_ENV}
     warnings: list[str] = []
     for name in sorted(environ):
@@ -107,7 +107,7 @@ def load_agent(
     check_paths: bool = True,
     extra: tuple[str, ...] = (),
 ) -> AgentConfig:
-    """The agent's settled configuration.
+    """Return the agent's settled configuration.
 
     Args:
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
@@ -200,7 +200,7 @@ def _check_together(values: _Values, problems: list[str]) -> None:
 
 
 def _without_effect(values: _Values) -> list[str]:
-    """What was given and is not looked at, as something else is not switched on."""
+    """Return warnings of options without effect, because another option is off."""
     warnings: list[str] = []
     if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
         warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
@@ -333,7 +333,7 @@ def redacted(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text as one line that can neither steer a terminal nor pass itself off as another: what could is escaped."""
+    """Return a text as one line that cannot steer a terminal: what is not printable is escaped."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)

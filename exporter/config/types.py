@@ -32,8 +32,8 @@ Value = TypeVar("Value")
 class OptionType:
     """A sort of value.
 
-    ``parse`` turns a text into the value. It raises ValueError with the text, and with a reason where there is more to
-    say than ``noun`` and ``allowed``, which complete the message "'x' is not <noun>; allowed: <allowed>".
+    ``parse`` turns a text into the value. It raises ValueError with the text, and with a reason if the message
+    "'x' is not <noun>; allowed: <allowed>" is not enough.
     """
 
     parse: Callable[[str], object]
@@ -62,7 +62,7 @@ class Listen:
 
 
 def duration_seconds(text: str) -> float:
-    """Seconds of ``500ms``, ``1s``, ``2m``, ``1h``; ValueError without a unit, so that none is guessed."""
+    """Return the seconds of ``500ms``, ``1s``, ``2m``, ``1h``; raise ValueError if the unit is missing."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
@@ -70,7 +70,7 @@ def duration_seconds(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest text that ``duration_seconds`` reads back: ``0.5`` is ``500ms``."""
+    """Return the shortest text that ``duration_seconds`` reads back: ``0.5`` is ``500ms``."""
     for unit in ("h", "m", "s"):
         count = seconds / _SECONDS_PER[unit]
         if count >= 1 and count == int(count):
@@ -91,7 +91,7 @@ def checked(convert: Callable[[str], Value], is_allowed: Callable[[Value], objec
 
 
 def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
-    """A duration with a unit, within bounds; the value is in seconds."""
+    """Return the type of a duration with a unit, within bounds; the value is in seconds."""
     low, high = format_duration(minimum_seconds), format_duration(maximum_seconds)
     return OptionType(
         checked(duration_seconds, lambda seconds: minimum_seconds <= seconds <= maximum_seconds),
@@ -103,13 +103,13 @@ def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
 
 
 def choice(*words: str) -> OptionType:
-    """One of a few words."""
+    """Return the type of one of a few words."""
     metavar = "{" + ",".join(words) + "}"
     return OptionType(checked(str, words.__contains__), "a known choice", ", ".join(words), metavar, words=words)
 
 
 def count(minimum: int, maximum: int) -> OptionType:
-    """A whole number within bounds."""
+    """Return the type of a whole number within bounds."""
     return OptionType(
         checked(int, lambda value: minimum <= value <= maximum),
         "a whole number in range",

@@ -45,7 +45,7 @@ def fields_of(text: str, path: str, wrong: str, *, is_ours: bool = False, may_be
     Args:
         text: Of the file.
         path: For messages.
-        wrong: What is said of a file that is no mapping.
+        wrong: Message for a file that is no mapping.
         is_ours: Whether the file comes with the program. libyaml reads it ten times as fast, but crashes on some files.
         may_be_empty: Whether an empty file is a mapping without keys.
 
@@ -109,7 +109,7 @@ def _said(error: yaml.MarkedYAMLError) -> tuple[int, str]:
 
 
 def is_endless(root: yaml.Node) -> bool:
-    """Whether aliases that lead to aliases, or back to themselves, make a file so much larger than it looks."""
+    """Return whether aliases of aliases, or of themselves, make more than ``_MOST_NODES`` values of a file."""
     waiting, seen = [root], 0
     while waiting and seen <= _MOST_NODES:
         node = waiting.pop()
@@ -152,7 +152,7 @@ class Fields:
         return key in self._found
 
     def __iter__(self) -> Iterator[str]:
-        """Every key, in the file's order."""
+        """Yield every key, in the file's order."""
         return iter(self._found)
 
     def problem(self, key: str, words: str) -> None:
@@ -164,12 +164,12 @@ class Fields:
         return f"{self.path}:{self._lines.get(key, self.node.start_mark.line + 1)}"
 
     def take(self, key: str) -> yaml.Node | None:
-        """The key's node."""
+        """Return the key's node."""
         self._known.append(key)
         return self._found.get(key)
 
     def take_text(self, key: str, allowed: str = "one line of text", *, needed: bool = False) -> str | None:
-        """Text that is not empty; ``allowed`` says in words what belongs there."""
+        """Return a text that is not empty; ``allowed`` describes it in messages."""
         node = self.take(key)
         if node is None:
             if needed:
@@ -187,7 +187,7 @@ class Fields:
         return str(text)
 
     def take_number(self, key: str, allowed: str, low: float, high: float, *, needed: bool = False) -> float | None:
-        """A finite number from ``low`` to ``high``, both of which ``allowed`` names in words."""
+        """Return a finite number from ``low`` to ``high``; ``allowed`` describes it in messages."""
         text = self.take_text(key, allowed, needed=needed)
         if text is None:
             return None
@@ -201,7 +201,7 @@ class Fields:
         return value + 0.0  # -0.0 is 0.0
 
     def take_choice(self, key: str, words: Collection[str], allowed: str, *, needed: bool = False) -> str | None:
-        """One of a few words."""
+        """Return one of a few words."""
         text = self.take_text(key, allowed, needed=needed)
         if text is None or text in words:
             return text
@@ -210,12 +210,12 @@ class Fields:
         return None
 
     def take_switch(self, key: str) -> bool | None:
-        """``true`` or ``false``."""
+        """Return ``true`` or ``false``."""
         word = self.take_choice(key, ("true", "false"), "true, false")
         return None if word is None else word == "true"
 
     def take_mapping(self, key: str) -> "Fields | None":
-        """A mapping below the key."""
+        """Return the mapping below the key."""
         node = self.take(key)
         if node is None:
             return None
@@ -268,7 +268,7 @@ FileValue = tuple[str, Raw]
 
 
 def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
-    """Values by key, and the problems met, one line each. Underscores in keys are read as hyphens."""
+    """Return values by key, and problems, one line each. Underscores in keys are read as hyphens."""
     try:
         text = read_text(path, "config", "a configuration file", "give a readable YAML file, or leave --config out")
         wrong = "not a mapping; allowed: lines such as 'sample-interval: 1s'"
