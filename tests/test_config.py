@@ -8,22 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from config_support import settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.config import AgentConfig, load_agent, resolve
-from exporter.config.options import (
-    OPTIONS,
-    AgentServingSettings,
-    AttributionSettings,
-    ExpositionSettings,
-    LoggingSettings,
-    Option,
-    OwnerSettings,
-    PriceSettings,
-    RunningSettings,
-    SamplingSettings,
-)
+from exporter.config.options import OPTIONS, Option
 from exporter.config.types import Listen, duration_seconds, format_duration
 from exporter.errors import ConfigError
 
@@ -89,126 +79,66 @@ def test_without_any_setting_the_defaults_hold() -> None:
     assert config.warnings == ()
 
 
+GIVEN: dict[str, tuple[str, str, object]] = {
+    "listen": ("[::1]:1234", "listen", Listen("::1", 1234)),
+    "web_config": ("/web.yaml", "web_config", Path("/web.yaml")),
+    "release_seconds": ("2m", "release_seconds", 120.0),
+    "cost_service_url": ("https://cost/", "cost_service_url", "https://cost"),
+    "sample_interval": ("500ms", "interval_seconds", 0.5),
+    "source": ("dcgm", "source", "dcgm"),
+    "dcgm_address": ("engine", "dcgm_address", "engine:5555"),
+    "idle_threshold": ("0.1", "idle_threshold_ratio", 0.1),
+    "attribution": ("off", "enabled", False),
+    "kubelet_socket": ("unix:///run/k.sock", "kubelet_socket", "/run/k.sock"),
+    "kubelet_interval": ("10s", "kubelet_interval_seconds", 10.0),
+    "attribution_expiry": ("90s", "expiry_seconds", 90.0),
+    "gpu_resources": ("a.com/x, a.com/y-*", "gpu_resources", ("a.com/x", "a.com/y-*")),
+    "node_name": ("n1", "node_name", "n1"),
+    "proc_root": ("/host/proc", "proc_root", Path("/host/proc")),
+    "pod_log_root": ("/host/pods", "pod_log_root", Path("/host/pods")),
+    "workload_manager": ("slurm", "workload_manager", "slurm"),
+    "job_mapping_dir": ("/jobs", "job_mapping_dir", Path("/jobs")),
+    "kube_metadata": ("off", "kube_metadata", False),
+    "kubeconfig": ("/kubeconfig", "kubeconfig", Path("/kubeconfig")),
+    "kube_start_jitter": ("5s", "kube_start_jitter_seconds", 5.0),
+    "team_keys": ("squad, example.com/team", "team_keys", ("squad", "example.com/team")),
+    "cost_labels": ("project, example.com/cost-center", "cost_labels", ("project", "example.com/cost-center")),
+    "namespace_teams": ("off", "namespace_teams", False),
+    "pod_labels": ("app,tier", "pod_labels", ("app", "tier")),
+    "pod_annotations": ("note", "pod_annotations", ("note",)),
+    "reservation_namespaces": ("reserved", "reservation_namespaces", ("reserved",)),
+    "dcgm_pod_uid": ("on", "dcgm_pod_uid", True),
+    "dcgm_old_labels": ("on", "dcgm_old_labels", True),
+    "dcgm_model_hyphens": ("on", "dcgm_model_hyphens", True),
+    "collectors": ("/c.csv", "collectors", Path("/c.csv")),
+    "dcgm_names": ("4.9", "dcgm_names", "4.9"),
+    "hostname_label": ("node_name", "hostname_label", "node_name"),
+    "xid_count_window": ("1m", "xid_count_window_seconds", 60.0),
+    "clock_events_window": ("2m", "clock_events_window_seconds", 120.0),
+    "series_limit": ("500", "series_limit", 500),
+    "linger": ("10m", "linger_seconds", 600.0),
+    "price_book": ("/prices.yaml", "book", Path("/prices.yaml")),
+    "instance_type": ("p5.48xlarge", "instance_type", "p5.48xlarge"),
+    "capacity_type": ("spot", "capacity_type", "spot"),
+    "region": ("us-east-1", "region", "us-east-1"),
+    "state_interval": ("10s", "state_interval_seconds", 10.0),
+    "state_dir": ("/state", "state_dir", Path("/state")),
+    "lock_dir": ("/lock", "lock_dir", Path("/lock")),
+    "simulate": ("demo", "simulate", "demo"),
+    "simulate_hour": ("1m", "simulate_hour_seconds", 60.0),
+    "log_format": ("json", "log_format", "json"),
+    "log_level": ("debug", "log_level", "debug"),
+}
+"""Text of each flag, and the setting with its value."""
+
+
 def test_every_option_reaches_the_configuration_from_its_flag() -> None:
-    config = settle(
-        {
-            "listen": "[::1]:1234",
-            "web_config": "/web.yaml",
-            "release_seconds": "2m",
-            "sample_interval": "500ms",
-            "source": "dcgm",
-            "dcgm_address": "engine",
-            "idle_threshold": "0.1",
-            "attribution": "off",
-            "kubelet_socket": "unix:///run/k.sock",
-            "kubelet_interval": "10s",
-            "attribution_expiry": "90s",
-            "gpu_resources": "a.com/x, a.com/y-*",
-            "node_name": "n1",
-            "proc_root": "/host/proc",
-            "pod_log_root": "/host/pods",
-            "workload_manager": "slurm",
-            "job_mapping_dir": "/jobs",
-            "kube_metadata": "off",
-            "kubeconfig": "/kubeconfig",
-            "kube_start_jitter": "5s",
-            "team_keys": "squad, example.com/team",
-            "cost_labels": "project, example.com/cost-center",
-            "namespace_teams": "off",
-            "pod_labels": "app,tier",
-            "pod_annotations": "note",
-            "reservation_namespaces": "reserved",
-            "dcgm_pod_uid": "on",
-            "dcgm_old_labels": "on",
-            "dcgm_model_hyphens": "on",
-            "collectors": "/c.csv",
-            "dcgm_names": "4.9",
-            "hostname_label": "node_name",
-            "xid_count_window": "1m",
-            "clock_events_window": "2m",
-            "series_limit": "500",
-            "linger": "10m",
-            "price_book": "/prices.yaml",
-            "instance_type": "p5.48xlarge",
-            "capacity_type": "spot",
-            "region": "us-east-1",
-            "state_interval": "10s",
-            "state_dir": "/state",
-            "lock_dir": "/lock",
-            "simulate": "demo",
-            "simulate_hour": "1m",
-            "log_format": "json",
-            "log_level": "debug",
-        }
-    )
-    assert config == AgentConfig(
-        serving=AgentServingSettings(
-            listen=Listen("::1", 1234),
-            web_config=Path("/web.yaml"),
-            release_seconds=120.0,
-        ),
-        sampling=SamplingSettings(
-            interval_seconds=0.5,
-            source="dcgm",
-            dcgm_address="engine:5555",
-            idle_threshold_ratio=0.1,
-        ),
-        attribution=AttributionSettings(
-            enabled=False,
-            kubelet_socket="/run/k.sock",
-            kubelet_interval_seconds=10.0,
-            expiry_seconds=90.0,
-            gpu_resources=("a.com/x", "a.com/y-*"),
-            node_name="n1",
-            proc_root=Path("/host/proc"),
-            pod_log_root=Path("/host/pods"),
-            workload_manager="slurm",
-            job_mapping_dir=Path("/jobs"),
-        ),
-        owners=OwnerSettings(
-            kube_metadata=False,
-            kubeconfig=Path("/kubeconfig"),
-            kube_start_jitter_seconds=5.0,
-            team_keys=("squad", "example.com/team"),
-            cost_labels=("project", "example.com/cost-center"),
-            namespace_teams=False,
-            pod_labels=("app", "tier"),
-            pod_annotations=("note",),
-            reservation_namespaces=("reserved",),
-        ),
-        exposition=ExpositionSettings(
-            dcgm_pod_uid=True,
-            dcgm_old_labels=True,
-            dcgm_model_hyphens=True,
-            collectors=Path("/c.csv"),
-            dcgm_names="4.9",
-            hostname_label="node_name",
-            xid_count_window_seconds=60.0,
-            clock_events_window_seconds=120.0,
-            series_limit=500,
-            linger_seconds=600.0,
-        ),
-        prices=PriceSettings(
-            book=Path("/prices.yaml"),
-            instance_type="p5.48xlarge",
-            capacity_type="spot",
-            region="us-east-1",
-        ),
-        running=RunningSettings(
-            state_interval_seconds=10.0,
-            state_dir=Path("/state"),
-            lock_dir=Path("/lock"),
-            simulate="demo",
-            simulate_hour_seconds=60.0,
-        ),
-        logging=LoggingSettings(
-            log_format="json",
-            log_level="debug",
-        ),
-        warnings=tuple(
-            f"{key}: needs kube-metadata on; not used"
-            for key in ("kubeconfig", "pod-labels", "pod-annotations", "cost-labels")
-        ),
+    config = settle({flag: text for flag, (text, _, _) in GIVEN.items()})
+    assert {option.key.replace("-", "_") for option in OPTIONS} == set(GIVEN)
+    assert settings_of(config) == {name: value for _, name, value in GIVEN.values()}
+    assert config.warnings == tuple(
+        f"{key}: needs kube-metadata on; not used"
+        for key in ("kubeconfig", "pod-labels", "pod-annotations", "cost-labels")
     )
 
 

@@ -17,49 +17,30 @@ from exporter.errors import ConfigError
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "migrating.md"
 OURS = frozenset(BY_KEY)
-SAMPLES = {
-    "collectors": "/c.csv",
-    "address": "[::1]:9401",
-    "collect-interval": "10000",
-    "kubernetes": "false",
-    "kubernetes-enable-pod-uid": "true",
-    "kubernetes-enable-pod-labels": "true",
-    "kubernetes-enable-dra": "1",
-    "nvidia-resource-names": "nvidia.com/a100,nvidia.com/a10",
-    "pod-resources-kubelet-socket": "/k/kubelet.sock",
-    "hpc-job-mapping-dir": "/jobs",
-    "remote-hostengine-info": "tcp://engine",
-    "use-old-namespace": "true",
-    "no-hostname": "t",
-    "replace-blanks-in-model-name": "1",
-    "xid-count-window-size": "60000",
-    "clock-events-count-window-size": "120000",
-    "web-config-file": "/web.yaml",
-    "debug": "T",
-    "log-format": "json",
-    "NODE_NAME": "node-7",
+DEFAULT_RESOURCES = tuple(str(BY_KEY["gpu-resources"].default).split(","))
+SAMPLES: dict[str, tuple[str, str, object]] = {
+    "collectors": ("/c.csv", "collectors", Path("/c.csv")),
+    "address": ("[::1]:9401", "listen", Listen("::1", 9401)),
+    "collect-interval": ("10000", "interval_seconds", 10.0),
+    "kubernetes": ("false", "enabled", False),
+    "kubernetes-enable-pod-uid": ("true", "dcgm_pod_uid", True),
+    "kubernetes-enable-pod-labels": ("true", "kube_metadata", True),
+    "kubernetes-enable-dra": ("1", "kube_metadata", True),
+    "nvidia-resource-names": ("x.com/a,x.com/b", "gpu_resources", (*DEFAULT_RESOURCES, "x.com/a", "x.com/b")),
+    "pod-resources-kubelet-socket": ("/k/kubelet.sock", "kubelet_socket", "/k/kubelet.sock"),
+    "hpc-job-mapping-dir": ("/jobs", "job_mapping_dir", Path("/jobs")),
+    "remote-hostengine-info": ("tcp://engine", "dcgm_address", "engine:5555"),
+    "use-old-namespace": ("true", "dcgm_old_labels", True),
+    "no-hostname": ("t", "hostname_label", ""),
+    "replace-blanks-in-model-name": ("1", "dcgm_model_hyphens", True),
+    "xid-count-window-size": ("60000", "xid_count_window_seconds", 60.0),
+    "clock-events-count-window-size": ("120000", "clock_events_window_seconds", 120.0),
+    "web-config-file": ("/web.yaml", "web_config", Path("/web.yaml")),
+    "debug": ("T", "log_level", "debug"),
+    "log-format": ("json", "log_format", "json"),
+    "NODE_NAME": ("node-7", "node_name", "node-7"),
 }
-SEEN = {
-    "collectors": ("collectors", Path("/c.csv")),
-    "address": ("listen", Listen("::1", 9401)),
-    "collect-interval": ("interval_seconds", 10.0),
-    "kubernetes": ("enabled", False),
-    "kubernetes-enable-pod-uid": ("dcgm_pod_uid", True),
-    "kubernetes-enable-pod-labels": ("kube_metadata", True),
-    "kubernetes-enable-dra": ("kube_metadata", True),
-    "pod-resources-kubelet-socket": ("kubelet_socket", "/k/kubelet.sock"),
-    "hpc-job-mapping-dir": ("job_mapping_dir", Path("/jobs")),
-    "remote-hostengine-info": ("dcgm_address", "engine:5555"),
-    "use-old-namespace": ("dcgm_old_labels", True),
-    "no-hostname": ("hostname_label", ""),
-    "replace-blanks-in-model-name": ("dcgm_model_hyphens", True),
-    "xid-count-window-size": ("xid_count_window_seconds", 60.0),
-    "clock-events-count-window-size": ("clock_events_window_seconds", 120.0),
-    "web-config-file": ("web_config", Path("/web.yaml")),
-    "debug": ("log_level", "debug"),
-    "log-format": ("log_format", "json"),
-    "NODE_NAME": ("node_name", "node-7"),
-}
+"""A text of each setting with an equivalent, and the setting here with its value."""
 
 
 def settle(words: list[str], environ: dict[str, str] | None = None, **ours: str) -> AgentConfig:
@@ -75,7 +56,8 @@ def named(setting: Setting) -> str:
 
 
 def text_of(setting: Setting) -> str:
-    return SAMPLES.get(named(setting), "true" if setting.form == "switch" else "g:0")
+    name = named(setting)
+    return SAMPLES[name][0] if name in SAMPLES else "true" if setting.form == "switch" else "g:0"
 
 
 def forms(setting: Setting) -> list[list[str]]:
@@ -105,11 +87,11 @@ def test_a_setting_comes_to_the_same_by_every_name_that_it_has(setting: Setting)
         assert without_origin(setting, settle(words)) == by_variable, words
 
 
-@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_setting_that_has_an_equivalent_reaches_it(name: str) -> None:
     setting = next(setting for setting in TABLE if named(setting) == name)
-    attribute, value = SEEN[name]
-    assert settings_of(settle([], {setting.env: SAMPLES[name]}))[attribute] == value
+    text, attribute, value = SAMPLES[name]
+    assert settings_of(settle([], {setting.env: text}))[attribute] == value
 
 
 def test_every_setting_has_an_equivalent_or_says_what_to_do_instead() -> None:
