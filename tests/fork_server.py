@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LOADED = (
     "exporter.agent",
     "exporter.cli.agent",
-    "exporter.cli.serve",
     "exporter.doctor",
     "exporter.service.run",
     "gpu_simulator.node",

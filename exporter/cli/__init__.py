@@ -54,7 +54,7 @@ _COMMANDS: Mapping[str, _Command] = {
         ),
     ),
     "serve": _Command(
-        "serve",
+        "agent",
         "Run the cost service of a fleet: web pages, API, budgets and metrics.",
         (
             "--prometheus http://prometheus:9090",

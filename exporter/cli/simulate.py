@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, output, progress_bar, refuse, stdout
+from exporter.cli.common import Commands, Parser, command, output, progress_bar, put, refuse, stdout
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,11 +85,9 @@ def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             json.dump(truth_json(truth), stream)
     if path is not None:
         owned = truth.capacity_seconds / _HOUR_SECONDS
-        sys.stdout.write(
-            f"SIMULATED FLEET: nothing in {path} is real\n"
-            f"{plan.nodes} nodes, {plan.nodes * plan.gpus_per_node} GPUs, {_time(plan.start_seconds)} to"
-            f" {_time(plan.end_seconds)}, {owned:,.1f} GPU-hours\n"
-        )
+        put(f"SIMULATED FLEET: nothing in {path} is real")
+        span = f"{_time(plan.start_seconds)} to {_time(plan.end_seconds)}"
+        put(f"{plan.nodes} nodes, {plan.nodes * plan.gpus_per_node} GPUs, {span}, {owned:,.1f} GPU-hours")
     return 0
 
 
@@ -173,9 +171,7 @@ def _check_scenario(namespace: argparse.Namespace, problems: tuple[str, ...]) ->
     truth = plan.at(0.0)
     instances = sum(len(gpu.instances) for gpu in truth.gpus)
     parts = f", {instances} MIG instances" if instances else ""
-    sys.stdout.write(
-        f"{namespace.scenario}: ok: {truth.node}, {len(truth.gpus)} GPUs{parts}, {len(truth.holders)} holders\n"
-    )
+    put(f"{namespace.scenario}: ok: {truth.node}, {len(truth.gpus)} GPUs{parts}, {len(truth.holders)} holders")
     return 0
 
 

@@ -94,14 +94,15 @@ def group(title: str, kind: type[_Group]) -> _Group:
     return field(default_factory=kind, metadata={"title": title, "kind": kind})
 
 
+def options_in(kind: type[Any], title: str) -> tuple[Option, ...]:
+    """Return the options of a group of settings, to be listed under this heading."""
+    return tuple(replace(one.metadata["option"], group=title) for one in fields(kind))
+
+
 def options_of(configuration: type[Any]) -> tuple[Option, ...]:
     """Return the options of all groups of a configuration."""
-    return tuple(
-        replace(one.metadata["option"], group=part.metadata["title"])
-        for part in fields(configuration)
-        if part.metadata
-        for one in fields(part.metadata["kind"])
-    )
+    groups = (part.metadata for part in fields(configuration) if part.metadata)
+    return tuple(option for part in groups for option in options_in(part["kind"], part["title"]))
 
 
 def groups_of(configuration: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

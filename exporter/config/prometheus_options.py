@@ -5,13 +5,13 @@
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from exporter.config import types
-from exporter.config.options import Option, filled
+from exporter.config.options import Option, filled, options_in
 from exporter.config.resolve import CONFIG_ENV, settle
 from exporter.config.types import OptionType
 from exporter.errors import ConfigError
@@ -88,7 +88,7 @@ class PrometheusSettings:
     )
 
 
-PROMETHEUS_OPTIONS = tuple(replace(one.metadata["option"], group=GROUP) for one in fields(PrometheusSettings))
+PROMETHEUS_OPTIONS = options_in(PrometheusSettings, GROUP)
 ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometheus")
 """The option with the address of Prometheus."""
 
