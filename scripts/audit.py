@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pins import LISTS, ROOT
 
-# It has known vulnerabilities. A service that does not tell of them tells of none: a mirror of an index answers, too.
+# It has known vulnerabilities. A service that does not report them, such as a mirror of an index, reports none.
 CONTROL = "jinja2==3.1.0"
 # Findings that are lived with: id, and why it does no harm here. One that is found no more must go.
 ACCEPTED: dict[str, str] = {}
 HOSTS = {"osv": "api.osv.dev", "pypi": "pypi.org"}
 TIMEOUT_SECONDS = 5
 _LONGEST = 160
-# What the HTTP library says of itself before what went wrong.
+# The HTTP library writes this before the cause.
 _CONNECTION = re.compile(r"""\w+\(["']?(?:HTTPS?Connection(?:Pool)?\(.*?\)|<.*?>): """)
 _CLOSING = re.compile(r"""["']\)+$""")
 
@@ -31,17 +31,17 @@ class Finding:
     name: str
     version: str
     ids: tuple[str, ...]
-    mended_in: tuple[str, ...]
+    fixed_in: tuple[str, ...]
 
     def __str__(self) -> str:
         """One line for a person."""
-        mend = f"take {' or '.join(self.mended_in)}" if self.mended_in else "no version fixes it"
-        return f"{self.name} {self.version}: {', '.join(self.ids)}; {mend}: make requirements UPGRADE=--upgrade"
+        fix = f"take {' or '.join(self.fixed_in)}" if self.fixed_in else "no version fixes it"
+        return f"{self.name} {self.version}: {', '.join(self.ids)}; {fix}: make requirements UPGRADE=--upgrade"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a service says of a list: findings, packages that it does not know, and of how many it was asked."""
+    """The answer of a service about a list: findings, unknown packages, and the number of packages."""
 
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
@@ -49,7 +49,7 @@ class Answer:
 
 
 class UnansweredError(Exception):
-    """A service was not reached or did not understand; the message says why."""
+    """A service was not reached, or its answer is unreadable; the message has the reason."""
 
 
 def ask(service: str, lists: Sequence[Path], words: Sequence[str]) -> Answer:
@@ -72,7 +72,7 @@ def ask(service: str, lists: Sequence[Path], words: Sequence[str]) -> Answer:
                 name=package["name"],
                 version=package["version"],
                 ids=tuple(dict.fromkeys([found["id"], *found["aliases"]])),
-                mended_in=tuple(found["fix_versions"]),
+                fixed_in=tuple(found["fix_versions"]),
             )
             for package in packages
             for found in package.get("vulns", ())
@@ -83,7 +83,7 @@ def ask(service: str, lists: Sequence[Path], words: Sequence[str]) -> Answer:
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """The last that a program said; of a failed connection its cause."""
+    """Return the last message of a program; of a failed connection its cause."""
     lines = done.stderr.strip().splitlines()
     telling = [line for line in lines if ": " in line and not line.startswith(" ")] or lines
     last = telling[-1] if telling else f"ended with {done.returncode}"
@@ -95,7 +95,7 @@ def control(service: str, words: Sequence[str]) -> None:
     """Ask about a version whose vulnerabilities are known.
 
     Raises:
-        UnansweredError: None is told.
+        UnansweredError: The service reports none.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "control.txt"
@@ -157,7 +157,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def vulnerabilities(lists: Sequence[Path], osv_url: str | None) -> list[str]:
-    """Lines that fail the audit, of the first service that answers; says whom it asked.
+    """Return the lines that fail the audit, from the first service that answers.
 
     Raises:
         UnansweredError: None answers.

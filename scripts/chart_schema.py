@@ -29,7 +29,7 @@ def closed(properties: Schema, *required: str) -> Schema:
 
 
 def known(*keys: str) -> Schema:
-    """An object of which the keys are known; what is in them Kubernetes looks at."""
+    """An object with known keys; Kubernetes checks their values."""
     return closed({key: {} for key in keys})
 
 

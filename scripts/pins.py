@@ -32,7 +32,7 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class PinError(ValueError):
-    """A line that pins nothing; the message says which and how to mend it."""
+    """A line that pins nothing; the message has the line and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

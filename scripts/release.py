@@ -19,7 +19,7 @@ CONDITIONS: tuple[tuple[int, Mapping[str, str]], ...] = (
 
 
 class BuildError(Exception):
-    """A build failed or is not like the other; the message says which file."""
+    """A build failed, or differs from the other one; the message names the file."""
 
 
 def _git(*words: str) -> str:
@@ -34,7 +34,7 @@ def export(commit: str, folder: Path, umask: int) -> None:
 
 
 def build(source: Path, umask: int, environment: Mapping[str, str]) -> list[Path]:
-    """Make the sdist of a folder, and the wheel of the sdist, as who installs from it does.
+    """Make the sdist of a folder, and the wheel from the sdist, as an installation does.
 
     Raises:
         BuildError: The build failed.

@@ -22,7 +22,7 @@ PARTS = ("recording", "ledger", "evidence", "waste", "cost", "health", "exporter
 """In this order: what is recorded comes before what reads it."""
 
 DCGM_GROUPS = (("recording", "gpu-workloads"), ("waste", "gpu-waste"))
-"""What judges, of the parts: the same for those who keep dcgm-exporter; dcgm-exporter.yaml makes what it reads."""
+"""Parts and groups of the waste alerts, also for dcgm-exporter: dcgm-exporter.yaml records the series they read."""
 
 DCGM_LACKS = frozenset(
     {
@@ -59,7 +59,7 @@ DCGM_HEADER = """\
 """
 
 MUTE = "annotate its pods: gpu-cost-exporter/alerts=disabled"
-"""Of the ways to mute, the one that kube-state-metrics can tell."""
+"""The only way to mute that kube-state-metrics shows."""
 
 MANIFEST_HEADER = """\
 # Made from rules/src/*.yaml by scripts/rules.py; do not edit here.
@@ -134,7 +134,7 @@ def group(part_name: str, name: str, without: frozenset[str]) -> str:
 
 
 def for_dcgm_exporter() -> str:
-    """The waste alerts on what dcgm-exporter and kube-state-metrics tell."""
+    """Return the waste alerts on series of dcgm-exporter and kube-state-metrics."""
     head, _ = (SOURCE / "dcgm-exporter.yaml").read_text(encoding="utf-8").split(GROUPS, 1)
     adapter = DCGM_HEADER + head + GROUPS + groups_of("dcgm-exporter")
     text = "\n".join([adapter, *(group(part, name, DCGM_LACKS) for part, name in DCGM_GROUPS)])
@@ -142,7 +142,7 @@ def for_dcgm_exporter() -> str:
 
 
 def ineffective() -> str:
-    """The alert that is off by default, with its comments: nobody has to look for what it is."""
+    """Return the alert that is off by default, with the comments of its source."""
     head, _ = (SOURCE / "ineffective.yaml").read_text(encoding="utf-8").split(GROUPS, 1)
     return DCGM_HEADER + head + GROUPS + groups_of("ineffective")
 

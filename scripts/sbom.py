@@ -37,7 +37,7 @@ _SPACE = uuid.UUID("8f1d4d8a-6f0e-5d0c-9c36-2b5f0d6f8f11")
 
 
 def licence(metadata: Mapping[str, Any], classifiers: Iterable[str]) -> list[dict[str, Any]]:
-    """What a package says its licence is, as CycloneDX has it; empty when it says nothing."""
+    """Return a package's licence in CycloneDX's form; empty if the package names none."""
     text = metadata.get("License-Expression")
     if text:
         return [{"expression": text}] if " " in text else [{"license": {"id": text}}]
@@ -46,7 +46,7 @@ def licence(metadata: Mapping[str, Any], classifiers: Iterable[str]) -> list[dic
         known = one if one in _IDS else SPDX.get(one)
         if known:
             return [{"license": {"id": known}}]
-    # Only a name: which of several licences "BSD" means it does not say.
+    # Only a name: "BSD" may mean several licences.
     return [{"license": {"name": said[-1].splitlines()[0].rpartition(" :: ")[2]}}] if said else []
 
 
@@ -128,7 +128,7 @@ def bill(
         environment: Distribution by canonical name; ours is the subject.
         pins: What they were pinned to.
         base: What they stand on.
-        wheel: The file of ours, whose hash is told.
+        wheel: Our file; the bill has its hash.
         epoch: Unix seconds that it is dated with; without them it has no date.
     """
     packages = {name: component(one, pins.get(name)) for name, one in sorted(environment.items())}

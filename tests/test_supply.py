@@ -338,8 +338,8 @@ KNOWN: Known = {("jinja2", "3.1.0"): ("GHSA-h5c8-rqwp-cp95", ("CVE-2024-22195",)
 
 
 def vulnerability(name: str, found: tuple[str, tuple[str, ...], str]) -> dict[str, object]:
-    identifier, aliases, mended_in = found
-    events = [{"introduced": "0"}, {"fixed": mended_in}]
+    identifier, aliases, fixed_in = found
+    events = [{"introduced": "0"}, {"fixed": fixed_in}]
     affected = {"package": {"name": name, "ecosystem": "PyPI"}, "ranges": [{"type": "ECOSYSTEM", "events": events}]}
     return {
         "id": identifier,
@@ -393,7 +393,7 @@ def test_the_audit_fails_on_a_finding_and_says_what_to_take(capsys: pytest.Captu
 
 
 def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leave_the_list() -> None:
-    finding = audit.Finding(name="a", version="1", ids=("GHSA-1", "CVE-1"), mended_in=())
+    finding = audit.Finding(name="a", version="1", ids=("GHSA-1", "CVE-1"), fixed_in=())
     answer = audit.Answer(findings=(finding,), unknown=(), asked=1)
     assert [*audit.judged(answer, {"CVE-1": "its code is not reached"})] == []
     assert [*audit.judged(answer, {})] == [

@@ -75,7 +75,7 @@ class Store:
         self._changes: deque[ObjectChange] = deque(maxlen=HISTORY_LENGTH)
 
     def follow(self, objects: ApiObjects) -> bool:
-        """Take what there is now; say whether anything changed."""
+        """Take the objects of now; return whether anything changed."""
         if objects is self._seen:
             return False
         self._seen, before, wanted = objects, self.version, objects.by_key()
@@ -120,7 +120,7 @@ class Store:
 
 
 OTHER_NAME = ".example.internal"
-"""What the API adds to the node's name where the fault says that it has another one."""
+"""Suffix of the node's name in the API during the fault API_OTHER_NODE_NAME."""
 _CREATED = "2026-01-05T08:00:00Z"
 _IMAGE = "registry.invalid/simulated:1"
 _Texts = tuple[tuple[str, str], ...]
@@ -175,7 +175,7 @@ def _pod_json(
     containers: tuple[str, ...],
 ) -> Json:
     namespace, name, uid, phase = identity
-    # What every real object has, and nobody here may read.
+    # Every real object has these, and no client reads them.
     managed = {"apiVersion": "v1", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {}}}
     metadata: dict[str, Any] = {
         "name": name,
@@ -243,7 +243,7 @@ def one(shown: Json, *, metadata_only: bool) -> Json:
 
 
 def event(change: ObjectChange, wanted: Selector, *, metadata_only: bool) -> bytes | None:
-    """Make the line by which a watch is told of a change; ``None`` where it does not concern the watch."""
+    """Return the line of a change for a watch; ``None`` if the change does not concern the watch."""
     before = change.before if change.before is not None and wanted(change.before) else None
     after = change.after if change.after is not None and wanted(change.after) else None
     shown = after if after is not None else before
@@ -302,10 +302,10 @@ class ServerTls:
 
 
 class ApiServer:
-    """Serves the objects on loopback, to those who show the bearer token, and follows the faults ``API_*``.
+    """Serves the objects on loopback to clients with the bearer token, and follows the faults ``API_*``.
 
     Args:
-        objects: What there is now; returning the same object says that nothing changed.
+        objects: Returns the objects of now, and the same value as before if nothing changed.
         faults: The faults now, with their parameters.
         token_file: Where the token is written, for clients to read; a new one when API_UNAUTHORISED begins.
         kubeconfig: Where a kubeconfig is written that points to the server and the token's file.
@@ -582,7 +582,7 @@ class ApiServer:
                 await self._ticked.wait()
 
     def _bookmark(self, request: web.Request, resource: str, version: int) -> bytes:
-        """Make the line that tells a watch how far it has come; a server sends none without news."""
+        """Return the line with a watch's position; a server sends it only after changes."""
         api, kind = self._kind(request, resource)
         metadata = {"resourceVersion": str(version), "creationTimestamp": None}
         shown: dict[str, Any] = {"kind": kind, "apiVersion": api, "metadata": metadata}

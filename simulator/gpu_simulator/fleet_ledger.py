@@ -134,7 +134,7 @@ def _services(node: FleetNode) -> Iterator[FleetHolding]:
 
 
 def _notebooks(node: FleetNode) -> Iterator[FleetHolding]:
-    """People's notebooks, and small services beside them."""
+    """Yield notebooks, and small services."""
     random = node.random("notebooks")
     for slot in range(len(node.slots)):
         clock = random.randrange(DAY_SECONDS)
@@ -198,7 +198,7 @@ def away_hours(node: FleetNode) -> frozenset[int]:
 
 
 def unmeasured_hours(node: FleetNode) -> frozenset[int]:
-    """Hours in which nothing told how busy the node's GPUs were."""
+    """Return the hours in which the activity of the node's GPUs was not measured."""
     random = node.random("unmeasured")
     if not node.measured:
         return frozenset(range(node.plan.hours))
@@ -293,7 +293,7 @@ class NodeLedger:
 
 @lru_cache(maxsize=4)
 def recording_hours(plan: FleetPlan) -> tuple[int, ...]:
-    """For each hour the hour whose sample tells it; another than itself where Prometheus was away at its end.
+    """Return for each hour the hour in which it was recorded; a later one if Prometheus was away at its end.
 
     The rules look back on a counter for a day: what was counted while Prometheus was away stands in the first sample
     after.
@@ -328,7 +328,7 @@ def node_ledger(node: FleetNode) -> NodeLedger:
 
 
 def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
-    """Every holding, hour by hour, and what nobody held, by the first slot of its GPU."""
+    """Return every holding, hour by hour, and the unheld rest by the first slot of its GPU."""
     random, unmeasured = node.random("activity"), unmeasured_hours(node)
     uses: HourUses = {}
     free = [[HOUR_MS] * node.plan.hours for _ in range(node.plan.gpus_per_node)]

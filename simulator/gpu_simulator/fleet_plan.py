@@ -200,7 +200,7 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
             gpu_product=spec.name.replace(" ", "-"),
         ),
         slots=tuple(slot for gpu in range(plan.gpus_per_node) for slot in _slots(pool, gpu)),
-        # What A100's NVML does not tell of instances.
+        # NVML does not measure the activity of instances on A100.
         measured=not (pool.profile and pool.model == "a100-80gb"),
         profiled=pool.parts == 1 and pool.model in FLEET["profiled"],
         currency=currency,
@@ -271,7 +271,7 @@ def workload(node: FleetNode, random: Random, kind: str, role: str, variants: in
 
 
 def task_owner(node: FleetNode, random: Random, serial: int) -> FleetOwner:
-    """The owner of one short task; ``serial`` tells those apart that have a name of their own."""
+    """Return the owner of one short task; ``serial`` distinguishes tasks with names of their own."""
     dice = random.random()
     if dice < node.plan.one_shot_ratio:
         owner = workload(node, random, "Job", "sweep", 1)

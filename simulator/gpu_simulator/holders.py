@@ -328,7 +328,7 @@ def also_listed(plan: NodePlan, held: list[PresentUse], uses: Iterable[UsePlan],
 
 
 def _finished(plan: NodePlan, uses: Iterable[UsePlan], t: float) -> Iterator[HolderTruth]:
-    """Yield pods that have ended, and whose devices a kubelet up to 1.33 may list a while longer."""
+    """Yield ended pods; a kubelet up to 1.33 lists their devices for some time."""
     for use in uses:
         found = use.pod.window.occurrence(t, use.pod.finished_seconds)
         if found and not (use.pod.window.occurrence(t) or use.claim.admin or is_kai_part(plan, use.claim)):
@@ -338,7 +338,7 @@ def _finished(plan: NodePlan, uses: Iterable[UsePlan], t: float) -> Iterator[Hol
 
 
 def _reservation_holders(plan: NodePlan, held: list[PresentUse]) -> Iterator[HolderTruth]:
-    """Yield KAI's pods, each with the GPU of a group as long as somebody is in it."""
+    """Yield KAI's pods, each with the GPU of a group that has a member."""
     started: dict[int, float] = {}
     for hold in held:
         if is_kai_part(plan, hold.use.claim):

@@ -21,7 +21,7 @@ MARK = "simulated"
 
 _RUNNING = "Running"
 _KTHREADD = ProcessTruth(pid=2, start_ticks=0, comm="kthreadd", cgroup="0::/\n", memory_used_bytes=0)
-"""The kernel's thread daemon: process 2 of every host, and how a host's /proc is told from a container's."""
+"""The kernel's thread daemon: process 2 of every host, which distinguishes a host's /proc from a container's."""
 
 
 def write_filesystem(truth: NodeTruth, proc_root: Path, pod_log_root: Path) -> None:

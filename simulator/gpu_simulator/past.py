@@ -24,7 +24,7 @@ _PROMTOOL_SECONDS = 300.0
 
 
 def demo_fleet(now_seconds: float, days: int) -> FleetPlan:
-    """Return the fleet whose past ends with the last hour that is recorded."""
+    """Return the fleet with a past up to the last recorded hour."""
     end = int((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
     return FleetPlan(nodes=NODES, days=days, end_seconds=end, clusters=CLUSTERS)
 

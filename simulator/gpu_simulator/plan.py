@@ -1,4 +1,4 @@
-"""What a scenario says, once it is checked: boards, pods, processes and faults, with times since its start."""
+"""Values of a checked scenario: boards, pods, processes and faults, with times since its start."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class IdForm(StrEnum):
     VOLCANO = "volcano-vgpu"
     """As HAMi's, under resources of volcano's and with an annotation of its own."""
     KAI = "kai"
-    """NVIDIA's plugin; a reservation pod has the GPU of those who have fractions of it and no id themselves."""
+    """NVIDIA's plugin; a reservation pod has the GPU for the pods with fractions, which have no id."""
     DRA = "dra"
     """No device plugin: entries of claims, ``gpu-<minor>`` and ``gpu-<minor>-mig-...``."""
 
@@ -145,7 +145,7 @@ class Claim:
     fraction: float | None = None
     """Declared part of the device, of KAI's."""
     claim_name: str = ""
-    """Of the DRA claim; empty for one of the container's own. Who names the same one shares its devices."""
+    """Of the DRA claim; empty for one of the container's own. Containers that name the same claim share its devices."""
     admin: bool = False
     """A DRA claim that monitors and does not hold."""
     extended: bool = False
@@ -221,7 +221,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """Everything that a scenario says."""
+    """A whole scenario."""
 
     name: str
     """Of the scenario."""

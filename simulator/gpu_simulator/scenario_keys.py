@@ -1,4 +1,4 @@
-"""Reading a scenario's keys: what is missing, unknown or of the wrong kind is noted by line, and reading goes on."""
+"""Reads a scenario's keys; notes by line every key that is missing, unknown or of the wrong kind."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -193,7 +193,7 @@ class Section:
 
         Args:
             first: Key of the start.
-            last: Key of the end; without an end it lasts for ever.
+            last: Key of the end; without it there is no end.
             linger_seconds: What must fit between the end and the next start.
         """
         start = self.number(first, 0.0)
@@ -267,7 +267,7 @@ def _item(node: yaml.Node, problems: Problems) -> Item:
             if key in found:
                 problems.add(key_node.start_mark.line + 1, f"{key}: stands twice in one mapping")
             child = _item(value_node, problems)
-            # A mistake in a value that begins on a line of its own is looked for at its key.
+            # A mistake in a value is reported at its key, also if the value begins on the next line.
             found[key] = Item(child.value, key_node.start_mark.line + 1)
         return Item(found, line)
     if isinstance(node, yaml.SequenceNode):

@@ -101,7 +101,7 @@ _DRAWS = 20
 
 
 def free_port(preferred: int) -> int:
-    """Give ``preferred`` on 127.0.0.1 where nobody listens there, else a port that is free now; 0 prefers none."""
+    """Return ``preferred`` on 127.0.0.1 if it is free, otherwise another free port; 0 prefers none."""
     drawn = (secrets.choice(_QUIET_PORTS) for _ in range(_DRAWS))
     for port in (*((preferred,) if preferred else ()), *drawn, 0):
         with socket.socket() as probe:
@@ -124,7 +124,7 @@ _SECONDS = 5.0
 
 
 async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, str]]:
-    """Return what to show people, and where: of each the first address that answers, as some packages have no pages.
+    """Return names and addresses of pages, of each the first one that answers: some packages have no pages.
 
     Args:
         prometheus: Its port on 127.0.0.1.
@@ -407,7 +407,7 @@ _READ_SECONDS = 120
 
 
 async def _make_past(options: StackOptions, past: Past, directory: Path, say: Callable[[str], None]) -> None:
-    """Make the past while the programs run, hand it to Prometheus and wait until that has it; say how far it is."""
+    """Make the past while the programs run, load it into Prometheus, and show the progress."""
     clock = asyncio.get_running_loop().time
     days, begun, said = f"{options.history_days} days of a fleet's past", clock(), 0
     maker = Program(name="past", command=past.command, ready_url="", log=directory / "past.log")
@@ -456,7 +456,7 @@ async def run(
 
     Args:
         options: What to show.
-        say: Takes every text meant for the user.
+        say: Takes every text for the user.
         stop: Set it to end everything.
         tools: Programs to use; without one of them the agent is shown alone.
         screen: How alerts are shown.

@@ -67,7 +67,7 @@ class Fault(StrEnum):
     ENGINE_SLOW = "engine_slow"
     """Every call to the host engine takes ``seconds``."""
     PROFILING_PAUSED = "profiling_paused"
-    """Somebody paused DCGM's profiling: its values are blank for everybody."""
+    """DCGM's profiling is paused: its values are blank for all clients."""
 
 
 GPU_FAULTS = frozenset({Fault.GPU_LOST, Fault.RESET_REQUIRED, Fault.UNKNOWN_ERROR, Fault.GPU_ABSENT})
@@ -94,7 +94,7 @@ class ModelSpec:
     compute_slices: int = 0
     memory_slices: int = 0
     not_supported: frozenset[Field] = frozenset()
-    """Fields for which this model's driver says NOT_SUPPORTED."""
+    """Fields for which this model's driver returns NOT_SUPPORTED."""
     idle_sm_clock_mhz: int = 345
     """Of a GPU without any process."""
     idle_performance_state: int = 0
@@ -116,7 +116,7 @@ class ProcessTruth:
 
     pid: int
     start_ticks: int
-    """Field 22 of /proc/<pid>/stat: tells a reused pid."""
+    """Field 22 of /proc/<pid>/stat: shows that a pid is reused."""
     comm: str
     cgroup: str
     """The whole text of /proc/<pid>/cgroup."""
@@ -224,7 +224,7 @@ class GpuTruth(Board):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderTruth:
-    """A container that truly holds a device now, and what the kubelet says of it."""
+    """A container that truly holds a device now, and how the kubelet lists it."""
 
     namespace: str
     pod: str
@@ -258,7 +258,7 @@ class PodTruth(PodMetadata):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTruth:
-    """What the API has beside the pods of this node."""
+    """Objects of the API in addition to the pods of this node."""
 
     node_labels: Mapping[str, str] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -292,7 +292,7 @@ class NodeTruth:
     other_pods: tuple[tuple[str, str, str], ...] = ()
     """(namespace, pod, container) of containers without devices, which the kubelet lists too."""
     also_listed: tuple[HolderTruth, ...] = ()
-    """What the kubelet lists with devices and who holds none of them: finished pods, monitoring, reservation pods."""
+    """Containers that the kubelet lists with devices and that hold none: finished, monitoring and reservation pods."""
     allocatable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Resource to healthy device ids, allocated or not."""
     pods: tuple[PodTruth, ...] = ()
