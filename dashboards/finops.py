@@ -61,49 +61,38 @@ def _forecast() -> str:
     return f"{_money(RANGE)} + on (currency) ({rest}) or {rest}"
 
 
+def _sum(title: str, description: str, expression: str, since: str) -> Panel:
+    return number(title, description, (expression, "{{currency}}"), unit=MONEY, time_from=since, decimals=2)
+
+
 def _month() -> list[Panel]:
-    by_currency, month = "{{currency}}", "now/M"
+    held = "held, Unallocated and Unattributed."
     return [
-        number(
-            "Today",
-            "Since midnight UTC, until the last recorded hour: held, Unallocated and Unattributed.",
-            (_money(RANGE), by_currency),
-            unit=MONEY,
-            time_from="now/d",
-            decimals=2,
-        ),
-        number(
+        _sum("Today", f"Since midnight UTC, until the last recorded hour: {held}", _money(RANGE), "now/d"),
+        _sum(
             "Month to date",
-            "Since the first of the month, UTC, until the last recorded hour: held, Unallocated and Unattributed.",
-            (_money(RANGE), by_currency),
-            unit=MONEY,
-            time_from=month,
-            decimals=2,
+            f"Since the first of the month, UTC, until the last recorded hour: {held}",
+            _money(RANGE),
+            "now/M",
         ),
-        number(
+        _sum(
             "Forecast of the month",
             "Month to date, and for the rest what an hour of the last seven days cost. The cost service's knows "
             "weekdays.",
-            (_forecast(), by_currency),
-            unit=MONEY,
-            time_from=month,
-            decimals=2,
+            _forecast(),
+            "now/M",
         ),
-        number(
+        _sum(
             "Idle, month to date",
             "Of what was held: money for time in which it did nothing.",
-            (_money(RANGE, IDLE), by_currency),
-            unit=MONEY,
-            time_from=month,
-            decimals=2,
+            _money(RANGE, IDLE),
+            "now/M",
         ),
-        number(
+        _sum(
             "Unallocated, month to date",
             "Money for GPUs that nobody held.",
-            (_money(RANGE, UNALLOCATED), by_currency),
-            unit=MONEY,
-            time_from=month,
-            decimals=2,
+            _money(RANGE, UNALLOCATED),
+            "now/M",
         ),
         number(
             "Month, as the cost service has it",

@@ -5,8 +5,7 @@ from typing import Any
 from board import Rows, board, choice
 from oncall_exporters import alerts, exporters
 from oncall_health import heat_and_links, memory, xids
-from oncall_links import node_link
-from panels import Column, Panel, graph, grid, states
+from panels import GPU_COLUMNS, NODE_COLUMNS, Column, Panel, graph, grid, states
 from promql import CLUSTER, DEVICE, GPU, NODES
 
 GPUS = f'{NODES},uuid=~"$uuid"'
@@ -25,8 +24,7 @@ def _missing() -> list[Panel]:
             "are missing; less advertised than present cannot be held.",
             [*state.values(), f"sum by ({by}) (max by ({GPU}) (gpu_up{{{NODES}}}) == bool 0)"],
             [
-                Column("cluster", "Cluster"),
-                Column("node", "Node", links=(node_link(),)),
+                *NODE_COLUMNS,
                 *columns,
                 Column("Value #E", "Down"),
             ],
@@ -47,11 +45,7 @@ def _missing() -> list[Panel]:
             "IMEX domain, 6 bus reset, 7 system reboot.",
             [f"max by ({GPU}, model) (gpu_recovery_action{{{NODES}}}) > 0"],
             [
-                Column("cluster", "Cluster"),
-                Column("node", "Node", links=(node_link(),)),
-                Column("gpu", "GPU"),
-                Column("uuid", "UUID"),
-                Column("model", "Model"),
+                *GPU_COLUMNS,
                 Column("Value #A", "Action"),
             ],
             sort="Action",

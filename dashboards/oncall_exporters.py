@@ -1,7 +1,6 @@
 """Panels of on-call: whether the exporters see, and which alerts fire."""
 
-from oncall_links import node_link
-from panels import RUNBOOK, Column, Panel, graph, grid, link, number, states
+from panels import NODE_COLUMNS, RUNBOOK, Column, Panel, graph, grid, link, number, states
 from promql import CLUSTER, NODES
 
 INSTANCE = "cluster, instance, pod"
@@ -120,8 +119,7 @@ def alerts() -> list[Panel]:
             [
                 Column("severity", "Severity", texts={"critical": "red", "warning": "orange", "info": "blue"}),
                 Column("alertname", "Alert", links=(link("Runbook: find the alert's heading", RUNBOOK),)),
-                Column("cluster", "Cluster"),
-                Column("node", "Node", links=(node_link(),)),
+                *NODE_COLUMNS,
                 Column("gpu", "GPU"),
                 Column("workload_namespace", "Namespace"),
                 Column("workload_name", "Workload"),

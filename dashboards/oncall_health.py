@@ -1,7 +1,6 @@
 """Panels of on-call: what boards say of themselves, by Xids, memory errors, heat and links."""
 
-from oncall_links import node_link
-from panels import RUNBOOK, Column, Panel, graph, grid, link, states
+from panels import GPU_COLUMNS, RUNBOOK, Column, Panel, graph, grid, link, states
 from promql import GPU, NODES
 
 TIERS = {"critical": "red", "warning": "orange", "application": "blue", "none": "text"}
@@ -22,11 +21,7 @@ def xids() -> list[Panel]:
             [
                 Column("tier", "Tier", texts=TIERS),
                 Column("xid", "Xid", links=(link("Runbook", f"{RUNBOOK}#gpuxidcritical"),)),
-                Column("cluster", "Cluster"),
-                Column("node", "Node", links=(node_link(),)),
-                Column("gpu", "GPU"),
-                Column("uuid", "UUID"),
-                Column("model", "Model"),
+                *GPU_COLUMNS,
                 Column("Value #A", "Last seen", "dateTimeFromNow"),
                 Column("Value #B", "Times"),
             ],
@@ -96,11 +91,7 @@ def memory() -> list[Panel]:
                 replaced,
             ],
             [
-                Column("cluster", "Cluster"),
-                Column("node", "Node", links=(node_link(),)),
-                Column("gpu", "GPU"),
-                Column("uuid", "UUID"),
-                Column("model", "Model"),
+                *GPU_COLUMNS,
                 Column("Value #A", "Uncorrected"),
                 Column("Value #B", "Corrected"),
                 Column("Value #C", "Rows or pages replaced"),

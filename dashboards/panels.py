@@ -72,6 +72,15 @@ def link(title: str, url: str) -> dict[str, Any]:
     return {"title": title, "url": url, "targetBlank": True}
 
 
+_ON_CALL = (
+    "/d/gpu-cost-oncall/gpu-on-call?var-datasource=${datasource}&var-node=${__data.fields.Node:percentencode}"
+    "&${__url_time_range}"
+)
+NODE_COLUMNS = (Column("cluster", "Cluster"), Column("node", "Node", links=(link("This node", _ON_CALL),)))
+"""A node, which leads to on-call of that node."""
+GPU_COLUMNS = (*NODE_COLUMNS, Column("gpu", "GPU"), Column("uuid", "UUID"), Column("model", "Model"))
+
+
 def steps(*borders: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
     """Colours from a value on; the first has none."""
     listed = [models.Threshold(value=value, color=colour) for value, colour in borders]
