@@ -82,16 +82,13 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
     return None if option.default is None else option.parse(option.default)
 
 
-def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> list[str]:
-    """Return warnings: Kubernetes and other programs set variables that begin with our prefix, too."""
+def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield warnings: Kubernetes and other programs set variables that begin with our prefix, too."""
     known = {option.env for option in options} | {CONFIG_ENV}
-    warnings: list[str] = []
     for name in sorted(environ):
-        rest = name.removeprefix(ENV_PREFIX[:-1])
-        if not name.startswith(ENV_PREFIX) or name in known or SERVICE_LINK.fullmatch(rest):
-            continue
-        warnings.append(f"{name}: unknown variable, not used{did_you_mean(name, known, cutoff=0.8)}")
-    return warnings
+        is_link = SERVICE_LINK.fullmatch(name.removeprefix(ENV_PREFIX[:-1]))
+        if name.startswith(ENV_PREFIX) and name not in known and not is_link:
+            yield f"{name}: unknown variable, not used{did_you_mean(name, known, cutoff=0.8)}"
 
 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
@@ -131,9 +128,8 @@ def load_agent(
         values["lock-dir"] = None  # many simulated nodes of one name may run on one machine
     if more_resources:
         _add_resources(values, *more_resources, problems)
-    _check_together(values, problems)
-    warnings += [*_settle_collectors(values), *_settle_source(values)]
-    warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
+    problems += _contradictions(values)
+    warnings += [*_adjusted(values), *unknown_variables(OPTIONS, environ), *_without_effect(values)]
     if check_paths:
         problems += _path_problems(values)
     if problems:
@@ -160,62 +156,50 @@ def _add_resources(values: _Values, origin: str, text: str, problems: list[str])
             problems.append(option.refusal(origin, names, error))
 
 
-def _settle_collectors(values: _Values) -> list[str]:
-    """Use the default set for a file that only dcgm-exporter's image has; return the warning."""
+def _adjusted(values: _Values) -> Iterator[str]:
+    """Set the collectors and the DCGM engine to those that are used; yield warnings of values that are not."""
     path = values["collectors"]
-    if path not in ITS_FILES or path.exists():
-        return []
-    values["collectors"] = None
-    return [f"collectors: {path} is in dcgm-exporter's image only; its default set, which is built in, is used"]
-
-
-def _settle_source(values: _Values) -> list[str]:
-    """Use DCGM where there is an address; return a warning of what was given in vain."""
+    if path in ITS_FILES and not path.exists():
+        values["collectors"] = None
+        yield f"collectors: {path} is in dcgm-exporter's image only; its default set, which is built in, is used"
     if values["source"] == "dcgm":
         values["dcgm-address"] = values["dcgm-address"] or types.DEFAULT_ADDRESS
     elif values["source"] == "nvml" and values["dcgm-address"]:
         values["dcgm-address"] = None
-        return ["dcgm-address: with source nvml no engine is asked; not used; source auto reads both"]
-    return []
+        yield "dcgm-address: with source nvml no engine is asked; not used; source auto reads both"
 
 
-def _check_together(values: _Values, problems: list[str]) -> None:
+def _contradictions(values: _Values) -> Iterator[str]:
+    """Yield mistakes of values that are right by themselves."""
     expiry, interval = values["attribution-expiry"], values["kubelet-interval"]
     if expiry is not None and interval is not None and expiry < 2 * interval:
-        problems.append(
+        yield (
             f"attribution-expiry: {expiry:g}s is less than twice the kubelet-interval, {interval:g}s, so that"
             f" allocation would be unknown between two answers; allowed: {2 * interval:g}s or more"
         )
     manager = values["workload-manager"]
     if values["kube-metadata"] and manager not in {"kubernetes", None}:
-        problems.append(
+        yield (
             f"kube-metadata: is on, and the workload-manager is {manager}: Kubernetes does not know its jobs;"
             " allowed: one of the two"
         )
-    problems += [
-        f"{key}: names {len(values[key])} keys; allowed: at most {most}"
-        for key, most in MOST_KEYS.items()
-        if len(values[key] or ()) > most
-    ]
+    for key, most in MOST_KEYS.items():
+        if len(values[key] or ()) > most:
+            yield f"{key}: names {len(values[key])} keys; allowed: at most {most}"
 
 
-def _without_effect(values: _Values) -> list[str]:
-    """Return warnings of options without effect, because another option is off."""
-    warnings: list[str] = []
+def _without_effect(values: _Values) -> Iterator[str]:
+    """Yield warnings of options without effect, because another option is off."""
     if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
-        warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
+        yield "job-mapping-dir: read only with workload-manager slurm; not used"
     if values["kube-metadata"] and values["attribution"] is False:
-        warnings.append("kube-metadata: with attribution off there are no holders; not used")
+        yield "kube-metadata: with attribution off there are no holders; not used"
     if not values["kube-metadata"]:
-        warnings += [f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *MOST_KEYS) if values[key]]
-    else:
-        warnings += [
-            f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
-            for key in EXPORTED_KEYS
-            for name in values[key] or ()
-            if owner_rules.is_never_shown(name)
-        ]
-    return warnings
+        yield from (f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *MOST_KEYS) if values[key])
+        return
+    for key in EXPORTED_KEYS:
+        for name in filter(owner_rules.is_never_shown, values[key] or ()):
+            yield f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
 
 
 COLLECTOR_PRESETS = ("wide",)
