@@ -43,13 +43,12 @@ def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
         region=fields.take_text("region") or "",
         model=fields.take_text("model") or "",
     )
-    start, end = _time(fields, "from"), _time(fields, "to")
-    if start is not None and end is not None and end <= start:
+    start, end = _time(fields, "from", -inf), _time(fields, "to", inf)
+    if end <= start:
         fields.problem("to", f"not after from; allowed: a time after {moment(start)}")
     comparable = len(fields.problems) == before
     name = fields.take_text("name") or str(number)
-    rate = _rate(fields, head.gpu_part)
-    per_hour, per_kwh = rate or (nan, 0.0)
+    per_hour, per_kwh = _rate(fields, head.gpu_part)
     source = fields.take_text("source", "where the price comes from, such as a list or a contract", needed=True)
     as_of = _day(fields)
     fields.finish()
@@ -59,14 +58,10 @@ def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
         number=number,
         match=match,
         price=Price(
-            per_hour=per_hour,
-            per_kwh=per_kwh,
-            currency=head.currency,
-            source=f"{head.name}:{name}",
-            as_of=as_of,
+            per_hour=per_hour, per_kwh=per_kwh, currency=head.currency, source=f"{head.name}:{name}", as_of=as_of
         ),
-        from_seconds=-inf if start is None else start,
-        to_seconds=inf if end is None else end,
+        from_seconds=start,
+        to_seconds=end,
         source=source or "",
     )
     return row, len(fields.problems) == before
@@ -80,8 +75,8 @@ def moment(seconds: float) -> str:
     return at.date().isoformat() if seconds % 86_400 == 0 else at.isoformat().replace("+00:00", "Z")
 
 
-def _rate(fields: Fields, gpu_part: float) -> tuple[float, float] | None:
-    """Return what a GPU costs per hour and per kWh; ``None`` where that is not given."""
+def _rate(fields: Fields, gpu_part: float) -> tuple[float, float]:
+    """Return the cost of a GPU per hour, not a number if it is not given, and per kWh."""
     given = [way for way in WAYS if way in fields]
     if len(given) != 1:
         words = f"{' and '.join(given)} are given" if given else "missing"
@@ -93,15 +88,14 @@ def _rate(fields: Fields, gpu_part: float) -> tuple[float, float] | None:
         fields.problem("gpus", "belongs to node_hour, which is not given; take it out")
     on_prem = fields.take_mapping("on_prem")
     owned = _on_prem(on_prem) if on_prem else None
-    if len(given) != 1:
-        return None
-    if per_gpu is not None:
-        return per_gpu, 0.0
-    if per_node is not None and gpus is not None:
-        return per_node * gpu_part / gpus, 0.0
-    if owned is not None:
-        return owned.per_gpu_hour(gpu_part), owned.per_measured_kwh
-    return None
+    if len(given) == 1:
+        if per_gpu is not None:
+            return per_gpu, 0.0
+        if per_node is not None and gpus is not None:
+            return per_node * gpu_part / gpus, 0.0
+        if owned is not None:
+            return owned.per_gpu_hour(gpu_part), owned.per_measured_kwh
+    return nan, 0.0
 
 
 def _gpus(fields: Fields, *, needed: bool) -> int | None:
@@ -141,16 +135,15 @@ def _on_prem(fields: Fields) -> OnPrem | None:
     )
 
 
-def _time(fields: Fields, key: str) -> float | None:
+def _time(fields: Fields, key: str, default: float) -> float:
     text = fields.take_text(key, _DATE_ALLOWED)
-    if text is None:
-        return None
-    at = _moment(text)
-    if at is None:
-        fields.problem(key, f"'{text}' is not a date; allowed: {_DATE_ALLOWED}")
-    elif at.tzinfo is None:
-        fields.problem(key, f"'{text}' is a time without its zone; allowed: {_DATE_ALLOWED}")
-    return None if at is None or at.tzinfo is None else at.timestamp()
+    at = _moment(text) if text else None
+    if at and at.tzinfo:
+        return at.timestamp()
+    if text:
+        wrong = "a time without its zone" if at else "not a date"
+        fields.problem(key, f"'{text}' is {wrong}; allowed: {_DATE_ALLOWED}")
+    return default
 
 
 def _moment(text: str) -> datetime | None:
