@@ -118,10 +118,10 @@ def stdout() -> Iterator[TextIO]:
         raise ExporterError(f"standard output: cannot write: {error.strerror}; give it room, or another file") from None
 
 
-def put(line: str) -> None:
-    """Write one line to standard output."""
+def put(*lines: str) -> None:
+    """Write lines to standard output."""
     with stdout() as stream:
-        stream.write(f"{line}\n")
+        stream.writelines(f"{line}\n" for line in lines)
 
 
 def command(commands: Commands, name: str, about: str, examples: Sequence[str] = ()) -> Parser:

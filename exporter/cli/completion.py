@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.cli.common import PROGRAM, Parser, refuse, stdout
+from exporter.cli.common import PROGRAM, Parser, put, refuse
 from exporter.cost.ledger import DIMENSIONS, PERIODS
 
 _FILE = ("FILE", "PATH", "DIR")
@@ -41,9 +41,7 @@ def _completion(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
     from exporter.cli import whole_parser  # noqa: PLC0415 - it imports this module
 
     refuse(problems)
-    places = dict(_places(whole_parser(), ""))
-    with stdout() as stream:
-        stream.writelines(f"{line}\n" for line in _SHELLS[namespace.shell](places))
+    put(*_SHELLS[namespace.shell](dict(_places(whole_parser(), ""))))
     return 0
 
 

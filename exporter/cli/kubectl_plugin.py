@@ -265,8 +265,7 @@ async def _why(namespace: argparse.Namespace) -> int:
     async with _agents(namespace, [node]) as agents:
         client = agent_client.client_of(namespace, await agents[0].address())
         document = await asyncio.to_thread(client.fetch, agent_client.DEVICES)
-    for line in explanation(pod, document, picture_of(document, node)):
-        put(f"  {line}")
+    put(*(f"  {line}" for line in explanation(pod, document, picture_of(document, node))))
     return 0
 
 

@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     refuse(problems)
     book, mistakes = price_book.examine(price_book.read_book(namespace.file), str(namespace.file))
     if book.rows:
-        _show(price_book.lines(book))
+        put(*price_book.lines(book))
     for warning in book.warnings:
         say(f"warning: {warning}")
     refuse(mistakes)
@@ -65,13 +65,8 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
 
 def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    _show(price_book.lines(price_book.bundled()))
+    put(*price_book.lines(price_book.bundled()))
     return 0
-
-
-def _show(lines: Iterable[str], path: Path | None = None) -> None:
-    with output(path) as stream:
-        stream.writelines(f"{line}\n" for line in lines)
 
 
 def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -94,7 +89,8 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
         pools = asyncio.run(_pools(settings))
     if not pools:
         raise ExporterError(f"{where}: knows no GPU; is an agent with a driver running there, or scraped?")
-    _show(_draft(pools, where, datetime.now(UTC)), namespace.output)
+    with output(namespace.output) as stream:
+        stream.writelines(f"{line}\n" for line in _draft(pools, where, datetime.now(UTC)))
     return 0
 
 

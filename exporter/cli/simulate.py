@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, output, progress_bar, put, refuse, stdout
+from exporter.cli.common import Commands, Parser, command, output, progress_bar, put, refuse
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,9 +85,11 @@ def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             json.dump(truth_json(truth), stream)
     if path is not None:
         owned = truth.capacity_seconds / _HOUR_SECONDS
-        put(f"SIMULATED FLEET: nothing in {path} is real")
         span = f"{_time(plan.start_seconds)} to {_time(plan.end_seconds)}"
-        put(f"{plan.nodes} nodes, {plan.nodes * plan.gpus_per_node} GPUs, {span}, {owned:,.1f} GPU-hours")
+        put(
+            f"SIMULATED FLEET: nothing in {path} is real",
+            f"{plan.nodes} nodes, {plan.nodes * plan.gpus_per_node} GPUs, {span}, {owned:,.1f} GPU-hours",
+        )
     return 0
 
 
@@ -158,8 +160,7 @@ def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -
 
     names = scenario.shipped()
     width = max(map(len, names))
-    with stdout() as stream:
-        stream.writelines(f"{name:<{width}}  {scenario.load(name).plan.description}\n" for name in names)
+    put(*(f"{name:<{width}}  {scenario.load(name).plan.description}" for name in names))
     return 0
 
 
