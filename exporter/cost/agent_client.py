@@ -4,16 +4,14 @@ import argparse
 import json
 import socket
 import ssl
-import urllib.error
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass, fields
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from exporter.cost.prometheus_access import NoRedirects, basic, client_context
+from exporter.cost.prometheus_access import basic, client_context
 from exporter.errors import ConfigError, ExporterError
 
 LEDGER, DEVICES = "/api/v1/ledger", "/api/v1/devices"
@@ -21,7 +19,7 @@ API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _CONTENTS = {LEDGER: "accounts", DEVICES: "devices"}
 """Key that the answer of each path must have."""
-_MOST_BYTES, _MOST_OF_AN_ERROR = 64 << 20, 4096
+_MOST_BYTES = 64 << 20
 _MOST = 1e300
 _SERVER = "gpu-cost-exporter"
 _OF_THE_SERVICE = b"/openapi.json"
@@ -94,7 +92,7 @@ def base_address(given: str) -> str:
     allowed = "allowed: an agent's address, as http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
     whole = given if "://" in given else f"http://{given}"
     try:
-        parts = urllib.parse.urlsplit(whole)
+        parts = urlsplit(whole)
         port_is_good = parts.port is None or parts.port > 0
     except ValueError as error:
         raise ConfigError(f"--agent: value '{given}' is no address: {error}; {allowed}") from None
@@ -133,31 +131,32 @@ class AgentClient:
             ConfigError: A file of a password, an authority or a certificate cannot be read, or is none.
             ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
         """
-        handlers: list[urllib.request.BaseHandler] = [
-            # A proxy for the world outside has no way to a pod or to a port-forward on this host.
-            urllib.request.ProxyHandler({}),
-            NoRedirects(),
-        ]
-        if self.base.startswith("https:"):
-            context = client_context(
-                "--agent-", self.ca_file, self.cert_file, self.key_file, skip_verify=bool(self.skip_verify)
-            )
-            handlers.append(urllib.request.HTTPSHandler(context=context))
         headers = {}
         if self.username and self.password_file:
             headers = {"Authorization": basic("--agent-", self.username, self.password_file)}
-        request = urllib.request.Request(self.base + path, headers=headers)  # noqa: S310 - base_address allows http only
+        # It uses no proxy, which has no way to a pod or to a port-forward on this host, and follows no redirect.
+        connection = self._connection(timeout_seconds)
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
-                body: bytes = response.read(_MOST_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ExporterError(_refused(self.base, path, error)) from None
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            body = response.read(_MOST_BYTES + 1)
         except (OSError, HTTPException) as error:
             raise ExporterError(_unreachable(self.base, error, timeout_seconds)) from None
+        finally:
+            connection.close()
+        if response.status != HTTPStatus.OK:
+            raise ExporterError(_refused(self.base, path, response, body))
         if len(body) > _MOST_BYTES:
             raise ExporterError(f"{self.base}: the answer is longer than {_MOST_BYTES >> 20} MiB; is this an agent?")
         return document_of(body, self.base, path)
+
+    def _connection(self, timeout_seconds: float) -> HTTPConnection:
+        parts = urlsplit(self.base)
+        if parts.scheme == "http":
+            return HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_seconds)
+        files = (self.ca_file, self.cert_file, self.key_file)
+        context = client_context("--agent-", *files, skip_verify=bool(self.skip_verify))
+        return HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_seconds, context=context)
 
 
 _KEYS = tuple(f"agent_{one.name}" for one in fields(AgentClient) if one.name != "base")
@@ -195,10 +194,10 @@ def document_of(body: bytes, base: str, path: str = LEDGER) -> dict[str, Any]:
     return document
 
 
-def _refused(base: str, path: str, error: urllib.error.HTTPError) -> str:
-    ours = error.headers.get("Server", "") == _SERVER
-    if not ours:
-        return _no_agent(base, f" (HTTP {error.code})")
+def _refused(base: str, path: str, response: HTTPResponse, body: bytes) -> str:
+    code = response.status
+    if response.headers.get("Server", "") != _SERVER:
+        return _no_agent(base, f" (HTTP {code})")
     fixes: dict[int, str] = {
         HTTPStatus.UNAUTHORIZED: "the agent asks for a user and a password; give --agent-username and"
         " --agent-password-file",
@@ -206,22 +205,21 @@ def _refused(base: str, path: str, error: urllib.error.HTTPError) -> str:
         HTTPStatus.NOT_FOUND: f"this agent is of a release without {path}; update it",
         HTTPStatus.SERVICE_UNAVAILABLE: "the agent has only just started; ask again in a few seconds",
     }
-    if error.code == HTTPStatus.NOT_FOUND and _OF_THE_SERVICE in error.read(_MOST_OF_AN_ERROR):
+    if code == HTTPStatus.NOT_FOUND and _OF_THE_SERVICE in body:
         return (
             f"{base}: this is the cost service, not an agent; give an agent's address (port 9400), or --prometheus URL"
             " for a fleet"
         )
-    if error.code in fixes:
-        return f"{base}: {fixes[error.code]}"
-    return f"{base}{path}: the agent answers HTTP {error.code}; its log has the cause"
+    if code in fixes:
+        return f"{base}: {fixes[code]}"
+    return f"{base}{path}: the agent answers HTTP {code}; its log has the cause"
 
 
 def _no_agent(base: str, how: str = "") -> str:
     return f"{base}: what answers there is no agent{how}; give the address of its --listen, as http://node-a:9400"
 
 
-def _unreachable(base: str, error: Exception, timeout_seconds: float) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+def _unreachable(base: str, cause: Exception, timeout_seconds: float) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
             f"{base}: its certificate is not trusted: {cause.verify_message}; give its authority's by --agent-ca-file"

@@ -3,13 +3,11 @@
 import base64
 import json
 import ssl
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.client import HTTPMessage
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.config.resolve import printable
@@ -345,19 +343,3 @@ def why(error: BaseException) -> str:
 def one_line(text: str) -> str:
     """Return a foreign text as one printable line of at most 300 characters, fit to stand in a message."""
     return printable(" ".join(text[:_MOST_TEXT].split()))[:300]
-
-
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """For ``urllib.request.build_opener``: an answer that sends elsewhere is an error with its status."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,  # noqa: ARG002 - urllib's, as are the next five
-        fp: IO[bytes],  # noqa: ARG002
-        code: int,  # noqa: ARG002
-        msg: str,  # noqa: ARG002
-        headers: HTTPMessage,  # noqa: ARG002
-        newurl: str,  # noqa: ARG002
-    ) -> None:
-        """Follow nothing."""
-        return
