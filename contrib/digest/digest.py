@@ -20,10 +20,10 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from math import floor
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL = 1, 2, 3
@@ -749,20 +749,13 @@ def shortened(text: str, most: int) -> str:
 FORMS: Mapping[str, Callable[[Digest], str]] = {"text": as_text, "html": as_html, "slack": as_slack}
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes an answer that sends elsewhere an error with its status."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,  # noqa: ARG002 - urllib's, as are the next five
-        fp: IO[bytes],  # noqa: ARG002
-        code: int,  # noqa: ARG002
-        msg: str,  # noqa: ARG002
-        headers: HTTPMessage,  # noqa: ARG002
-        newurl: str,  # noqa: ARG002
-    ) -> None:
-        """Follow nothing."""
-        return
+def opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+    """Return an opener without a handler of redirects: an answer that sends elsewhere is an error with its status."""
+    made = urllib.request.OpenerDirector()
+    errors = (urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor())
+    for handler in (urllib.request.HTTPHandler(), *errors, *handlers):
+        made.add_handler(handler)
+    return made
 
 
 def read_url(path: Path) -> str:
@@ -822,7 +815,8 @@ def try_once(url: str, body: bytes) -> tuple[bool, str, float | None] | None:
         url, data=body, headers={"Content-Type": "application/json; charset=utf-8"}, method="POST"
     )
     try:
-        with urllib.request.build_opener(NoRedirects()).open(request, timeout=TIMEOUT_SECONDS):
+        through_proxies = opener(urllib.request.ProxyHandler(), urllib.request.HTTPSHandler())
+        with through_proxies.open(request, timeout=TIMEOUT_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         with error:
@@ -880,10 +874,10 @@ class Service:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--user-file, --ca-file: {error}; allowed: readable files") from None
-        handlers = (urllib.request.ProxyHandler({}), NoRedirects(), urllib.request.HTTPSHandler(context=context))
         request = urllib.request.Request(address, headers=headers)  # noqa: S310 - the flag allows http and https
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=SERVICE_TIMEOUT_SECONDS) as response:
+            directly = opener(urllib.request.HTTPSHandler(context=context))
+            with directly.open(request, timeout=SERVICE_TIMEOUT_SECONDS) as response:
                 found: Document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
