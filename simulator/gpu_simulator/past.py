@@ -1,6 +1,5 @@
 """The past of the demonstration's fleet: blocks for Prometheus, made once a day by a child process and kept."""
 
-import argparse
 import hashlib
 import os
 import shutil
@@ -107,15 +106,11 @@ class Past:
 
 def main() -> int:
     """Make the past, keep it, and remove those of other days."""
-    parser = argparse.ArgumentParser(prog="gpu_simulator.past")
-    parser.add_argument("days", type=int)
-    parser.add_argument("end_seconds", type=int)
-    parser.add_argument("promtool")
-    parser.add_argument("kept", type=Path)
-    wanted = parser.parse_args()
+    days, end_seconds, promtool, place = sys.argv[1:]  # as of Past.command
     os.nice(10)  # pages and alerts of the demonstration come first
-    plan = FleetPlan(nodes=NODES, days=wanted.days, end_seconds=wanted.end_seconds, clusters=CLUSTERS)
-    making = wanted.kept.with_name(f"{wanted.kept.name}.{os.getpid()}.part")
+    plan = FleetPlan(nodes=NODES, days=int(days), end_seconds=int(end_seconds), clusters=CLUSTERS)
+    kept = Path(place)
+    making = kept.with_name(f"{kept.name}.{os.getpid()}.part")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing half made is left
 
     def show(nodes: int) -> None:
@@ -123,16 +118,16 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        make_history(plan, wanted.promtool, making, processes=min(2, os.cpu_count() or 1), progress=show)
+        make_history(plan, promtool, making, processes=min(2, os.cpu_count() or 1), progress=show)
         with suppress(OSError):  # another demonstration was quicker
-            making.rename(wanted.kept)
+            making.rename(kept)
     except (ExporterError, OSError) as error:
         sys.stdout.write(f"{error}\n")
         return 1
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    for other in wanted.kept.parent.glob("past-*"):
-        if other != wanted.kept and time.time() - other.stat().st_mtime > _OLD_SECONDS:
+    for other in kept.parent.glob("past-*"):
+        if other != kept and time.time() - other.stat().st_mtime > _OLD_SECONDS:
             shutil.rmtree(other, ignore_errors=True)
     return 0
 
