@@ -111,8 +111,7 @@ def _run(argv: list[str]) -> int:
         return EXIT_USAGE
     known = dcgm_flags.KNOWN_FLAGS if namespace.command in _LIKE_DCGM_EXPORTER else ()
     problems += unknown_flags(unknown, namespace, known)
-    if namespace.command in _LIKE_DCGM_EXPORTER:
-        namespace.dcgm_flags = given
+    namespace.dcgm_flags = given
     return int(namespace.run(namespace, tuple(problems)))
 
 

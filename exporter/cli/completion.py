@@ -14,17 +14,17 @@ _FILE = ("FILE", "PATH", "DIR")
 _END = re.compile(r"[.;:] | \[")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Place:
     """A command or subcommand: what may follow it."""
 
-    commands: Mapping[str, str] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
     """Purposes by name."""
-    flags: Mapping[str, str] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
     """Help by flag."""
-    values: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    values: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     """Words by flag that takes a value; ``None`` for a path, no words for any other text."""
-    words: tuple[str, ...] = ()
+    words: list[str] = field(default_factory=list)
     """Of its positional arguments."""
 
 
@@ -47,22 +47,19 @@ def _completion(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
 
 def _places(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, _Place]]:
     """Yield each command with its path: ``""``, ``simulate``, ``simulate check``."""
-    commands: dict[str, str] = {}
-    flags: dict[str, str] = {}
-    values: dict[str, tuple[str, ...] | None] = {}
-    words: list[str] = []
+    place = _Place()
     for action in parser._actions:  # noqa: SLF001 - argparse lists them no other way
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            commands = {one.dest: one.help or "" for one in action._choices_actions}  # noqa: SLF001 - as above
+            place.commands = {one.dest: one.help or "" for one in action._choices_actions}  # noqa: SLF001 - as above
             for name, below in action.choices.items():
                 yield from _places(below, f"{path} {name}".strip())
         elif not action.option_strings:
-            words += _words(action) or ()
+            place.words += _words(action) or ()
         elif (flag := action.option_strings[-1]).startswith("--"):
-            flags[flag] = _about(action)
+            place.flags[flag] = _about(action)
             if action.nargs != 0:
-                values[flag] = _words(action)
-    yield path, _Place(commands=commands, flags=flags, values=values, words=tuple(words))
+                place.values[flag] = _words(action)
+    yield path, place
 
 
 def _about(action: argparse.Action) -> str:
