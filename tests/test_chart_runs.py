@@ -25,8 +25,7 @@ from chart_support import (
 from test_service_run import serving
 from web_support import PASSWORD, Certificates, hashed, make_certificates
 
-from exporter.cli import _dcgm_flags, _parser
-from exporter.cli.common import unknown_flags
+from exporter.cli import parse
 from exporter.config import load_agent
 from exporter.config.resolve import AgentConfig
 from exporter.cost.budgets import load as read_budgets
@@ -60,19 +59,15 @@ basic_auth_users: {{prometheus: "{hashed()}"}}
 
 def agent_settings(start: Start) -> AgentConfig:
     """What the agent's command line makes of arguments, environment and files."""
-    words, given, problems = _dcgm_flags(start.args)
-    namespace, unknown = _parser(words).parse_known_args(words)
-    problems += unknown_flags(unknown, namespace)
-    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
+    namespace, problems = parse(start.args)
     assert namespace.command == "agent"
-    return load_agent(flags, start.env, dcgm_flags=given, extra=tuple(problems))
+    return load_agent(vars(namespace), start.env, dcgm_flags=namespace.dcgm_flags, extra=problems)
 
 
 def service_settings(start: Start) -> ServeSettings:
-    namespace, unknown = _parser(start.args).parse_known_args(start.args)
+    namespace, problems = parse(start.args)
     assert namespace.command == "serve"
-    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
-    return load_settings(flags, start.env, extra=unknown_flags(unknown, namespace))
+    return load_settings(vars(namespace), start.env, extra=problems)
 
 
 @pytest.mark.parametrize("name", ["simulated", *PLATFORMS])

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -102,17 +103,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    words, given, problems = _dcgm_flags(_long(argv))
-    parser = _parser([word for word in words if word in _COMMANDS][:1])
-    namespace, unknown = parser.parse_known_args(words)
+    namespace, problems = parse(argv)
     if namespace.command is None:
-        refuse(unknown_flags(unknown, namespace, _FLAGS))
-        parser.print_help()
+        refuse(problems)
+        _parser(()).print_help()
         return EXIT_USAGE
-    known = dcgm_flags.KNOWN_FLAGS if namespace.command in _LIKE_DCGM_EXPORTER else ()
-    problems += unknown_flags(unknown, namespace, known)
+    return int(namespace.run(namespace, problems))
+
+
+def parse(argv: list[str]) -> tuple[Namespace, tuple[str, ...]]:
+    """Return the options of a command line, and its problems, one line each."""
+    words, given, problems = _dcgm_flags(_long(argv))
+    namespace, unknown = _parser([word for word in words if word in _COMMANDS][:1]).parse_known_args(words)
+    known: tuple[str, ...] = () if namespace.command else _FLAGS
+    if namespace.command in _LIKE_DCGM_EXPORTER:
+        known = dcgm_flags.KNOWN_FLAGS
     namespace.dcgm_flags = given
-    return int(namespace.run(namespace, tuple(problems)))
+    return namespace, (*problems, *unknown_flags(unknown, namespace, known))
 
 
 def _long(words: list[str]) -> list[str]:
