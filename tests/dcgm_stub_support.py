@@ -133,7 +133,6 @@ class StubControl(ctypes.Structure):
         ("deliveries", ctypes.c_uint64),
         ("records", ctypes.c_uint64),
         ("paused_micros", ctypes.c_int64),
-        ("most_fields", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
         ("embedded", ctypes.c_uint32),
         ("override_count", ctypes.c_uint32),

@@ -416,16 +416,6 @@ def test_a_collectors_file_of_more_rows_than_a_watch_takes_loses_none(
         assert bench.source.sample(time.time()).errors == {}
 
 
-def test_an_engine_that_takes_fewer_fields_in_a_watch_loses_none_and_is_counted(
-    engine: stub.Engine, control: stub.StubControl, caplog: pytest.LogCaptureFixture
-) -> None:
-    control.most_fields = 5
-    with opened(engine, control) as bench:
-        reading = bench.profiled()
-        assert reading.gpus[0].values.keys() >= BOARD - {Field.VBIOS_VERSION}
-    assert [record.message.count("dcgm_bad_parameter") for record in caplog.records] == [1]
-
-
 def test_an_engine_whose_telemetry_is_paused_is_degraded_and_its_gpus_are_not_down(bench: Bench) -> None:
     bench.profiled()
     bench.control.pause()

@@ -92,7 +92,6 @@ struct stub_control {
     int64_t clock_ahead_micros; /* of the engine's clock, against ours */
     uint64_t deliveries, records;
     int64_t paused_micros;     /* when telemetry was paused, as for a diagnosis; 0: it is not */
-    uint32_t most_fields;      /* that the engine takes in a group; 0: as many as DCGM does */
     uint32_t reserved;
     uint32_t embedded, override_count;
     struct stub_engine engine;

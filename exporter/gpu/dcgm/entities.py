@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from exporter.gpu.dcgm import library
@@ -18,6 +18,8 @@ _TEXTS = tuple(one for one in Field if Field.BRAND <= one <= Field.VBIOS_VERSION
 """The texts of a GPU, which are next to each other."""
 _IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, Field.FB_TOTAL)
 _CHANGES = (UUID, MIG_MODE)
+_VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
+"""Texts of the node that are not labels of its GPUs."""
 _FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
 _MIB = 2**20
 PAUSED = "telemetry_paused"
@@ -103,7 +105,7 @@ class Entities:
         self._engine = engine
         self._live = Live(engine)
         self._texts = tuple(sorted({*_TEXTS, *texts}))
-        self._node_fields = tuple(sorted({Field.DRIVER_VERSION, Field.NVML_VERSION, *node_fields}))
+        self._node_fields = tuple(sorted({*_VERSIONS, *node_fields}))
         self._gpus: dict[int, Gpu] = {}
         """GPUs by the engine's id."""
         self._present: set[int] = set()
@@ -148,7 +150,10 @@ class Entities:
         return {}
 
     def _device(self, gpu_id: int) -> DcgmDevice:
-        gpu, status = self._gpus[gpu_id], self._engine.gpu_status(gpu_id)
+        known, status = self._gpus[gpu_id], self._engine.gpu_status(gpu_id)
+        texts = {Field(one): text for one, text in self.node_values.items() if isinstance(text, str)}
+        labels = {**known.labels, **{one: text for one, text in texts.items() if one not in _VERSIONS}}
+        gpu = replace(known, labels=labels)
         state, reason = _STATES.get(1 if status is None else status, (DeviceState.FAILED, "unknown_status"))
         if state is DeviceState.UP and gpu_id not in self._present:
             state, reason = DeviceState.MISSING, "not_enumerated"

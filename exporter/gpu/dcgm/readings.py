@@ -274,18 +274,14 @@ class Profiling:
         if not self.wanted:
             return
         present = set(gpu_ids)
-        for gone in self._can.keys() - present:
-            del self._can[gone]
+        self._can = {gpu_id: one for gpu_id, one in self._can.items() if gpu_id in present}
         for gpu_id in sorted(present):
             code, _ = self._can.get(gpu_id, (None, None))
             if code == Code.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
                 continue
-            before = code
-            self._can[gpu_id] = self.engine.profiling_fields(gpu_id)
-            self._asked_at[gpu_id] = now
-            code = self._can[gpu_id][0]
-            if code not in (Code.OK, before):
-                self.engine.count(reason_of(code))
+            self._can[gpu_id], self._asked_at[gpu_id] = self.engine.profiling_fields(gpu_id), now
+            if self._can[gpu_id][0] not in (Code.OK, code):
+                self.engine.count(reason_of(self._can[gpu_id][0]))
 
     def fields_of(self, gpu_id: int) -> frozenset[int]:
         """Return the selected profiling fields that a GPU supports."""

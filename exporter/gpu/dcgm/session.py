@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from exporter.errors import SourceError
@@ -32,7 +32,6 @@ _REREAD_SECONDS = 60.0
 _SILENT_INTERVALS = 3.0
 _field = lru_cache(maxsize=1024)(Field)
 """Returns a field several times faster than ``Field``, which calls Python functions."""
-_VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
 _DOWN: Mapping[int, tuple[DeviceState, str]] = {
     Code.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
@@ -263,7 +262,7 @@ class Session:
         return device.reason == PAUSED or now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
 
     def _reading(self, device: DcgmDevice, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
-        gpu, state, reason = self._gpu(device), device.state, device.reason
+        gpu, state, reason = device.gpu, device.state, device.reason
         if state is DeviceState.UP and device.entity in codes:
             state, reason = _DOWN[codes[device.entity]]
         if state not in _MEASURED:
@@ -285,15 +284,6 @@ class Session:
             ),
             profiling=profiling,
         )
-
-    def _gpu(self, device: DcgmDevice) -> Gpu:
-        values = self._entities.node_values
-        texts = {
-            Field(one): text
-            for one in self._wanted.of_the_node
-            if one not in _VERSIONS and isinstance(text := values.get(one), str)
-        }
-        return replace(device.gpu, labels={**device.gpu.labels, **texts}) if texts else device.gpu
 
 
 def _numbers(values: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:

@@ -190,7 +190,6 @@ def plan(
     levels: Mapping[int, int],
     profiled: Callable[[int], frozenset[int]],
     refused: Collection[tuple[Entity, int]] = (),
-    most_fields: int = MAX_FIELDS_PER_GROUP,
 ) -> tuple[Watching, ...]:
     """Return the watches to create; devices with the same fields are combined.
 
@@ -199,7 +198,6 @@ def plan(
         levels: Field id to the entity level of the field.
         profiled: Returns the profiling fields of a GPU, by the engine's id.
         refused: Entities and fields that the engine recently refused to watch.
-        most_fields: Maximum number of fields in one watch.
     """
     members: dict[tuple[WatchPace, int, tuple[int, ...]], list[Entity]] = {}
     for entity, field_ids in _wanted(layout, levels, profiled):
@@ -208,8 +206,8 @@ def plan(
             if (entity, one) not in refused:
                 by_pace.setdefault(_pace(one), []).append(one)
         for pace, some in by_pace.items():
-            for start in range(0, len(some), most_fields):
-                key = (pace, entity[0], tuple(some[start : start + most_fields]))
+            for start in range(0, len(some), MAX_FIELDS_PER_GROUP):
+                key = (pace, entity[0], tuple(some[start : start + MAX_FIELDS_PER_GROUP]))
                 members.setdefault(key, []).append(entity)
     return tuple(
         Watching(pace=pace, members=tuple(entities[start : start + MAX_ENTITIES_PER_GROUP]), field_ids=field_ids)
@@ -304,8 +302,6 @@ class Watches:
     _standing: dict[Watching, _Watch] = field(default_factory=dict)
     _refused: dict[tuple[Entity, int], tuple[int, float]] = field(default_factory=dict)
     """Code of each refusal, and when it is tried again, by entity and field."""
-    _most_fields: int = MAX_FIELDS_PER_GROUP
-    """Maximum number of fields in one watch, as far as known."""
     _codecs: dict[Entity, Mapping[int, Value]] = field(default_factory=dict)
 
     def stands_for(self, entity: Entity) -> bool:
@@ -341,7 +337,7 @@ class Watches:
         ended: list[Watching] = []
         wanted: Sequence[Watching] = ()
         for _ in range(_ROUNDS):
-            wanted = plan(layout, self.levels, profiled, self._refused, self._most_fields)
+            wanted = plan(layout, self.levels, profiled, self._refused)
             missing = [one for one in wanted if one not in self._standing]
             refusals = [one for one in missing if not self._begin(one, now)]
             made = made or len(refusals) < len(missing)
@@ -461,9 +457,6 @@ class Watches:
             refused, until = self._halve(watching), now + _RETRY_SECONDS
         if not refused:
             self.engine.count(reason_of(code))
-            if len(watching.field_ids) > 1 and self._try(watching):
-                # Each part is accepted, but not all at once: this engine allows fewer fields per watch.
-                self._most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
             self.engine.count(reason)
         for entity in watching.members:
