@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache, partial
 
 from exporter.errors import SourceError
@@ -157,25 +157,27 @@ def _depth(event: XidEvent) -> int:
     return (event.gpu_instance_id is not None) + (event.compute_instance_id is not None)
 
 
+@dataclass
 class Session:
-    """State and watches of one connection.
+    """State and watches of one connection."""
 
-    Args:
-        engine: Connected engine.
-        wanted: Fields to read.
-        interval_seconds: Time between samples.
-        inbox: Receives the engine's values.
-    """
+    engine: Engine
+    """Connected engine."""
+    wanted: SessionFields
+    """Fields to read."""
+    interval_seconds: float
+    """Time between samples."""
+    inbox: Inbox
+    """Receives the engine's values."""
 
-    def __init__(self, engine: Engine, wanted: SessionFields, interval_seconds: float, inbox: Inbox) -> None:
-        self.engine = engine
+    def __post_init__(self) -> None:
+        """Begin without devices and watches."""
+        engine, wanted = self.engine, self.wanted
         self.layout = DcgmLayout()
-        self._wanted = wanted
-        self._interval_seconds = interval_seconds
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node)
         self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels))
-        self._watches = Watches(engine, interval_seconds, inbox, wanted.levels)
-        self._xids = Xids(engine, interval_seconds, inbox)
+        self._watches = Watches(engine, self.interval_seconds, self.inbox, wanted.levels)
+        self._xids = Xids(engine, self.interval_seconds, self.inbox)
         self._looked_at = self._reread_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}
@@ -198,7 +200,7 @@ class Session:
             return
         self._profiling.follow((one.gpu_id for one in layout.devices if one.state is DeviceState.UP), now)
         self._watches.follow(layout, self._profiling.fields_of, now)
-        if self._wanted.xids:
+        if self.wanted.xids:
             states = {device.gpu.uuid: device.state for device in layout.devices}
             present = {one for one, place in layout.places.items() if states[place[0]] is not DeviceState.MISSING}
             self._xids.follow({one for one in present if states[layout.places[one][0]] is DeviceState.UP}, present)
@@ -250,7 +252,7 @@ class Session:
         up = [one for one in self.layout.devices if one.state is DeviceState.UP and one.entity not in codes]
         uuids = [one.gpu.uuid for one in up]
         self._spoke_at = {uuid: now if uuid in self._speaking else self._spoke_at.get(uuid, now) for uuid in uuids}
-        if not self._wanted.levels:
+        if not self.wanted.levels:
             return
         if up and self._watches.full:
             raise no_room(self.engine.address, len(up))
@@ -259,7 +261,7 @@ class Session:
 
     def _is_silent(self, device: DcgmDevice, now: float) -> bool:
         spoke_at = self._spoke_at.get(device.gpu.uuid, now)
-        return device.reason == PAUSED or now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
+        return device.reason == PAUSED or now - spoke_at > _SILENT_INTERVALS * self.interval_seconds
 
     def _reading(self, device: DcgmDevice, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
         gpu, state, reason = device.gpu, device.state, device.reason
@@ -306,40 +308,33 @@ _NOT_LOGGED = frozenset({"dcgm_clamped", "dcgm_unknown_field", "dcgm_binary_fiel
 _log = logging.getLogger("exporter.gpu.dcgm.session")
 
 
+@dataclass
 class DcgmSource:
-    """Reads one host engine; open, sample repeatedly, close; may be opened again.
-
-    Args:
-        fields: Fields to read, and no others; those that DCGM lacks are absent.
-        address: Address of the engine: ``host:port``, ``unix:///path``, or ``embedded`` for one in this process.
-        interval_seconds: Planned time between samples; the engine measures at the same interval.
-        monotonic: Clock that times the samples, in seconds.
-        is_first_library: Whether the libdcgm of another major version was not tried before.
-    """
+    """Reads one host engine; open, sample repeatedly, close; may be opened again."""
 
     name = NAME
 
-    def __init__(
-        self,
-        fields: frozenset[Field],
-        *,
-        address: str,
-        interval_seconds: float = 1.0,
-        monotonic: Callable[[], float] = time.monotonic,
-        is_first_library: bool = True,
-    ) -> None:
+    fields: frozenset[Field]
+    """Fields to read, and no others; those that DCGM lacks are absent."""
+    _: KW_ONLY
+    address: str
+    """Address of the engine: ``host:port``, ``unix:///path``, or ``embedded`` for one in this process."""
+    interval_seconds: float = 1.0
+    """Planned time between samples; the engine measures at the same interval."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Clock that times the samples, in seconds."""
+    is_first_library: bool = True
+    """Whether the libdcgm of another major version was not tried before."""
+
+    def __post_init__(self) -> None:
+        """Begin without a connection."""
         self.announce: Callable[[], None] = lambda: None
         """Called from time to time while the engine is slow but answers, so that it does not count as hung."""
         # A profiling field needs one interval for its first value; with these waits it returns within two.
         self.waits_seconds = (
-            min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
-            min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 3)),
+            min(1.0, max(_SHORTEST_WAIT_SECONDS, self.interval_seconds / 4)),
+            min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, self.interval_seconds / 3)),
         )
-        self._fields = fields
-        self._address = address
-        self._interval_seconds = interval_seconds
-        self._monotonic = monotonic
-        self._is_first_library = is_first_library
         self._errors: Counter[str] = Counter()
         self._logged: set[str] = set()
         self._inbox = Inbox()
@@ -351,7 +346,7 @@ class DcgmSource:
     @property
     def fresh_process_reasons(self) -> frozenset[str]:
         """Reasons that need a new process with the other libdcgm: once for each engine, without alternating."""
-        return frozenset({MISMATCH} if self._known or self._is_first_library else ())
+        return frozenset({MISMATCH} if self._known or self.is_first_library else ())
 
     def open(self) -> None:
         """Connect, find the devices and watch them.
@@ -359,8 +354,8 @@ class DcgmSource:
         Raises:
             SourceError: There is no library, no engine, no usable engine, no GPU; the message has the fix.
         """
-        self._busy_since = self._monotonic()
-        engine = connect(self._address, count=self._count, progress=self._progress, monotonic=self._monotonic)
+        self._busy_since = self.monotonic()
+        engine = connect(self.address, count=self._count, progress=self._progress, monotonic=self.monotonic)
         try:
             self._session = self._begin(engine)
         except SourceError:
@@ -368,15 +363,15 @@ class DcgmSource:
             raise
 
     def _begin(self, engine: Engine) -> Session:
-        wanted = sort(self._fields, engine.library)
+        wanted = sort(self.fields, engine.library)
         self._log_left_out(wanted, engine.version)
-        session = Session(engine, wanted, self._interval_seconds, self._inbox)
-        session.look(self._monotonic())
+        session = Session(engine, wanted, self.interval_seconds, self._inbox)
+        session.look(self.monotonic())
         if session.layout.devices:
             return session
         if session.layout.listed:
-            raise no_values(self._address, session.layout.listed)
-        raise no_gpus(self._address)
+            raise no_values(self.address, session.layout.listed)
+        raise no_gpus(self.address)
 
     def close(self) -> None:
         """Close the connection with all its watches; GPUs that were seen stay known."""
@@ -397,13 +392,13 @@ class DcgmSource:
         session = self._session
         if session is None:
             raise SourceError("dcgm_not_open", "the DCGM source was not opened: open it, then sample")
-        started = self._busy_since = self._monotonic()
+        started = self._busy_since = self.monotonic()
         readings = session.read(started)
         self._known.update({uuid: reading.gpu for uuid, reading in readings.items()})
         gpus = sorted(self._known.values(), key=lambda gpu: (gpu.index, gpu.uuid))
         xids = session.events(now)
         errors, self._errors = self._errors, Counter()
-        ended = self._monotonic()
+        ended = self.monotonic()
         return Reading(
             source=NAME,
             taken_at_seconds=now + (ended - started),
@@ -421,7 +416,7 @@ class DcgmSource:
         )
 
     def _progress(self) -> None:
-        now = self._monotonic()
+        now = self.monotonic()
         if now - self._busy_since >= _LONG_SECONDS:
             self._busy_since = now
             self.announce()
@@ -430,7 +425,7 @@ class DcgmSource:
         self._errors[reason] += 1
         if reason not in self._logged | _NOT_LOGGED:
             self._logged.add(reason)
-            _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
+            _log.warning("DCGM at %s: %s: %s", self.address, reason, advice_of(reason))
 
     def _log_left_out(self, wanted: SessionFields, version: str | None) -> None:
         """Log the fields that cannot be read once, not at every connection."""

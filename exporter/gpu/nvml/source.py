@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
@@ -117,15 +118,12 @@ class Events:
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        try:
+        with suppress(pynvml.NVMLError):
             self._try_mask(handle, mask)
-        except pynvml.NVMLError:
-            if mask == _XID:
-                raise
-            # Some GPUs list the MIG event and then refuse it.
-            mask = _XID
-            self._try_mask(handle, mask)
-        return mask
+            return mask
+        # Some GPUs list the MIG event and then refuse it.
+        self._try_mask(handle, _XID)
+        return _XID
 
     def _try_mask(self, handle: Handle, mask: int) -> None:
         """Register a GPU in a separate set: by NVML's manual, a set is unusable after an unknown error."""
