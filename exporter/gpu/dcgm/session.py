@@ -15,16 +15,7 @@ from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities,
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
 from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, SessionFields, Value, decode, sort
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches
-from exporter.model import (
-    DeviceState,
-    Field,
-    Gpu,
-    GpuReading,
-    MigReading,
-    ProfilingState,
-    Reading,
-    XidEvent,
-)
+from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
 from exporter.model.fields import PROFILING
 
 _LOOK_SECONDS = 4.9
