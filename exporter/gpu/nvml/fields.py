@@ -425,17 +425,8 @@ def identity_of(handle: Handle, index: int) -> Gpu:
     except UnicodeDecodeError as error:
         message = f"GPU {index} reports a UUID that is not text: its InfoROM is damaged; see nvidia-smi -q -i {index}"
         raise SourceError("undecodable_uuid", message) from error
-    shape = mig.shape(handle)
-    return Gpu(
-        uuid=uuid,
-        index=index,
-        minor=None,
-        model="unknown",
-        pci_bus_id=_bus_id(handle),
-        mig_enabled=shape.enabled,
-        compute_slices=shape.compute_slices,
-        memory_slices=shape.memory_slices,
-    )
+    gpu = Gpu(uuid=uuid, index=index, minor=None, model="unknown", pci_bus_id=_bus_id(handle))
+    return mig.shaped(handle, gpu)[0]
 
 
 class DeviceFacts:

@@ -1,13 +1,13 @@
 """Reads MIG mode, profiles and instances of a GPU."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pynvml
 
 from exporter.gpu.nvml import library
 from exporter.gpu.nvml.library import Handle
-from exporter.model import MigInstance
+from exporter.model import Gpu, MigInstance
 
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
@@ -16,17 +16,6 @@ _NOT_OFFERED = library.UNAVAILABLE | {pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml
 """Codes for a missing feature or object; any other code does not imply that it is missing."""
 _VANISHED = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
 """Codes of calls with the handle of a destroyed instance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The possible partitioning of a GPU; zeros if there is none."""
-
-    enabled: bool = False
-    compute_slices: int = 0
-    memory_slices: int = 0
-    memory_mib: int = 0
-    """Memory of the largest profile in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +34,17 @@ class Found:
         return self.instance.compute_slices == self.gpu_instance_slices
 
 
-def shape(handle: Handle) -> Shape:
-    """Return whether MIG is enabled and the size of the largest profile.
+def shaped(handle: Handle, gpu: Gpu) -> tuple[Gpu, int]:
+    """Return a GPU with its MIG mode and the slices of its largest profile, and that profile's memory in MiB.
+
+    Zeros for a GPU without MIG.
 
     Raises:
         pynvml.NVMLError: The device does not report it.
     """
     current = enabled(handle)
-    if current is None:
-        return Shape()
     largest = (0, 0)
-    for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+    for profile in range(0 if current is None else pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         # Not every GPU offers every profile; a profile missing for another reason would make all shares wrong.
         info = library.optional(
             pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, profile, _PROFILE_INFO_VERSION, absent=_NOT_OFFERED
@@ -65,7 +54,7 @@ def shape(handle: Handle) -> Shape:
     slices, memory_mib = largest
     # The driver reports only compute slices; GPUs with 7 of them have 8 of memory, others the same number.
     memory_slices = _FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices
-    return Shape(enabled=current, compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
+    return replace(gpu, mig_enabled=bool(current), compute_slices=slices, memory_slices=memory_slices), memory_mib
 
 
 def enabled(handle: Handle) -> bool | None:
@@ -79,7 +68,7 @@ def enabled(handle: Handle) -> bool | None:
 
 
 def instances(
-    handle: Handle, parent_uuid: str, of: Shape, before: Iterable[Found], note: Callable[[pynvml.NVMLError], None]
+    handle: Handle, gpu: Gpu, memory_mib: int, before: Iterable[Found], note: Callable[[pynvml.NVMLError], None]
 ) -> tuple[list[Found], bool]:
     """Return the compute instances of a GPU, and whether the driver described all of them.
 
@@ -88,8 +77,8 @@ def instances(
 
     Args:
         handle: Handle of the GPU.
-        parent_uuid: UUID of the GPU.
-        of: Its shape.
+        gpu: The GPU.
+        memory_mib: Memory of its largest profile.
         before: The instances at the previous call.
         note: Called with each error; raises it if the GPU is lost or the driver gone.
     """
@@ -103,7 +92,7 @@ def instances(
             one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
             absent = _VANISHED
             uuid = str(pynvml.nvmlDeviceGetUUID(one))
-            found.append(_describe(handle, one, slot, uuid, parent_uuid, of))
+            found.append(_describe(handle, one, slot, uuid, gpu, memory_mib))
         except pynvml.NVMLError as error:
             # An empty slot is not an instance: instances keep their index when another one is destroyed.
             if library.code_of(error) not in absent:
@@ -120,18 +109,18 @@ def instances(
     return [*found, *kept], not undescribed
 
 
-def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, parent_uuid: str, of: Shape) -> Found:
+def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, gpu: Gpu, memory_mib: int) -> Found:
     gpu_instance = int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
     name = str(library.optional(pynvml.nvmlDeviceGetName, handle) or "")
     # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
-    parts = round(of.memory_slices * attributes.memorySizeMB / of.memory_mib) if of.memory_mib else 0
+    parts = round(gpu.memory_slices * attributes.memorySizeMB / memory_mib) if memory_mib else 0
     profile_id, placement_start = _placement(parent, gpu_instance)
     return Found(
         instance=MigInstance(
             uuid=uuid,
-            parent_uuid=parent_uuid,
+            parent_uuid=gpu.uuid,
             gpu_instance_id=gpu_instance,
             compute_instance_id=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
             profile=name.rpartition(" MIG ")[2] or "unknown",

@@ -200,11 +200,11 @@ class Unit:
         try:
             if not (self.gpu.mig_enabled or mig.enabled(self.handle)):
                 return
-            shape = mig.shape(self.handle)
+            gpu, memory_mib = mig.shaped(self.handle, self.gpu)
             before = [one.found for one in self._instances]
             found, complete = (
-                mig.instances(self.handle, self.gpu.uuid, shape, before, self._note_of_mig)
-                if shape.enabled
+                mig.instances(self.handle, gpu, memory_mib, before, self._note_of_mig)
+                if gpu.mig_enabled
                 else ([], True)
             )
         except pynvml.NVMLError as error:
@@ -213,21 +213,12 @@ class Unit:
             self._note_of_mig(error)
             return
         self._lacks_instances = not complete
-        self._adopt_shape(shape)
-        self._adopt(found)
-
-    def _adopt_shape(self, shape: mig.Shape) -> None:
-        switched = shape.enabled is not self.gpu.mig_enabled
-        self.gpu = replace(
-            self.gpu,
-            mig_enabled=shape.enabled,
-            compute_slices=shape.compute_slices,
-            memory_slices=shape.memory_slices,
-        )
+        switched, self.gpu = gpu.mig_enabled is not self.gpu.mig_enabled, gpu
         if switched:  # the GPU now supports other calls
             self._device, self._poller = NvmlDevice(self.handle, self._driver), self._new_poller()
             self._processes = None
             self._sampler.begin_again()
+        self._adopt(found)
 
     def _adopt(self, found: Sequence[mig.Found]) -> None:
         """Use a new layout; unchanged instances keep their measurements."""
