@@ -28,6 +28,13 @@ _NOT_THERE = frozenset(
     )
 )
 """Reasons why a GPU is not found at its bus id."""
+_STATES = {
+    "gpu_is_lost": DeviceState.LOST,
+    "reset_required": DeviceState.RESET_REQUIRED,
+    "not_enumerated": DeviceState.MISSING,
+    "replaced": DeviceState.MISSING,
+}
+"""States of GPUs that are not attached, by reason; failed for any other."""
 
 _XID = 0x8
 _MIG_CHANGE = 0x100
@@ -174,9 +181,9 @@ class Events:
 class _Down:
     """A known GPU that is not attached."""
 
-    state: DeviceState
     reason: str
     look_at: float
+    """Time of the next attempt to attach it."""
 
 
 @dataclass
@@ -313,7 +320,7 @@ class NvmlSource:
         for uuid, gpu in self._known.items():
             if uuid not in self._units:
                 reason = unreadable.get(gpu.index, "not_enumerated")
-                self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-math.inf)
+                self._down[uuid] = _Down(reason, look_at=-math.inf)
         if not self._known and not self.left_out:
             raise library.problem(next(iter(unreadable.values()), "no_gpus"))
         self._watch_events()
@@ -357,16 +364,15 @@ class NvmlSource:
             self._look_for(uuid, now)
         unit = self._units.get(uuid)
         if unit is None:
-            down = self._down[uuid]
-            return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
+            reason = self._down[uuid].reason
+            return GpuReading(gpu=self._known[uuid], state=_STATES.get(reason, DeviceState.FAILED), reason=reason)
         reading = unit.sample(now)
         self._known[uuid] = unit.gpu
         unit.failures = unit.failures + 1 if reading.state is DeviceState.FAILED else 0
         lost = reading.state is DeviceState.LOST
         if lost or unit.failures >= _FAILURES_BEFORE_ATTACHING_AGAIN:
             self._units.pop(uuid).close()
-            look_at = now + self.retry_seconds if lost else now
-            self._down[uuid] = _Down(state=reading.state, reason=reading.reason, look_at=look_at)
+            self._down[uuid] = _Down(reading.reason, look_at=now + self.retry_seconds if lost else now)
             self._watch_events()
         return reading
 
@@ -379,7 +385,6 @@ class NvmlSource:
         reason = self._attach(gpu.index, partial(pynvml.nvmlDeviceGetHandleByPciBusId, gpu.pci_bus_id), uuid)
         if reason:
             down.reason = "not_enumerated" if reason in _NOT_THERE else reason
-            down.state = _state_of(down.reason)
         else:
             self._watch_events()
 
@@ -409,13 +414,3 @@ def _version(call: Callable[[], object]) -> str | None:
     except pynvml.NVMLError as error:
         library.code_unless_fatal(error)
         return None
-
-
-def _state_of(reason: str) -> DeviceState:
-    states = {
-        "gpu_is_lost": DeviceState.LOST,
-        "reset_required": DeviceState.RESET_REQUIRED,
-        "not_enumerated": DeviceState.MISSING,
-        "replaced": DeviceState.MISSING,
-    }
-    return states.get(reason, DeviceState.FAILED)
