@@ -226,7 +226,7 @@ def test_an_engine_of_either_major_is_reached_by_every_way(
         assert client.call("dcgmDisconnect") == abi.Code.OK
         later(lambda: control.engine.connections == 0, "the engine rid of its client")
         library.call("dcgmShutdown")
-    assert library.has("dcgmConnect_v3") is (major == 4)
+    assert ("dcgmConnect_v3" in library.functions) is (major == 4)
 
 
 def test_a_library_that_lacks_what_every_supported_one_has_is_refused_by_name(tmp_path: Path) -> None:

@@ -63,7 +63,17 @@ def _pause(seconds: float) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Run one source in this process, NVML or DCGM; see ``--help`` for the arguments. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m exporter.gpu.child", description=__doc__)
-    add_arguments(parser)
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between samples")
+    parser.add_argument("--fields", default="", metavar="IDS", help="comma-separated field ids to read")
+    parser.add_argument(
+        "--dcgm-address",
+        default="",
+        metavar="ADDRESS",
+        help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
+    )
+    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML must not read: they hang")
+    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it exists")
+    parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
     arguments = parser.parse_args(argv)
     if arguments.check_libdcgm:
         from exporter.gpu.dcgm.engine import library_report  # noqa: PLC0415 - as in _source
@@ -108,21 +118,6 @@ def _source(arguments: argparse.Namespace) -> ReadingSource:
         note_asked=wire.note_asked,
         clock=time.monotonic,
     )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a source's child: ``--interval``, ``--fields`` and ``--dcgm-address``."""
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between samples")
-    parser.add_argument("--fields", default="", metavar="IDS", help="comma-separated field ids to read")
-    parser.add_argument(
-        "--dcgm-address",
-        default="",
-        metavar="ADDRESS",
-        help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
-    )
-    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML must not read: they hang")
-    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it exists")
-    parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
 
 
 def parse_fields(text: str) -> frozenset[Field]:

@@ -422,12 +422,6 @@ class Worker:
             return reading
         return replace(reading, gpus=tuple(sorted((*reading.gpus, *hung), key=lambda gpu: gpu.gpu.index)))
 
-    def _leave_out(self, index: int) -> None:
-        """Exclude a GPU that hangs from now on; its holders keep it."""
-        last = next((gpu for gpu in self._gpus if gpu.gpu.index == index), None)
-        self._hung[index] = last and last.without_values(DeviceState.FAILED, "hung")
-        self._renewal_asked.set()
-
     def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:
         if hung:
             self.errors["hung"] += 1
@@ -435,7 +429,10 @@ class Worker:
             if hung_at is None:
                 self._hung.clear()  # the driver as a whole hangs, so no single GPU is the cause
             else:
-                self._leave_out(hung_at)
+                # It is left out from now on; its holders keep it.
+                last = next((gpu for gpu in self._gpus if gpu.gpu.index == hung_at), None)
+                self._hung[hung_at] = last and last.without_values(DeviceState.FAILED, "hung")
+                self._renewal_asked.set()
                 source = f"{source}, asked about GPU {hung_at},"
             message = (
                 f"{source} did not answer for {self._patience_seconds:g} seconds; its process was killed and another"

@@ -265,7 +265,7 @@ def _open(library: Library, address: str, handle: Handle) -> int:
         handle.value = embedded.dcgmHandle
         return code
     path = address.removeprefix(UNIX)
-    if library.has("dcgmConnect_v3"):
+    if "dcgmConnect_v3" in library.functions:
         to = libdcgm.versioned(libdcgm.ConnectV3Params, timeoutMs=milliseconds)
         uri = address if path != address else f"tcp://{address}"
         return library.call("dcgmConnect_v3", uri.encode(), byref(to), byref(handle))

@@ -49,11 +49,6 @@ class Instance:
     has_memory: bool
     """Whether its GPU instance has no other compute instance, which would share the memory."""
 
-    @property
-    def is_part(self) -> bool:
-        """Whether its GPU instance has other parts."""
-        return self.measured[0] == COMPUTE_INSTANCE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmDevice:

@@ -356,14 +356,15 @@ class Library:
     ) -> None:
         self.soname = soname
         self.knock = knock
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+        """Functions by name; without those that this version does not have."""
         codes = {name: (c_int, arguments) for name, arguments in {**SIGNATURES, **OPTIONAL_SIGNATURES}.items()}
         for name, (result, arguments) in {**codes, **OTHER_SIGNATURES}.items():
             function = getattr(functions, name, None)
             if function is not None:
                 function.restype, function.argtypes = result, list(arguments)
-                self._functions[name] = function
-        missing = sorted((SIGNATURES.keys() | OTHER_SIGNATURES.keys()) - self._functions.keys())
+                self.functions[name] = function
+        missing = sorted((SIGNATURES.keys() | OTHER_SIGNATURES.keys()) - self.functions.keys())
         if missing:
             raise SourceError(
                 "dcgm_library_incomplete",
@@ -375,22 +376,18 @@ class Library:
         """Major version from its name: 3 or 4."""
         return int(self.soname.rpartition(".")[2])
 
-    def has(self, name: str) -> bool:
-        """Return whether it has an optional function."""
-        return name in self._functions
-
     def call(self, name: str, *arguments: object) -> int:
         """Call a function and return its dcgmReturn_t; ``ctypes`` converts by the signature."""
-        return int(self._functions[name](*arguments))
+        return int(self.functions[name](*arguments))
 
     def describe(self, code: int) -> str:
         """Return the library's text for a return code."""
-        text: bytes | None = self._functions["errorString"](code)
+        text: bytes | None = self.functions["errorString"](code)
         return text.decode("utf-8", "replace") if text else f"error {code}"
 
     def field_meta(self, field_id: int) -> FieldMeta | None:
         """Return the library's description of a field; ``None`` for a field that this version does not have."""
-        found = self._functions["DcgmFieldGetById"](field_id)
+        found = self.functions["DcgmFieldGetById"](field_id)
         return found.contents if found else None
 
 

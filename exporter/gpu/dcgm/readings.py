@@ -82,8 +82,16 @@ class CurrentValues:
         seen = self._seen.setdefault(entity, {})
         values: dict[int, Value] = {}
         for record in some:
-            value, field_id = decode(record), record.field_id
-            if value is None or not self._is_fresh(seen, record, now):
+            value, field_id, at = decode(record), record.field_id, record.at_microseconds
+            if value is None:
+                continue
+            changed_at, changed = seen.get(field_id, (None, now))
+            if changed_at != at:
+                seen[field_id] = (at, now)
+            elif now - changed > self.lasts_seconds:
+                if changed > -math.inf:
+                    self.count("dcgm_stale")
+                    seen[field_id] = (at, -math.inf)
                 continue
             if field_id in RATIOS and not isinstance(value, str):
                 value, clamped = ratio_in_range(field_id, value)
@@ -92,18 +100,6 @@ class CurrentValues:
             if value is not None:
                 values[field_id] = value
         return values
-
-    def _is_fresh(self, seen: dict[int, tuple[int, float]], record: Record, now: float) -> bool:
-        before = seen.get(record.field_id)
-        if before is None or before[0] != record.at_microseconds:
-            seen[record.field_id] = (record.at_microseconds, now)
-            return True
-        if now - before[1] <= self.lasts_seconds:
-            return True
-        if before[1] > -math.inf:
-            self.count("dcgm_stale")
-            seen[record.field_id] = (record.at_microseconds, -math.inf)
-        return False
 
 
 class Inbox:

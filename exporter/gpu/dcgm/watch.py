@@ -231,7 +231,7 @@ def _wanted(
 def _lacking(instance: Instance) -> frozenset[int]:
     """Return fields that an instance does not have itself."""
     shared = frozenset() if instance.has_memory else MEMORY
-    return NOT_OF_INSTANCES | shared | ({DRAM_ACTIVE} if instance.is_part else frozenset())
+    return NOT_OF_INSTANCES | shared | ({DRAM_ACTIVE} if instance.measured[0] == COMPUTE_INSTANCE else frozenset())
 
 
 def _pace(field_id: int) -> WatchPace:
@@ -248,6 +248,8 @@ _FULL_RETRY_SECONDS = 60.0
 _SILENT_SECONDS = 10.0
 _SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
+_WAIT = 1
+"""Argument of a call that makes the engine measure all due fields at once: wait for the end."""
 _EARLY = 0.1
 """Part of an interval by which a read may be early."""
 NOT_UP = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED})
@@ -353,7 +355,7 @@ class Watches:
             if any(_overlap(standing, one) for one in ended):
                 watch.group.renew()
         if made:
-            self._hurry()
+            self.engine.call("dcgmUpdateAllFields", _WAIT)
 
     def _leave_out_silent(self, now: float) -> None:
         """Refuse codec units without values: GPUs have fewer units than DCGM has fields, and engines log each miss."""
@@ -371,10 +373,6 @@ class Watches:
             self._codecs.update({entity: values for entity, values in watch.values.items() if values})
         elif now - watch.begun_at <= _MISSED_UPDATES * watch.every_seconds:
             watch.values = {entity: self._codecs[entity] for entity in watching.members if entity in self._codecs}
-
-    def _hurry(self) -> None:
-        """Make the engine measure all due fields at once, and wait for the end."""
-        self.engine.call("dcgmUpdateAllFields", 1)
 
     def read(self, now: float) -> tuple[dict[Entity, dict[int, Value]], dict[Entity, int]]:
         """Return the valid values by entity and field id, and the codes of entities that are lost or need a reset.
@@ -411,7 +409,7 @@ class Watches:
 
     def _read(self, watch: _Watch, now: float) -> None:
         if watch.is_awaited(now):
-            self._hurry()
+            self.engine.call("dcgmUpdateAllFields", _WAIT)
         code, found = self.inbox.fetch(watch.group.latest)
         watch.values = {entity: watch.current.values(entity, some, now) for entity, some in found.items()}
         watch.codes = {entity: one.status for entity, some in found.items() for one in some if one.status in NOT_UP}

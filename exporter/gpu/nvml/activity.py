@@ -58,15 +58,7 @@ METRICS: Mapping[Field, int] = {
 """GPM metric id by field. Ratios are reported as percent, bytes per second as MiB per second."""
 
 _C2C = (Field.PROF_C2C_TX_ALL_BYTES, Field.PROF_C2C_RX_ALL_BYTES)
-_RATES = frozenset(
-    {
-        Field.PROF_PCIE_TX_BYTES,
-        Field.PROF_PCIE_RX_BYTES,
-        Field.PROF_NVLINK_TX_BYTES,
-        Field.PROF_NVLINK_RX_BYTES,
-        *_C2C,
-    }
-)
+_RATES = frozenset(field for field in METRICS if field.name.endswith("_BYTES"))
 
 
 class GpmLevel(Enum):

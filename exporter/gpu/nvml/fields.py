@@ -185,8 +185,6 @@ def _slow(field: Field, number: int, *, scope: int = 0, since_driver: int = 0) -
     return FieldValue(field=field, id=number, scope=scope, pace=SLOW, since_driver=since_driver)
 
 
-_VIOLATIONS = tuple(_slow(Field(field), number) for field, number in zip(range(240, 248), range(74, 82), strict=True))
-
 FIELD_VALUES = (
     FieldValue(field=Field.MEMORY_TEMP, id=82),
     FieldValue(field=Field.TOTAL_ENERGY_CONSUMPTION, id=83),
@@ -197,7 +195,8 @@ FIELD_VALUES = (
     # NVLink 5 (Blackwell) counts bytes, elsewhere.
     FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=202, scope=ALL_LINKS, since_driver=570),
     FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=204, scope=ALL_LINKS, since_driver=570),
-    *_VIOLATIONS,
+    # The violations, in the same order.
+    *(_slow(Field(field), number) for field, number in zip(range(240, 248), range(74, 82), strict=True)),
     _slow(Field.ECC_SBE_VOL_TOTAL, 3),
     _slow(Field.ECC_DBE_VOL_TOTAL, 4),
     _slow(Field.ECC_SBE_AGG_TOTAL, 5),

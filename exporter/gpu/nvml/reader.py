@@ -15,9 +15,8 @@ from exporter.gpu.nvml.library import Driver, Handle, Retries
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
 
 _SOON_SECONDS = 10.0
-_NOT_SUPPORTED, _RESET_REQUIRED = map(
-    library.reason_of, (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_RESET_REQUIRED)
-)
+_RESET_REQUIRED, _LOST = "reset_required", "gpu_is_lost"
+"""Reasons of states, from the driver's codes."""
 
 
 _PROCESS_SECONDS = 1.9
@@ -136,16 +135,15 @@ class Unit:
         except pynvml.NVMLError as error:
             if library.code_of(error) != pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
-            reason = library.reason_of(pynvml.NVML_ERROR_GPU_IS_LOST)
-            self._driver.count(reason)
-            return self._down(DeviceState.LOST, reason)
+            self._driver.count(_LOST)
+            return self._down(DeviceState.LOST, _LOST)
 
     def _sample(self, now: float) -> GpuReading:
         values, reasons = self._device.read(now), self._device.reasons
         needs_reset = _RESET_REQUIRED in reasons
         if not values:
             state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
-            return self._down(state, _RESET_REQUIRED if needs_reset else (reasons or [_NOT_SUPPORTED])[0])
+            return self._down(state, _RESET_REQUIRED if needs_reset else (reasons or ["not_supported"])[0])
         self.gpu = self._facts.complete(self.gpu, now)
         total = int(values.get(Field.FB_TOTAL, 0)) * MIB
         if total and total != self.gpu.memory_total_bytes:
