@@ -241,7 +241,9 @@ class _Sums:
             points.absorb(more)
 
     def dump(self) -> list[Any]:
-        return [*self.now(), self.changed, *(points.dump() for points in self.points)]
+        points = [points.dump() for points in self.points]
+        # Earlier releases read points of both axes.
+        return [*self.now(), self.changed, *points, *([] if points[1:] else [[0, ""]])]
 
     def load(self, data: Sequence[Any]) -> "_Sums":
         width = len(self.totals)
