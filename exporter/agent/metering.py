@@ -151,11 +151,10 @@ class Metering:
         Args:
             steady: Monotonic time in seconds.
         """
+        if self.file is None:
+            return
         try:
-            saved = self.file.parsed(self._restored) if self.file else None
-            if self.file and saved and saved[0].simulated is not self.simulated:
-                what = "is of a real node and this one is simulated" if self.simulated else "is of a simulated node"
-                raise self.file.set_aside("state_foreign", what)
+            saved = self.file.parsed(partial(self._parsed, self.file))
         except StateError as error:
             self._failed(error)
             return
@@ -173,14 +172,16 @@ class Metering:
                 self.clock.restore(state.idle_clocks, steady)
             self.owner_windows.restore(steady, self.errors)
         self.shown = replace(self.ledgers.view(), saved_at_seconds=state.saved_at_seconds)
-        LOG.info("the ledger continues from %s", self.file.path if self.file else "memory")
+        LOG.info("the ledger continues from %s", self.file.path)
 
-    def _restored(self, data: Mapping[str, Any]) -> tuple[AgentState, MeterState]:
-        """Parse a saved state, and continue from its ledgers unless it is of another kind of node."""
-        saved = read(AgentState, data), read(MeterState, data)
-        if saved[0].simulated is self.simulated:
-            self.ledgers.restore(data)
-        return saved
+    def _parsed(self, file: StateFile, data: Mapping[str, Any]) -> tuple[AgentState, MeterState]:
+        """Parse a saved state and restore its ledgers."""
+        state, meter = read(AgentState, data), read(MeterState, data)
+        if state.simulated is not self.simulated:
+            what = "is of a real node and this one is simulated" if self.simulated else "is of a simulated node"
+            raise file.set_aside("state_foreign", what)
+        self.ledgers.restore(data)
+        return state, meter
 
     def _later(self, saved: MeterState) -> MeterState:
         """Return the later of the saved point and the lock file's, left by a process that showed more than it saved."""
