@@ -28,7 +28,7 @@ MOST_LABELS = 8
 """Labels in one question; an agent takes no more."""
 _LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
-"""Kinds of what no known owner held: see ``exporter.model.ledger``."""
+"""Kinds of what no known owner held: see ``exporter.model.attribution``."""
 
 
 def last_recorded(now_seconds: float) -> int:

@@ -3,6 +3,9 @@
 # ruff: noqa: I001 - one statement per module: every name is exported under itself.
 
 from exporter.model.attribution import (
+    PLATFORM_NAMESPACES as PLATFORM_NAMESPACES,
+    UNALLOCATED as UNALLOCATED,
+    UNATTRIBUTED as UNATTRIBUTED,
     Allocations as Allocations,
     AllocationState as AllocationState,
     Attribution as Attribution,
@@ -11,6 +14,11 @@ from exporter.model.attribution import (
     DeviceIds as DeviceIds,
     Holder as Holder,
     HolderKey as HolderKey,
+    MetadataStatus as MetadataStatus,
+    NodeFacts as NodeFacts,
+    Owner as Owner,
+    PodFacts as PodFacts,
+    PodMetadata as PodMetadata,
     ShareMode as ShareMode,
     Unresolved as Unresolved,
     is_other_pod as is_other_pod,
@@ -46,18 +54,14 @@ from exporter.model.fields import (
 )
 from exporter.model.ledger import (
     NO_SECONDS as NO_SECONDS,
-    PLATFORM_NAMESPACES as PLATFORM_NAMESPACES,
     RESOURCES as RESOURCES,
     STATE_COLUMNS as STATE_COLUMNS,
     STATES as STATES,
-    UNALLOCATED as UNALLOCATED,
-    UNATTRIBUTED as UNATTRIBUTED,
     WINDOWS as WINDOWS,
     Account as Account,
     Bottleneck as Bottleneck,
     ByState as ByState,
     LedgerView as LedgerView,
-    Owner as Owner,
     OwnersView as OwnersView,
     OwnerUse as OwnerUse,
     OwnerXid as OwnerXid,
@@ -71,12 +75,6 @@ from exporter.model.ledger import (
     Totals as Totals,
     shown_windows as shown_windows,
     state_columns as state_columns,
-)
-from exporter.model.pods import (
-    MetadataStatus as MetadataStatus,
-    NodeFacts as NodeFacts,
-    PodFacts as PodFacts,
-    PodMetadata as PodMetadata,
 )
 from exporter.model.snapshot import (
     Activity as Activity,

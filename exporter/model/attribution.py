@@ -1,7 +1,7 @@
-"""Values of attribution: the kubelet's allocations, holders, shares and unresolved ids."""
+"""Values of attribution: the kubelet's allocations, holders and shares, and pods and owners of the Kubernetes API."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -167,3 +167,108 @@ class Attribution:
         if self.holders.get(uuid):
             return AllocationState.ALLOCATED
         return AllocationState.UNKNOWN if self.is_doubtful(uuid) else AllocationState.UNALLOCATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The party that pays. Without Kubernetes metadata only the namespace; unknown parts are empty."""
+
+    namespace: str = ""
+    kind: str = ""
+    """Kind of the workload: ``Job``, ``Deployment``, ..., or ``Unallocated`` or ``Unattributed``."""
+    name: str = ""
+    team: str = ""
+    cost_labels: str = ""
+    """``key=value`` pairs sorted by key and joined with commas; only the ledger has them, windows do not."""
+    provisional: bool = False
+    """Whether it replaces a pod's owner that is not known yet; never shown, and replaced by the actual owner later."""
+    pod_uid: str = ""
+    """UID of that pod if known; empty for every other owner."""
+
+    @property
+    def without_cost_labels(self) -> "Owner":
+        """Return the owner without cost labels, as used outside the ledger."""
+        return replace(self, cost_labels="") if self.cost_labels else self
+
+
+PLATFORM_NAMESPACES = frozenset(
+    {
+        "kube-system",
+        "gpu-operator",
+        "nvidia-gpu-operator",
+        "cw-hpc-verification",
+        "kai-resource-reservation",
+        "runai-reservation",
+    }
+)
+"""Namespaces of pods that hold GPUs for others: alerts and advice on waste leave them out."""
+
+UNALLOCATED = Owner(kind="Unallocated")
+"""Owner of GPU time without a holder: free GPUs and MIG instances, free replicas, stranded slices; the platform."""
+UNATTRIBUTED = Owner(kind="Unattributed")
+"""Owner of GPU time with an unknown holder, or used by no listed pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodMetadata:
+    """One pod of this node, with the data that the agent reads."""
+
+    namespace: str
+    name: str
+    uid: str
+    """UID in the kubelet and cgroups: for a static pod the hash of its file, not the API object's UID."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Only the annotations that are read; the rest can be a megabyte."""
+    owner_kind: str = ""
+    """Kind of the owner reference with ``controller: true``; empty for a pod without a controller."""
+    owner_name: str = ""
+    owner_api: str = ""
+    """Group and version of the controller: ``apps/v1``, ``batch/v1``, ``ray.io/v1``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """Owner of a pod, and its alert settings; empty parts are unknown."""
+
+    owner: Owner
+    queue: str = ""
+    """Queue of Kueue, KAI, Volcano or Run:ai."""
+    workload_class: str = ""
+    """Class for the rules: ``batch``, ``interactive``, ``inference``, ``reserved``."""
+    opt_out_until_seconds: float | None = None
+    """Unix time until which waste alerts skip the pod; ``inf`` is permanent, ``None`` means no opt-out."""
+    exported: tuple[tuple[str, str], ...] = ()
+    """Allowed labels and annotations as (label name, value), sanitised, sorted by name."""
+    problems: tuple[str, ...] = ()
+    """Snake-case reasons for values of the pod that could not be parsed, such as ``bad_opt_out``."""
+    pod_uid: str = field(default="", compare=False)
+    """UID of the pod; empty when unknown. It does not depend on the owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """Known facts of a node for its prices; unknown ones are empty."""
+
+    instance_type: str = ""
+    capacity_type: str = ""
+    """Capacity type: ``on-demand``, ``spot`` or ``reserved``."""
+    region: str = ""
+    gpu_product: str = ""
+    """Model in the node's labels, for comparison only; the driver's model is authoritative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataStatus:
+    """State of the data of the Kubernetes API."""
+
+    known: bool
+    """Whether the pods have been listed and changes are followed."""
+    at_seconds: float | None = None
+    """Unix time of the API's last list, event or bookmark."""
+    problem: str = ""
+    """The missing data and the fix, in one line; empty without a problem."""
+    names_other_node: bool = False
+    """Whether the problem is a wrong --node-name: an error of configuration, which needs a change by the user."""
+    remark: str = ""
+    """A fault that does not affect the data, such as clocks that differ, in one line."""

@@ -1,4 +1,4 @@
-"""Values of the ledger: owners, accounts, seconds, joules and money."""
+"""Values of the ledger: accounts, seconds, joules and money, and the use of owners."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,47 +6,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from exporter.model.attribution import HolderKey, ShareMode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The party that pays. Without Kubernetes metadata only the namespace; unknown parts are empty."""
-
-    namespace: str = ""
-    kind: str = ""
-    """Kind of the workload: ``Job``, ``Deployment``, ..., or ``Unallocated`` or ``Unattributed``."""
-    name: str = ""
-    team: str = ""
-    cost_labels: str = ""
-    """``key=value`` pairs sorted by key and joined with commas; only the ledger has them, windows do not."""
-    provisional: bool = False
-    """Whether it replaces a pod's owner that is not known yet; never shown, and replaced by the actual owner later."""
-    pod_uid: str = ""
-    """UID of that pod if known; empty for every other owner."""
-
-    @property
-    def without_cost_labels(self) -> "Owner":
-        """Return the owner without cost labels, as used outside the ledger."""
-        return replace(self, cost_labels="") if self.cost_labels else self
-
-
-PLATFORM_NAMESPACES = frozenset(
-    {
-        "kube-system",
-        "gpu-operator",
-        "nvidia-gpu-operator",
-        "cw-hpc-verification",
-        "kai-resource-reservation",
-        "runai-reservation",
-    }
-)
-"""Namespaces of pods that hold GPUs for others: alerts and advice on waste leave them out."""
-
-UNALLOCATED = Owner(kind="Unallocated")
-"""Owner of GPU time without a holder: free GPUs and MIG instances, free replicas, stranded slices; the platform."""
-UNATTRIBUTED = Owner(kind="Unattributed")
-"""Owner of GPU time with an unknown holder, or used by no listed pod."""
+from exporter.model.attribution import HolderKey, Owner, ShareMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

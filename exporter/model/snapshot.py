@@ -6,11 +6,10 @@ from enum import StrEnum
 from math import inf
 from typing import ClassVar
 
-from exporter.model.attribution import AllocationState, Attribution, Holder
+from exporter.model.attribution import AllocationState, Attribution, Holder, MetadataStatus, NodeFacts, PodFacts
 from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, Reading, SourceStatus
 from exporter.model.fields import Field
 from exporter.model.ledger import Bottleneck, LedgerView, OwnersView, Price, ResourceProfile
-from exporter.model.pods import MetadataStatus, NodeFacts, PodFacts
 
 
 class ActivitySource(StrEnum):
