@@ -246,6 +246,73 @@ def test_a_damaged_file_is_set_aside_and_the_next_save_mends_all(tmp_path: Path)
     assert seconds(view, ML) == (1.0, 0.0, 0.0)
 
 
+OWNER = {"namespace": "ml", "kind": "", "name": "", "team": "", "cost_labels": "", "provisional": False, "pod_uid": ""}
+STATES = dict.fromkeys(("active_effective", "active_ineffective", "active_unprofiled", "idle", "unknown"), 1.0)
+TOTALS = {"energy_joules": 9.0, "energy_unknown_seconds": 0.0, "unpriced_seconds": 0.0, "seconds": STATES, "money": {}}
+HELD = {"namespace": "ml", "pod": "train", "container": "main", "pod_uid": None}
+PLACE = {"device_uuid": "GPU-0", "gpu_uuid": "GPU-0"}
+LAYOUT_3 = {
+    "ledger": {
+        "id": "0a1b",
+        "created_at_seconds": NOON,
+        "ended_at_seconds": None,
+        "capacity_seconds": 5.0,
+        "conservation_error_seconds": 0.0,
+        "accounts": [{**OWNER, "model": "H100", "mode": "exclusive", "totals": TOTALS}],
+    },
+    "former_ledgers": [],
+    "pods": [
+        {**HELD, **PLACE, "gpu_index": 0, "gpu_instance": "", "mig_profile": "", "model": "H100", "totals": TOTALS}
+    ],
+    "boot_id": "boot",
+    "metered_steady": 10.0,
+    "metered_until": {"GPU-0": 10.0},
+    "energy_uncounted_seconds": {},
+    "energy_drivers": {},
+    "slots": [
+        {
+            **HELD,
+            **PLACE,
+            "account": {"owner": OWNER, "model": "H100", "mode": "exclusive"},
+            "share_ratio": 1.0,
+            "energy_counter_millijoules": 7.5,
+            "idle_watts": None,
+        }
+    ],
+    "saved_at_seconds": NOON,
+    "simulated": False,
+    "labelled": None,
+    "replicas": [["GPU-0", "r", 4]],
+    "idle_clocks": [
+        {
+            "holder": ["GPU-0", "ml", "train", "main"],
+            "pod_uid": "u",
+            "first_seen": 0.0,
+            "last_seen": 10.0,
+            "idle_seconds": 3.0,
+            "unmeasured_seconds": 0.0,
+        }
+    ],
+}
+
+
+def test_state_of_layout_3_is_read_and_written_as_earlier_releases_do(tmp_path: Path) -> None:
+    StateFile(tmp_path).save(LAYOUT_3)
+    metering = started(tmp_path, steady=11.0)
+    assert not metering.problem
+    view = shown(metering, 11.0)
+    assert seconds(view, ML) == (3.0, 1.0, 1.0)
+    assert metering.replicas == {("GPU-0", "r"): 4}
+    sample(metering, 11.0)
+    save_now(metering, NOON + 1, 11.0)
+    assert seconds(shown(metering, 11.0), ML) == (4.0, 1.0, 1.0)
+    state = StateFile(tmp_path).load() or {}
+    assert state.keys() == LAYOUT_3.keys()
+    for part in ("ledger", "pods", "slots"):
+        old, new = ((one if isinstance(one, dict) else one[0]) for one in (LAYOUT_3[part], state[part]))
+        assert new.keys() == old.keys(), part
+
+
 PARTS = (
     *("ledger", "former_ledgers", "pods", "slots", "boot_id", "metered_steady", "saved_at_seconds", "simulated"),
     *("replicas", "metered_until", "energy_uncounted_seconds", "idle_clocks", "labelled"),
