@@ -21,7 +21,8 @@ _RESET_REQUIRED, _LOST = "reset_required", "gpu_is_lost"
 
 _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
-_LAYOUT_SECONDS = 4.9
+_LAYOUT_SECONDS, _MODE_SECONDS = 4.9, 9.9
+"""Time between two reads of the MIG layout, and of the mode of a GPU that is not partitioned; an event comes first."""
 _MEMORY_RETRY_SECONDS = 600.0
 
 
@@ -192,7 +193,7 @@ class Unit:
 
     def _follow_layout(self, now: float) -> None:
         """Read the whole MIG layout again: an instance may return under its UUID with another size."""
-        if now - self._layout_at < _LAYOUT_SECONDS:
+        if now - self._layout_at < (_LAYOUT_SECONDS if self.gpu.mig_enabled else _MODE_SECONDS):
             return
         self._layout_at = now
         try:

@@ -269,7 +269,8 @@ class NvmlSource:
             raise library.driver_error(error) from error
         finally:
             self.note_asked(None)
-        changed = self._drain_events(started)
+        partitioned = any(unit.gpu.mig_enabled for unit in self._units.values())
+        changed = self._drain_events(started) if partitioned else frozenset()
         xids, self._xids = self._xids, []
         errors, self._errors = self._errors, Counter()
         ended = self._clock()
