@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from recommend_support import with_owner
 from web_support import http_server
 
 from exporter.config.options import BookSettings
@@ -15,7 +14,7 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
-from exporter.cost.ledger import Filters, parse_window
+from exporter.cost.ledger import Filters, LineKey, parse_window
 from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import LedgerSource
@@ -142,7 +141,9 @@ def recommendation(namespace: str, workload: str, **changes: object) -> Recommen
         "risk_level": "low",
         "command": f"kubectl -n {namespace} edit deployment/{workload}",
     }
-    return Recommendation(**with_owner({**values, **changes}))  # type: ignore[arg-type]
+    values |= changes
+    owner = LineKey(**{name: str(values.pop(name)) for name in LineKey._fields if name in values})
+    return Recommendation(owner=owner, **values)  # type: ignore[arg-type]
 
 
 def budget_state(name: str, amount: float, spent: float, projected: float | None, now_seconds: float) -> BudgetState:

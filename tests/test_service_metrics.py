@@ -51,7 +51,7 @@ def everything() -> Book:
     money = (Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),)
     book.month.value = ThisMonth(start_seconds=period_at("month", NOW).start_seconds, money=money, coverage=0.99)
     book.keeping.path, book.keeping.not_closed = Path("days.sqlite"), 0
-    book.keeping.days = (ClosedDay(window=day, version=1, recorded_hours=24, simulated=False),)
+    book.keeping.days = (ClosedDay(day, 1, 24, simulated=False, reopened=""),)
     book.newest.value, book.last_read_seconds, book.errors["timeout"] = NOW, NOW - 60, 3
     return book
 
