@@ -14,10 +14,9 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import Recommendation
-from exporter.cost.ledger import Filters, LineKey, parse_window
+from exporter.cost.ledger import Filters, LedgerSource, LineKey, parse_window
 from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.query_rows import LedgerSource
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
 from exporter.service.book import Book, Keeping

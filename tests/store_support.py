@@ -17,11 +17,11 @@ from exporter.cost.ledger import (
     Filters,
     FleetLedger,
     LineKey,
+    Progress,
     Window,
     total_of,
 )
 from exporter.cost.ledger import chunks as cut
-from exporter.cost.query_rows import Progress
 from exporter.cost.store import ALL_OF_A_DAY, day_window
 from exporter.errors import PrometheusError
 from exporter.model import ByState, NodeFacts

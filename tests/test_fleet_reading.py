@@ -16,7 +16,8 @@ from prometheus_support import FaultyProxy, failure, serving
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.cost import queries, query_rows
+from exporter.cost import queries
+from exporter.cost.asking import blocks
 from exporter.cost.fleet_reading import PrometheusLedger, missing_hours
 from exporter.cost.ledger import (
     CHECKPOINT_SECONDS,
@@ -26,12 +27,12 @@ from exporter.cost.ledger import (
     Filters,
     FleetLedger,
     LineKey,
+    Progress,
     Window,
     chunks,
 )
 from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.query_rows import Progress
 from exporter.errors import PrometheusError
 from exporter.model import Totals
 from gpu_simulator.fleet import FleetTruth
@@ -534,7 +535,8 @@ async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus:
 def test_whole_days_are_asked_for_together_and_parts_of_days_alone() -> None:
     ends = [DAY + 5 * 3600, *(DAY + n * DAY_SECONDS for n in range(1, 21)), DAY + 20 * DAY_SECONDS + 3600]
     pieces = [Window(start_seconds=start, end_seconds=end) for start, end in pairwise(ends)]
-    assert query_rows.blocks(pieces) == ((0,), tuple(range(1, 16)), (16, 17, 18, 19), (20,))
+    found = [tuple(map(pieces.index, block)) for block in blocks(pieces)]
+    assert found == [(0,), tuple(range(1, 16)), (16, 17, 18, 19), (20,)]
 
 
 def now_series(name: str, value: float = 1, **labels: str) -> str:

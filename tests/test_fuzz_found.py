@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from prometheus_support import serving, success
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -16,11 +18,13 @@ from fuzz_page import NOW, lived, node_in
 from fuzz_targets import WINDOW, FedApi, FedPrometheus, followed, state_of_a_node, written
 
 from exporter.config import price_book, web_config
+from exporter.config.prometheus_options import PrometheusSettings
 from exporter.config.resolve import load_agent
 from exporter.cost import budgets as budget_file
-from exporter.cost import node_report
-from exporter.cost.ledger import CHECKPOINT_SECONDS, Now
-from exporter.cost.recorders import Recorded
+from exporter.cost import node_report, queries
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import Now
+from exporter.cost.prometheus import PrometheusClient
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.gpu import wire
 from exporter.kube import api_client
@@ -70,12 +74,17 @@ def test_half_a_surrogate_pair_in_a_label_does_not_keep_a_report_from_being_writ
     assert found[0].labels == {"team": "a?"}
 
 
-def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
-    recorded = Recorded([WINDOW], "cluster")
-    at = WINDOW.end_seconds + CHECKPOINT_SECONDS
-    rows = [{"metric": {"cluster": name}, "value": [at, text]} for name, text in (("a", "NaN"), ("b", "7"))]
-    recorded.add_capacity(rows, (0,))
-    assert recorded.capacity(0) == {"b": 7.0}
+async def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        form = await request.post()
+        values = {"a": "NaN", "b": "7"} if queries.RECORDED in str(form.get("query")) else {}
+        rows = [{"metric": {"cluster": name}, "value": [form["time"], text]} for name, text in values.items()]
+        return success(rows, "matrix" if "start" in form else "vector")
+
+    hour = replace(WINDOW, end_seconds=WINDOW.start_seconds + 3600)
+    async with serving(answer) as server, PrometheusClient(PrometheusSettings(url=server.url)) as client:
+        ledger = await PrometheusLedger(client).ledger(hour, frozenset())
+    assert ledger.chunks[0].capacity_seconds == {"b": 7.0}
 
 
 async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_unexpected() -> None:

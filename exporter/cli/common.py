@@ -19,7 +19,7 @@ from exporter.config.resolve import redacted
 from exporter.errors import ConfigError, ExporterError, did_you_mean
 
 if TYPE_CHECKING:
-    from exporter.cost.query_rows import Progress
+    from exporter.cost.ledger import Progress
 
 T = TypeVar("T")
 PROGRAM = "gpu-cost-exporter"

@@ -70,7 +70,7 @@ def _add_fleet(kinds: Commands) -> None:
 
 def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.cost.query_rows import Progress
+    from exporter.cost.ledger import Progress
     from gpu_simulator.fleet import Writing, truth_json, write_fleet
 
     plan = _plan(namespace)

@@ -16,9 +16,8 @@ from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, command, progres
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.foot import HOUR, clean
-from exporter.cost.ledger import DAY_SECONDS, FleetLedger, Window, last_recorded
+from exporter.cost.ledger import DAY_SECONDS, FleetLedger, LedgerSource, Window, last_recorded
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.query_rows import LedgerSource
 from exporter.cost.store import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayStore, DayVersion, day_window
 from exporter.cost.store_ledger import Closing, close_due_days
 from exporter.errors import ExporterError

@@ -18,6 +18,7 @@ from exporter.cost.ledger import (
     Failure,
     Figures,
     FleetLedger,
+    LedgerSource,
     LineKey,
     Period,
     Window,
@@ -27,7 +28,6 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.cost.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
-from exporter.cost.query_rows import LedgerSource
 from exporter.cost.report import APART, dimensions_of
 from exporter.errors import ConfigError
 

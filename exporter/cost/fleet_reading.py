@@ -1,48 +1,368 @@
-"""Reads the ledger of a fleet from Prometheus: recorded hourly series, summed by the server."""
+"""Reads the ledger of a fleet from Prometheus: recorded hourly series, summed by the server, chunk by chunk."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache, partial
+from operator import itemgetter
 
-from exporter.cost import prometheus, queries
+from exporter.cost import prometheus, queries, recorders
+from exporter.cost.asking import Asking, Block, Cell, Column, Draft, Key, Metric, Node, blocks
 from exporter.cost.ledger import (
     CHECKPOINT_SECONDS,
     DAY_SECONDS,
-    MOST_FIGURE,
+    HOUR_SECONDS,
+    LABEL,
+    UNALLOCATED,
+    UNATTRIBUTED,
     Chunk,
     Dimension,
+    Figures,
     Filters,
     FleetLedger,
     LineKey,
+    Progress,
     Window,
     chunks,
+    joined,
     pairs,
+    picking,
     stretches,
+    total_of,
 )
 from exporter.cost.prometheus import PrometheusClient, QueryEngine
-from exporter.cost.queries import ENERGY, MEASURES, Measure, Scope
-from exporter.cost.query_rows import (
-    STEP_SECONDS,
-    Asking,
-    Block,
-    Cells,
-    Key,
-    Progress,
-    Rows,
-    WindowFacts,
-    blocks,
-    line_keys,
-    moments,
-)
-from exporter.cost.recorders import Recorded
+from exporter.cost.queries import COST, CURRENCY, ENERGY, MEASURES, SECONDS, STATE, UNPRICED, Measure, Part
+from exporter.cost.recorders import Recorder, Turn
 from exporter.errors import PrometheusError
+from exporter.model import STATES, ByState, NodeFacts
 from exporter.model.formatting import day
+
+_CELL_BYTES = 1000
+"""Memory of a cell, with its key and one currency."""
+_STEP_SECONDS = 6 * HOUR_SECONDS
+_APART = frozenset({UNALLOCATED, UNATTRIBUTED})
+_NEEDED = tuple(measure for measure in MEASURES if measure != ENERGY)
+_FIELD_OF = {
+    "workload_namespace": "namespace",
+    "workload_kind": "kind",
+    "workload_name": "workload",
+    queries.COST_LABELS: "labels",
+}
+
+
+class PrometheusLedger:
+    """The ledger as Prometheus, Thanos, Mimir or VictoriaMetrics has it; a ``LedgerSource``.
+
+    Args:
+        client: Where it is asked for.
+        by_day: A chunk per UTC day. Without, a chunk has several days, which is read in half the time; not for prices
+            that change from day to day.
+    """
+
+    def __init__(self, client: PrometheusClient, *, by_day: bool = True) -> None:
+        self._client = client
+        self._by_day = by_day
+
+    async def ledger(
+        self,
+        window: Window,
+        dimensions: frozenset[Dimension],
+        filters: Filters | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> FleetLedger:
+        """Return the ledger over a window; see ``LedgerSource``. With ``workload`` namespace and kind come, too.
+
+        Of a chunk of which a series of time or money stayed unanswered no line is given, so that no half figures stand
+        as whole ones: its capacity shows how much is missing. Without energy it is given, without energy.
+
+        Raises:
+            PrometheusError: Nothing can be read at all.
+        """
+        filters = filters or Filters()
+        if self._by_day or "pool" in dimensions or "pool" in filters.wanted:
+            days = _Reading(self._client, chunks(window), dimensions, filters, progress)
+            return replace(await days.read(), window=window)
+        ledger = await _Reading(self._client, stretches(window), dimensions, filters, progress).read()
+        parts = {chunk.window: replace(ledger, chunks=(chunk,), failures=()) for chunk in ledger.chunks}
+        # What failed in one is read day by day, so that no more is missing than cannot be had.
+        for lost in parts:
+            if any(lost.meets(failure.window) for failure in ledger.failures):
+                parts[lost] = await _Reading(self._client, chunks(lost), dimensions, filters, None).read()
+        return joined(window, dimensions, tuple(parts.values()))
+
+
+class _Reading:
+    """One reading under way."""
+
+    def __init__(
+        self,
+        client: PrometheusClient,
+        windows: Sequence[Window],
+        dimensions: frozenset[Dimension],
+        filters: Filters,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._client = client
+        self._dimensions = dimensions
+        self._label = label = client.settings.cluster_label
+        self._drafts = tuple(map(Draft, windows))
+        of_window = dict(zip(windows, self._drafts, strict=True))
+        self._blocks = [tuple(of_window[window] for window in block) for block in blocks(windows)]
+        # No matcher of a query stands for these.
+        picked = {name: of for name, of in filters.wanted.items() if name == "pool" or name.startswith(LABEL)}
+        self._picked = Filters(wanted=picked)
+        asked = dimensions | set(picked)
+        self._by_pool = "pool" in asked
+        self._with_nodes = bool(asked & {"node", "pool"})
+        keep = queries.labels_of(asked | ({"cluster"} if self._with_nodes else set()), label)
+        fields = tuple("cluster" if name == label else _FIELD_OF.get(name, name) for name in keep)
+        self._pick = picking(fields, fields)
+        self._shown = dimensions | ({"namespace", "kind"} if "workload" in dimensions else set())
+        level = queries.level_of(asked | set(filters.wanted))
+        self._scope = queries.Scope(label, level, keep, queries.matchers(filters, label))
+        self._held = client.memory.hold()
+        self._simulated = False
+        self._differing: set[str] = set()
+        """Labels that tell servers apart that recorded the same hours."""
+        self._measures = [(one, half) for one in MEASURES for half in (queries.HALVES if one.labels else ("",))]
+        questions = len(self._blocks) * (len(self._measures) + 2 + self._with_nodes) + 1
+        self._asking = Asking(client, progress, questions)
+
+    async def read(self) -> FleetLedger:
+        """Ask all questions, and return the ledger."""
+        engine = await prometheus.detect(self._client)
+        await self._choose_recorders()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ask_simulated())
+            for block in self._blocks:
+                for measure, half in self._measures:
+                    tasks.create_task(self._ask_measure(measure, half, block))
+                tasks.create_task(self._ask_capacity(block))
+                if self._with_nodes:
+                    tasks.create_task(self._ask_nodes(block))
+        notes = [*self._asking.notes, *self._recorder_notes()]
+        notes += await _coverage_notes(self._client, self._drafts, engine)
+        nodes: dict[Node, NodeFacts] = {}
+        for draft in self._drafts:
+            nodes |= draft.nodes
+        first, last = self._drafts[0].window, self._drafts[-1].window
+        return FleetLedger(
+            window=Window(start_seconds=first.start_seconds, end_seconds=last.end_seconds),
+            dimensions=self._dimensions,
+            label_keys=self._label_keys(),
+            chunks=tuple(self._chunks(nodes)),
+            nodes=nodes,
+            failures=self._asking.failures(),
+            engine=engine.title,
+            simulated=self._simulated,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    async def _choose_recorders(self) -> None:
+        """Ask which hours were recorded; the other questions depend on whether several servers recorded them."""
+        answered = [await self._ask_hours(block) for block in self._blocks]
+        if not any(answered):
+            raise self._asking.last_error or PrometheusError("server_error", "no question was answered")
+        known: dict[str, dict[Recorder, dict[int, float]]] = {}
+        twice = [block for block in self._blocks if any(len(r) > 1 for one in block for r in one.recorders.values())]
+        for block in twice:
+            await self._ask_each_hour(block, known)
+        self._differing = {name for hours in known.values() for name in recorders.differing_labels(hours)}
+        first = self._drafts[0].window.start_seconds // HOUR_SECONDS
+        spans = {cluster: recorders.spans_of(hours) for cluster, hours in known.items()}
+        order = {cluster: recorders.order_of(hours, first) for cluster, hours in known.items()}
+        for draft in (draft for block in twice for draft in block):
+            begin, end = draft.window.start_seconds // HOUR_SECONDS, draft.window.end_seconds // HOUR_SECONDS
+            clusters: dict[Turn, list[str]] = {}
+            for cluster in known:
+                if hours := {span.end for span in spans[cluster] if begin < span.end <= end}:
+                    draft.hours[cluster] = len(hours)
+                for turn in recorders.turns_of(spans[cluster], begin, end, order[cluster]):
+                    clusters.setdefault(turn, []).append(cluster)
+            if clusters:
+                draft.parts = [self._part(end, turn, names) for turn, names in sorted(clusters.items())]
+
+    def _part(self, end: int, turn: Turn, clusters: Sequence[str]) -> Part:
+        """Return the hours of one recorder in a chunk that ends at ``end``."""
+        labels = dict(turn.recorder)
+        wanted = [(self._label, clusters), *((name, [labels.get(name, "")]) for name in sorted(self._differing))]
+        return Part(
+            seconds=(turn.end - turn.begin) * HOUR_SECONDS,
+            back_seconds=(end - turn.end) * HOUR_SECONDS,
+            matchers=", ".join(queries.matches(name, values) for name, values in wanted),
+        )
+
+    def _recorder(self, metric: Metric) -> Recorder:
+        return tuple(sorted((name, text) for name, text in metric.items() if name not in {"__name__", self._label}))
+
+    def _recorder_notes(self) -> Iterator[str]:
+        if self._differing:
+            yield (
+                f"Several Prometheus servers have recorded the same hours (told apart by"
+                f" {', '.join(sorted(self._differing))}): one of them counts for each cluster. If these are several"
+                " clusters, give the label that tells them apart by --cluster-label"
+            )
+
+    async def _ask_hours(self, block: Block) -> bool:
+        def take(metric: Metric, points: Sequence[tuple[Draft, float]]) -> None:
+            cluster, recorder = metric.get(self._label, ""), self._recorder(metric)
+            for draft, hours in points:
+                draft.recorders.setdefault(cluster, set()).add(recorder)
+                draft.hours[cluster] = min(int(hours), draft.window.hours)
+
+        query = queries.recorded_hours
+        return await self._asking.ask(block, queries.RECORDED, lambda draft: query(draft.window), take)
+
+    async def _ask_each_hour(self, block: Block, known: dict[str, dict[Recorder, dict[int, float]]]) -> None:
+        """Ask what each server recorded of each hour, and of those before that a value can have."""
+
+        def take(metric: Metric, points: Sequence[tuple[int, float]]) -> None:
+            own = known.setdefault(metric.get(self._label, ""), {}).setdefault(self._recorder(metric), {})
+            own.update({(moment - CHECKPOINT_SECONDS) // HOUR_SECONDS: value for moment, value in points})
+
+        first, last = block[0].window, block[-1].window
+        start = queries.asked_at(first) - first.seconds - recorders.CARRIED_HOURS * HOUR_SECONDS
+        moments = (start, queries.asked_at(last), HOUR_SECONDS)
+        self._asking.total += 1
+        await self._asking.ask_moments(block, queries.RECORDED, queries.recorded_hour(), moments, take)
+
+    async def _ask_measure(self, measure: Measure, half: str, block: Block) -> None:
+        keep = self._scope.keep
+
+        def take(metric: Metric, points: Sequence[tuple[Draft, float]]) -> None:
+            label = metric.get
+            key = tuple([label(name, "") for name in keep])
+            column = (measure.quantity, _known_state(label(STATE, "")) if measure.labels else "", label(CURRENCY, ""))
+            for draft, value in points:
+                cell = draft.cells.get(key)
+                if cell is None and value:
+                    # Not divisible: some of the rows have been added.
+                    self._held.grow(_CELL_BYTES, "too_many_lines")
+                    cell = draft.cells[key] = {}
+                if cell is not None:
+                    cell[column] = cell.get(column, 0.0) + value
+
+        def query(draft: Draft) -> str:
+            return queries.total(measure, half, self._scope, draft.parts)
+
+        await self._asking.ask(block, measure.series(self._scope.level), query, take)
+
+    async def _ask_capacity(self, block: Block) -> None:
+        def take(metric: Metric, points: Sequence[tuple[Draft, float]]) -> None:
+            cluster = metric.get(self._label, "")
+            for draft, seconds in points:
+                draft.capacity[cluster] = draft.capacity.get(cluster, 0.0) + seconds
+
+        query = partial(queries.capacity, self._label)
+        await self._asking.ask(block, queries.CAPACITY, lambda draft: query(draft.parts), take)
+
+    async def _ask_nodes(self, block: Block) -> None:
+        seen: list[tuple[int, Node, NodeFacts]] = []
+
+        def take(metric: Metric, points: Sequence[tuple[int, float]]) -> None:
+            node = metric.get(self._label, ""), metric.get("node", "")
+            facts = NodeFacts(**{name: metric.get(name, "") for name in queries.NODE_INFO_LABELS})
+            seen.extend((moment, node, facts) for moment, _ in points)
+
+        moments, lookback = _moments(block)
+        query = queries.node_info(self._label, lookback)
+        await self._asking.ask_moments(block, queries.NODE_INFO, query, moments, take)
+        for moment, node, facts in sorted(seen, key=itemgetter(0)):
+            for draft in block:
+                if draft.window.start_seconds < moment <= draft.window.end_seconds:
+                    draft.nodes[node] = facts
+                    break
+
+    async def _ask_simulated(self) -> None:
+        def take(_: Metric, points: Sequence[tuple[int, float]]) -> None:
+            self._simulated |= any(value for _, value in points)
+
+        moments, lookback = _moments(self._drafts)
+        await self._asking.ask_moments(self._drafts, queries.SIMULATED, queries.simulated(lookback), moments, take)
+
+    def _label_keys(self) -> frozenset[str]:
+        if queries.COST_LABELS not in self._scope.keep:
+            return frozenset()
+        at = self._scope.keep.index(queries.COST_LABELS)
+        return frozenset(name for draft in self._drafts for key in draft.cells for name in pairs(key[at]))
+
+    def _chunks(self, nodes: Mapping[Node, NodeFacts]) -> Iterator[Chunk]:
+        level = self._scope.level
+        needed, energy = {measure.series(level) for measure in _NEEDED}, ENERGY.series(level)
+        line_of = cache(partial(self._line_of, {}))
+        for draft in self._drafts:
+            if self._by_pool:
+                pools = {node: pool_name(facts) for node, facts in {**nodes, **draft.nodes}.items()}
+                line_of = cache(partial(self._line_of, pools))
+            lines: dict[LineKey, list[Figures]] = {}
+            # In the order of keys: sums are the same to the last digit, whichever answer came first.
+            for key, cell in sorted(draft.cells.items()) if not draft.unanswered & {queries.RECORDED, *needed} else ():
+                if energy in draft.unanswered:
+                    cell.pop((ENERGY.quantity, "", ""), None)
+                if (line := line_of(key)) is not None:
+                    lines.setdefault(line, []).append(_figures(cell))
+            draft.cells.clear()
+            yield Chunk(
+                window=draft.window,
+                lines={line: total_of(figures) for line, figures in lines.items()},
+                capacity_seconds=draft.capacity,
+                recorded_hours=draft.hours,
+            )
+
+    def _line_of(self, pools: Mapping[Node, str], key: Key) -> LineKey | None:
+        """Return the line of a key at the dimensions that were asked for; ``None`` where it was filtered out."""
+        whole = LineKey._make(self._pick((*key, "")))
+        if self._by_pool:
+            whole = whole._replace(pool=pools.get((whole.cluster, whole.node), ""))
+        if not self._picked.keep(whole):
+            return None
+        return whole.at(self._shown | {"kind"} if whole.kind in _APART else self._shown)
+
+
+@lru_cache(maxsize=64)
+def _known_state(state: str) -> str:
+    """Return the state that time counts as; of an unknown one it is not known whether it was active."""
+    return state if state in STATES else "active_unprofiled" if state.startswith("active") else "unknown"
+
+
+def _figures(cell: Cell) -> Figures:
+    currencies = sorted({currency for quantity, _, currency in cell if quantity == COST.quantity})
+    return Figures(
+        seconds=_by_state(cell, SECONDS.quantity, ""),
+        unpriced_seconds=cell.get((UNPRICED.quantity, "", ""), 0.0),
+        energy_joules=cell.get((ENERGY.quantity, "", "")),
+        money={currency: _by_state(cell, COST.quantity, currency) for currency in currencies},
+    )
+
+
+def _by_state(cell: Cell, quantity: str, currency: str) -> ByState:
+    effective, ineffective, unprofiled, idle, unknown = [cell.get(one, 0.0) for one in _columns(quantity, currency)]
+    return ByState(effective=effective, ineffective=ineffective, unprofiled=unprofiled, idle=idle, unknown=unknown)
+
+
+@lru_cache(maxsize=64)
+def _columns(quantity: str, currency: str) -> tuple[Column, ...]:
+    return tuple((quantity, state, currency) for state in STATES)
+
+
+def _moments(block: Block) -> tuple[tuple[int, int, int], str]:
+    """Return start, end and step of a range query over some chunks, and how far each moment looks back."""
+    end = block[-1].window.end_seconds
+    seconds = end - block[0].window.start_seconds
+    steps = max(0, -(-seconds // _STEP_SECONDS) - 1)
+    return (end - steps * _STEP_SECONDS, end, _STEP_SECONDS), f"{min(seconds, _STEP_SECONDS) * 1000 - 1}ms"
+
+
+def pool_name(facts: NodeFacts) -> str:
+    """Return ``p5.48xlarge on-demand``, as far as it is known."""
+    return f"{facts.instance_type} {facts.capacity_type}".strip()
+
 
 _MOST_GAPS = 3
 
 
 def missing_hours(windows: Sequence[Window], hours: Sequence[Mapping[str, int]], why: str = "") -> list[str]:
-    """Hours without records, cluster by cluster: before the first that has some, and gaps after it.
+    """Return hours without records, cluster by cluster: before the first that has some, and gaps after it.
 
     Args:
         windows: The chunks of the period, in the order of time.
@@ -66,7 +386,7 @@ def _missing(counted: Sequence[tuple[Window, int]], why: str) -> Iterator[str]:
     gaps = [(window, window.hours - count) for window, count in counted[first:] if count < window.hours]
     if gaps:
         total = sum(missing for _, missing in gaps)
-        told = ", ".join(f"{_days(window)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
+        told = ", ".join(f"{_days('within ', window)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
         more = f" and {len(gaps) - _MOST_GAPS} more days" if len(gaps) > _MOST_GAPS else ""
         # What a server of a short memory lacks of a chunk of many days lies at the beginning of the chunk.
         earliest = counted[0][0]
@@ -74,280 +394,58 @@ def _missing(counted: Sequence[tuple[Window, int]], why: str) -> Iterator[str]:
         yield f"{total} {'hour was' if total == 1 else 'hours were'} not recorded: {told}{more}{because}"
 
 
-def _days(window: Window) -> str:
-    """A day, or the first and the last of a chunk that has several."""
+def _days(preposition: str, window: Window, of_a_day: str = "") -> str:
+    """Return a day, or the first and the last of a chunk that has several, after a preposition."""
     first, last = day(window.start_seconds), day(window.end_seconds - 1)
-    return first if first == last else f"within {first} to {last}"
+    return f"{of_a_day}{first}" if first == last else f"{preposition}{first} to {last}"
 
 
-RULES = (
+_RULES = (
     "load rules/prometheus-rules.yaml into Prometheus (or vmalert, or the ruler); the ledger is recorded from then on"
 )
 _LOOK_BACK_DAYS = 400
 
 
-async def coverage_notes(
-    client: PrometheusClient, windows: Sequence[Window], recorded: Recorded, engine: QueryEngine
-) -> list[str]:
-    """One line for each thing that a reader must know.
-
-    Args:
-        client: Asked only where nothing was recorded.
-        windows: The chunks.
-        recorded: What is known of their hours.
-        engine: What answers.
-    """
-    if not recorded.clusters:
+async def _coverage_notes(client: PrometheusClient, drafts: Block, engine: QueryEngine) -> list[str]:
+    """Return which hours were not recorded; the client is asked only where none was."""
+    window = Window(start_seconds=drafts[0].window.start_seconds, end_seconds=drafts[-1].window.end_seconds)
+    if not any(draft.hours for draft in drafts):
         try:
-            return [await _why_nothing(client, windows)]
+            return [await _why_nothing(client, window)]
         except PrometheusError as error:
             return [f"No hour of the period was recorded, and why could not be asked: {error}"]
     why = ""
-    if engine.retention_seconds is not None and engine.retention_seconds < _length(windows):
+    if engine.retention_seconds is not None and engine.retention_seconds < window.seconds:
         days = engine.retention_seconds / DAY_SECONDS
         why = f": the server keeps {days:g} days; keep closed days with `serve --store`, or raise its retention"
-    return missing_hours(windows, [recorded.hours(number) for number in range(len(windows))], why)
+    return missing_hours([draft.window for draft in drafts], [draft.hours for draft in drafts], why)
 
 
-async def _why_nothing(client: PrometheusClient, windows: Sequence[Window]) -> str:
+async def _why_nothing(client: PrometheusClient, window: Window) -> str:
     """Nothing was recorded: the period is another, the rules are not loaded, or this is not the right server."""
     url = client.settings.url
-    end = queries.asked_at(windows[-1])
-    first, last = day(windows[0].start_seconds), day(windows[-1].end_seconds - 1)
-    period = f"from {first} to {last}" if first != last else f"on {first}"
-    days = await client.range(
-        f"count(last_over_time({queries.RECORDED}[1d]))", end - _LOOK_BACK_DAYS * DAY_SECONDS, end, DAY_SECONDS
-    )
-    now = await client.instant(f"count(last_over_time({queries.RECORDED}[1d]))", None)
+    nothing = f"{url}: nothing was recorded {_days('from ', window, 'on ')}"
+    end = queries.asked_at(window)
+    recorded = f"count(last_over_time({queries.RECORDED}[1d]))"
+    days = await client.range(recorded, end - _LOOK_BACK_DAYS * DAY_SECONDS, end, DAY_SECONDS)
     if days:
         newest = day(days[0].points[-1][0] - CHECKPOINT_SECONDS - 1)
-        return f"{url}: nothing was recorded {period}; the newest hours before it are of {newest}"
-    if now:
-        return (
-            f"{url}: nothing was recorded {period}, but is now: that is before the rules were loaded, or older than"
-            " what the server keeps"
-        )
-    if await client.instant(f"count(last_over_time({queries.RAW_LEDGER}[1h]))", None):
-        return f"{url}: the agents' ledger is there, but its hourly series {queries.RECORDED} are not: {RULES}"
-    if await client.instant(f"count(last_over_time({queries.ANYTHING}[1h]))", None):
-        return f"{url}: agents are scraped, but they have no ledger yet; ask again in a few minutes"
+        return f"{nothing}; the newest hours before it are of {newest}"
+    causes = (
+        (recorded, f"{nothing}, but is now: that is before the rules were loaded, or older than what the server keeps"),
+        (
+            f"count(last_over_time({queries.RAW_LEDGER}[1h]))",
+            f"{url}: the agents' ledger is there, but its hourly series {queries.RECORDED} are not: {_RULES}",
+        ),
+        (
+            f"count(last_over_time({queries.ANYTHING}[1h]))",
+            f"{url}: agents are scraped, but they have no ledger yet; ask again in a few minutes",
+        ),
+    )
+    for query, words in causes:
+        if await client.instant(query, None):
+            return words
     return (
         f"{url}: has no series of an agent at all; is this the right Prometheus, and the right tenant"
         " (--prometheus-headers X-Scope-OrgID=...), and does it scrape the agents?"
-    )
-
-
-def _length(windows: Sequence[Window]) -> int:
-    return windows[-1].end_seconds - windows[0].start_seconds
-
-
-_NEEDED = tuple(measure for measure in MEASURES if measure != ENERGY)
-
-
-class PrometheusLedger:
-    """The ledger as Prometheus, Thanos, Mimir or VictoriaMetrics has it; a ``LedgerSource``.
-
-    Args:
-        client: Where it is asked for.
-        by_day: A chunk per UTC day. Without, a chunk has several days, which is read in half the time; not for prices
-            that change from day to day.
-    """
-
-    def __init__(self, client: PrometheusClient, *, by_day: bool = True) -> None:
-        self._client = client
-        self._by_day = by_day
-
-    async def ledger(
-        self,
-        window: Window,
-        dimensions: frozenset[Dimension],
-        filters: Filters | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> FleetLedger:
-        """The ledger over a window; see ``LedgerSource``. Where ``workload`` is asked for, namespace and kind come too.
-
-        Of a chunk of which a series of time or money stayed unanswered no line is given, so that no half figures stand
-        as whole ones: its capacity shows how much is missing. Without energy it is given, without energy.
-
-        Raises:
-            PrometheusError: Nothing can be read at all.
-        """
-        by_pool = "pool" in dimensions or (filters is not None and "pool" in filters.wanted)
-        if self._by_day or by_pool:
-            return await self._read(window, chunks(window), dimensions, filters, progress)
-        ledger = await self._read(window, stretches(window), dimensions, filters, progress)
-        lost = [chunk for chunk in ledger.chunks if any(_overlap(chunk.window, one.window) for one in ledger.failures)]
-        if not lost:
-            return ledger
-        # What failed in one is read day by day, so that no more is missing than cannot be had.
-        parts = {
-            chunk.window: await self._read(chunk.window, chunks(chunk.window), dimensions, filters, None)
-            for chunk in lost
-        }
-        return _mended(ledger, parts)
-
-    async def _read(
-        self,
-        window: Window,
-        windows: Sequence[Window],
-        dimensions: frozenset[Dimension],
-        filters: Filters | None,
-        progress: Callable[[Progress], None] | None,
-    ) -> FleetLedger:
-        return await _Reading(self._client, window, windows, dimensions, filters, progress).read()
-
-
-class _Reading:
-    """One reading under way."""
-
-    def __init__(
-        self,
-        client: PrometheusClient,
-        window: Window,
-        windows: Sequence[Window],
-        dimensions: frozenset[Dimension],
-        filters: Filters | None,
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self._client = client
-        self._window, self._dimensions = window, dimensions
-        self._windows = windows
-        self._blocks = blocks(self._windows)
-        self._cluster_label = client.settings.cluster_label
-        own = filters.by_label.wanted if filters else {}
-        if filters and "pool" in filters.wanted:
-            own = {**own, "pool": filters.wanted["pool"]}
-        self._picked = Filters(wanted=own)
-        asked = set(dimensions) | set(own)
-        self._by_pool = "pool" in asked
-        self._with_nodes = bool(asked & {"node", "pool"})
-        keep = queries.labels_of(asked | ({"cluster"} if self._with_nodes else set()), self._cluster_label)
-        level = queries.level_of(asked | (set(filters.wanted) if filters else set()))
-        self._scope = Scope(self._cluster_label, level, keep, queries.matchers(filters, self._cluster_label))
-        self._held = client.memory.hold()
-        # Not divisible: some of the rows have been added.
-        self._cells = Cells(keep, len(self._windows), lambda count: self._held.grow(count, "too_many_lines"))
-        self._facts = WindowFacts(self._windows)
-        self._recorded = Recorded(self._windows, self._cluster_label)
-        self._simulated = False
-        self._measures = [(one, half) for one in MEASURES for half in (queries.HALVES if one.labels else ("",))]
-        questions = len(self._blocks) * (len(self._measures) + 2 + self._with_nodes) + 1
-        self._asking = Asking(client, self._windows, progress, questions)
-
-    async def read(self) -> FleetLedger:
-        """All questions, then the ledger."""
-        found = await prometheus.detect(self._client)
-        await self._recorded.read(self._asking, self._blocks)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._ask_simulated())
-            for block in self._blocks:
-                for measure, half in self._measures:
-                    tasks.create_task(self._ask_measure(measure, half, block))
-                tasks.create_task(self._ask_capacity(block))
-                if self._with_nodes:
-                    tasks.create_task(self._ask_nodes(block))
-        level = self._scope.level
-        for chunk in self._asking.failed_chunks(queries.RECORDED, *(measure.series(level) for measure in _NEEDED)):
-            self._cells.forget(chunk)
-        for chunk in self._asking.failed_chunks(ENERGY.series(level)):
-            self._cells.forget_energy(chunk)
-        notes = [*self._asking.notes, *self._recorded.notes()]
-        notes += [
-            f"{series}: values beyond {MOST_FIGURE:g} are left out, as no fleet has them; see which target sends them"
-            for series in sorted(measure.series(level) for measure in self._cells.beyond)
-        ]
-        notes += await coverage_notes(self._client, self._windows, self._recorded, found)
-        label_keys = frozenset(key for text in self._cells.values(queries.COST_LABELS) for key in pairs(text))
-        return FleetLedger(
-            window=self._window,
-            dimensions=self._dimensions,
-            chunks=self._chunks(),
-            nodes=self._facts.last(),
-            failures=self._asking.failures(),
-            label_keys=label_keys,
-            engine=found.title,
-            simulated=self._simulated,
-            notes=tuple(dict.fromkeys(notes)),
-        )
-
-    async def _ask_measure(self, measure: Measure, half: str, block: Block) -> None:
-        ends = {queries.asked_at(self._windows[chunk]): chunk for chunk in block}
-        await self._asking.ask(
-            block,
-            measure.series(self._scope.level),
-            lambda chunk: queries.total(measure, half, self._scope, self._recorded.parts(chunk)),
-            lambda rows: self._cells.add(measure, rows, ends),
-        )
-
-    async def _ask_capacity(self, block: Block) -> None:
-        await self._asking.ask(
-            block,
-            queries.CAPACITY,
-            lambda chunk: queries.capacity(self._cluster_label, self._recorded.parts(chunk)),
-            lambda rows: self._recorded.add_capacity(rows, block),
-        )
-
-    async def _ask_nodes(self, block: Block) -> None:
-        first, last = self._windows[block[0]], self._windows[block[-1]]
-        start, end, lookback = moments(first, last)
-        await self._asking.ask_moments(
-            block,
-            queries.NODE_INFO,
-            queries.node_info(self._cluster_label, lookback),
-            (start, end, STEP_SECONDS),
-            lambda rows: self._facts.add(rows, block, self._cluster_label),
-        )
-
-    async def _ask_simulated(self) -> None:
-        start, end, lookback = moments(self._windows[0], self._windows[-1])
-
-        def take(rows: Rows) -> None:
-            self._simulated = any(float(value) > 0 for row in rows for _, value in row["values"])
-
-        everything = tuple(range(len(self._windows)))
-        query = queries.simulated(lookback)
-        await self._asking.ask_moments(everything, queries.SIMULATED, query, (start, end, STEP_SECONDS), take)
-
-    def _chunks(self) -> tuple[Chunk, ...]:
-        last = self._facts.last()
-        keys = self._line_keys()
-        made = []
-        for number, window in enumerate(self._windows):
-            if self._by_pool:
-                pools = self._facts.pools(number, last)
-                keys = self._line_keys(lambda cluster, node, pools=pools: pools.get((cluster, node), ""))  # type: ignore[misc]
-            lines = self._cells.lines(number, keys)
-            made.append(
-                Chunk(
-                    window=window,
-                    lines=lines,
-                    capacity_seconds=self._recorded.capacity(number),
-                    recorded_hours=self._recorded.hours(number),
-                )
-            )
-        return tuple(made)
-
-    def _line_keys(self, pool_of: Callable[[str, str], str] | None = None) -> Callable[[Key], LineKey | None]:
-        return line_keys(self._scope.keep, self._dimensions, self._cluster_label, pool_of, self._picked)
-
-
-def _overlap(one: Window, other: Window) -> bool:
-    return one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
-
-
-def _mended(ledger: FleetLedger, parts: Mapping[Window, FleetLedger]) -> FleetLedger:
-    """The ledger with some of its chunks read again."""
-    made: list[Chunk] = []
-    for chunk in ledger.chunks:
-        part = parts.get(chunk.window)
-        made += part.chunks if part else (chunk,)
-    again = parts.values()
-    return replace(
-        ledger,
-        chunks=tuple(made),
-        nodes={**ledger.nodes, **{node: facts for part in again for node, facts in part.nodes.items()}},
-        failures=tuple(failure for part in again for failure in part.failures),
-        label_keys=ledger.label_keys.union(*(part.label_keys for part in again)),
-        simulated=ledger.simulated or any(part.simulated for part in again),
-        notes=tuple(dict.fromkeys(note for part in (ledger, *again) for note in part.notes)),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from operator import itemgetter
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from exporter.errors import ConfigError, expected
 from exporter.model import NO_SECONDS, ByState, NodeFacts
@@ -272,6 +272,52 @@ class Filters:
     def by_label(self) -> "Filters":
         """Those of labels, which a source picks out of what it has read."""
         return Filters(wanted={name: values for name, values in self.wanted.items() if name.startswith(LABEL)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a long reading is."""
+
+    done: int
+    total: int
+    """Questions, retries not counted."""
+
+
+class LedgerSource(Protocol):
+    """Reads the ledger over a window."""
+
+    async def ledger(
+        self,
+        window: Window,
+        dimensions: frozenset[Dimension],
+        filters: Filters | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> FleetLedger:
+        """Return the ledger, a chunk per UTC day, summed over every dimension that is not asked for.
+
+        ``kind`` stays apart for Unallocated and Unattributed even where it is not asked for. Filters hold for the
+        lines, not for capacity. What cannot be read after retries is in ``failures``; it is never left out silently.
+
+        Raises:
+            PrometheusError: Nothing can be read at all: wrong address, no access, no such server.
+            StoreError: The store is damaged or not to be opened.
+        """
+        ...
+
+
+def joined(window: Window, dimensions: frozenset[Dimension], parts: Sequence[FleetLedger]) -> FleetLedger:
+    """Return the ledger of a window that was read in parts, in the order of time."""
+    return FleetLedger(
+        window=window,
+        dimensions=dimensions,
+        chunks=tuple(chunk for part in parts for chunk in part.chunks),
+        nodes={node: facts for part in parts for node, facts in part.nodes.items()},
+        failures=tuple(failure for part in parts for failure in part.failures),
+        label_keys=frozenset[str]().union(*(part.label_keys for part in parts)),
+        engine=", ".join(dict.fromkeys(part.engine for part in parts if part.engine)),
+        simulated=any(part.simulated for part in parts),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
 
 
 ALLOWED = (

@@ -157,10 +157,8 @@ def simulated(lookback: str) -> str:
     return f"max(last_over_time({SIMULATED}[{lookback}]))"
 
 
-def matchers(filters: Filters | None, cluster_label: str) -> str:
+def matchers(filters: Filters, cluster_label: str) -> str:
     """Label matchers of what is asked for; pools and cost labels are no labels here, and are picked out later."""
-    if filters is None:
-        return ""
     found = []
     for dimension, values in sorted(filters.wanted.items()):
         if dimension != "pool" and not dimension.startswith(LABEL):

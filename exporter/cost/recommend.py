@@ -30,13 +30,13 @@ from exporter.cost.ledger import (
     Figures,
     Filters,
     FleetLedger,
+    LedgerSource,
     LineKey,
     Window,
     last_recorded,
     total_of,
 )
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.query_rows import LedgerSource
 from exporter.cost.report import APART
 from exporter.model import NO_SECONDS, PLATFORM_NAMESPACES, Bottleneck, ByState
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down

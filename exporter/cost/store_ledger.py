@@ -15,10 +15,12 @@ from exporter.cost.ledger import (
     Failure,
     Filters,
     FleetLedger,
+    LedgerSource,
+    Progress,
     Window,
     chunks,
+    joined,
 )
-from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.store import ALL_OF_A_DAY, GRACE_HOURS, DayStore, day_window, is_day
 from exporter.errors import PrometheusError, StoreError
 
@@ -71,7 +73,10 @@ class StoreLedger:
             else:
                 part = _unread(run, dimensions, problem)
             parts.append(part)
-        return _joined(window, dimensions, parts)
+        whole = joined(window, dimensions, parts)
+        stored = [chunk for chunk in whole.chunks if chunk.closed]
+        gaps = missing_hours([chunk.window for chunk in stored], [chunk.recorded_hours for chunk in stored])
+        return replace(whole, notes=tuple(dict.fromkeys((*gaps, *whole.notes))))
 
 
 def _runs(window: Window, closed: Collection[int]) -> list[tuple[Window, bool]]:
@@ -107,23 +112,6 @@ def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusEr
         for piece in chunks(run)
     )
     return FleetLedger(window=run, dimensions=dimensions, chunks=(), failures=failures)
-
-
-def _joined(window: Window, dimensions: frozenset[Dimension], parts: list[FleetLedger]) -> FleetLedger:
-    found = tuple(chunk for part in parts for chunk in part.chunks)
-    stored = [chunk for chunk in found if chunk.closed]
-    gaps = missing_hours([chunk.window for chunk in stored], [chunk.recorded_hours for chunk in stored])
-    return FleetLedger(
-        window=window,
-        dimensions=dimensions,
-        chunks=found,
-        nodes={node: facts for part in parts for node, facts in part.nodes.items()},
-        failures=tuple(failure for part in parts for failure in part.failures),
-        label_keys=frozenset[str]().union(*(part.label_keys for part in parts)),
-        engine=", ".join(dict.fromkeys(part.engine for part in parts if part.engine)),
-        simulated=any(part.simulated for part in parts),
-        notes=tuple(dict.fromkeys((*gaps, *(note for part in parts for note in part.notes)))),
-    )
 
 
 LAG_HOURS = 2

@@ -18,7 +18,9 @@ from exporter.cost.ledger import (
     Dimension,
     Filters,
     FleetLedger,
+    LedgerSource,
     Now,
+    Progress,
     Window,
     last_recorded,
     parse_window,
@@ -27,7 +29,6 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.live import PodDocument, PriceRows, live_pods, price_rows
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.recommend import read_recommendations
 from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report
 from exporter.cost.store import ClosedDay, DayStore
