@@ -8,7 +8,6 @@ from fleet_report_support import A100, H100, START, day, hours, ledger, ledgers,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.document import charged
 from exporter.cost.ledger import (
     DAY_SECONDS,
     UNALLOCATED,
@@ -234,7 +233,7 @@ def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
         assert sum(shared) == pytest.approx(0, abs=1e-6)
         assert all(amount >= 0 and round(amount, 2) == amount for amount in shared[: len(report.held)])
         if share_idle != "none":
-            amounts = [charges[currency] for charges in charged(report) if currency in charges]
+            amounts = [line.charged[currency] for line in lines if currency in line.charged]
             assert sum(amounts) == pytest.approx(round(money, 2), abs=0.011)
             assert all(amount >= 0 for amount in amounts)
 
@@ -311,7 +310,7 @@ def test_a_place_without_owners_is_borne_by_a_wider_one_and_never_by_another_clu
 def test_without_any_owner_nothing_is_lost() -> None:
     report = reported(ledger({nobody(UNALLOCATED): hours(idle=1, usd=5)}), "namespace", share_idle="weighted")
     assert report.apart[0].shared == {}
-    assert charged(report) == [{"USD": 5.0}]
+    assert report.apart[0].charged == {"USD": 5.0}
 
 
 @given(st.integers(0, 10**12), st.lists(st.floats(0, 1e9), min_size=1).filter(any))

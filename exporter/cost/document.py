@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Figures, Window, pairs, total_by_state
-from exporter.cost.report import APART, FleetReport, ReportLine, close, figures_before, is_part
+from exporter.cost.report import APART, FleetReport, ReportLine, is_part
 from exporter.model import ByState, state_columns
 
 PARTS: Mapping[str, str] = {
@@ -197,23 +197,6 @@ def money_kinds(report: FleetReport) -> tuple[str, ...]:
     return (*shared, *(("before", "change") if report.before else ()))
 
 
-def charged(report: FleetReport) -> list[dict[str, float]]:
-    """By line (held, then apart) and currency: what it is charged with, its own money and what was spread onto it.
-
-    Whole hundredths that sum to the total's; empty where nothing was to be spread, or a line has no such money.
-    """
-    lines = (*report.held, *report.apart)
-    found: list[dict[str, float]] = [{} for _ in lines]
-    if not is_shared(report):
-        return found
-    for currency in report.currencies:
-        has = [n for n, line in enumerate(lines) if currency in line.figures.money or currency in line.shared]
-        amounts = [lines[n].figures.money_in(currency).total + lines[n].shared.get(currency, 0.0) for n in has]
-        for n, amount in zip(has, close(amounts), strict=True):
-            found[n][currency] = amount
-    return found
-
-
 def document(report: FleetReport) -> FleetDocument:
     """Return the report as plain values."""
     return {**document_without_lines(report), "lines": list(line_documents(report))}
@@ -229,7 +212,7 @@ def document_without_lines(report: FleetReport) -> FleetDocument:
         "share_idle": report.share_idle,
         "share_unallocated": report.share_unallocated,
         "lines": [],
-        "total": _figures(report.total, report.owned),
+        "total": figures_document(report.total, report.owned),
         "before": _before(report.before) if report.before else None,
         "periods": [_period(period) for period in report.periods],
         "trust": trust_document(report),
@@ -273,17 +256,24 @@ def _period(window: Window) -> PeriodDocument:
 
 def line_documents(report: FleetReport) -> Iterator[LineDocument]:
     """Yield the lines of owners, then those without an owner."""
-    before = figures_before(report)
-    for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
-        earlier = before(line.key) if report.before else None
-        yield _line(line, charges, earlier, with_shares=is_shared(report))
+    for line in (*report.held, *report.apart):
+        found = line_document(line)
+        if is_shared(report):
+            found["charges"] = [
+                {"currency": currency, "shared": line.shared.get(currency, 0.0), "charged": amount}
+                for currency, amount in sorted(line.charged.items())
+            ]
+        if report.before:
+            found["before"] = _money(line.before, line.before if line.states else None)
+        if line.series:
+            found["series"] = [figures_document(one, one if line.states else None) for one in line.series]
+        yield found
 
 
-def _line(
-    line: ReportLine, amounts: Mapping[str, float], earlier: Figures | None, *, with_shares: bool
-) -> LineDocument:
-    key, states = line.key, line.states
-    found: LineDocument = {
+def line_document(line: ReportLine) -> LineDocument:
+    """Return the names and figures of a line as plain values."""
+    key = line.key
+    found = {
         "cluster": key.cluster or None,
         "node": key.node or None,
         "pool": key.pool or None,
@@ -294,25 +284,13 @@ def _line(
         "labels": pairs(key.labels) or None,
         "model": key.model or None,
         "mode": key.mode or None,
-        "held": states is not None,
-        **_figures(line.figures, states),
-        "charges": [
-            {"currency": currency, "shared": line.shared.get(currency, 0.0), "charged": amount}
-            for currency, amount in sorted(amounts.items())
-        ],
-        "before": _money(earlier, earlier if states else None) if earlier else [],
-        "series": [_figures(figures, figures if states else None) for figures in line.series],
+        "held": line.states is not None,
+        **figures_document(line.figures, line.states),
     }
-    if not with_shares:
-        del found["charges"]
-    if earlier is None:
-        del found["before"]
-    if not line.series:
-        del found["series"]
-    return found
+    return cast("LineDocument", found)
 
 
-def _figures(figures: Figures, states: Figures | None) -> FiguresDocument:
+def figures_document(figures: Figures, states: Figures | None) -> FiguresDocument:
     """Return figures as plain values, named as the agent's ledger names its totals."""
     seconds = states.seconds if states else None
     found = {

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -11,10 +10,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.document import PARTS, charged, document_without_lines, line_documents, money_kinds, parts
+from exporter.cost.document import PARTS, document_without_lines, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, clean, remarks, write_foot
-from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey, total_of
-from exporter.cost.report import FleetReport, change, figures_before, is_apart
+from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey
+from exporter.cost.report import FleetReport, ReportLine, change, is_apart, money_sums, sum_line
 from exporter.cost.report_csv import encodable, write_csv
 from exporter.model import ByState, Totals, state_columns
 from exporter.model.formatting import decimal, hour_digits, minute, model, percent_down
@@ -43,21 +42,14 @@ _UNKNOWN: Mapping[Dimension, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRow:
+class ReportRow(NamedTuple):
     """One row."""
 
     names: tuple[str, ...]
-    figures: Figures
+    line: ReportLine
     states: Figures | None
     """What the columns of active, idle and unknown show: of owners; ``None`` of a line without an owner."""
-    before: Figures = field(default_factory=Figures)
-    """Of the period before."""
     sort: Sort
-    shared: Mapping[str, float] = field(default_factory=dict)
-    """By currency; empty where nothing is spread."""
-    charged: Mapping[str, float] = field(default_factory=dict)
-    """Own and shared money, by currency; the rows' sum to the total's to the hundredth."""
 
 
 def titles(report: FleetReport) -> tuple[str, ...]:
@@ -85,64 +77,35 @@ def _more_money(report: FleetReport, form: Form) -> tuple[str, ...]:
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
     """Return rows: owners, dearest first, no owner, the total; beyond ``top`` owners one row has the rest."""
-    before = figures_before(report)
-    made = [
-        ReportRow(
-            names=tuple(_names(line.key, report.by)),
-            figures=line.figures,
-            states=line.states,
-            before=before(line.key),
-            sort="apart" if is_apart(line.key) else "held",
-            shared=line.shared,
-            charged=charges,
-        )
-        for line, charges in zip((*report.held, *report.apart), charged(report), strict=True)
-    ]
-    rest = [""] * (len(titles(report)) - 1)
-    held, apart = made[: len(report.held)], made[len(report.held) :]
-    if top is not None and len(held) > top:
-        held = [*held[:top], _summed(held[top:], (f"({len(held) - top:,} more)", *rest))]
-    total = ReportRow(
-        names=("Total", *rest),
+    rest = ("",) * (len(titles(report)) - 1)
+    held, more = report.held[:top], report.held[len(report.held) if top is None else top :]
+    found = [ReportRow(tuple(_names(line.key, report.by)), line, line.states, "held") for line in held]
+    if more:
+        line = sum_line(LineKey(), more)
+        found.append(ReportRow((f"({len(more):,} more)", *rest), line, line.figures, "more"))
+    found += [ReportRow(tuple(_names(line.key, report.by)), line, None, "apart") for line in report.apart]
+    total = ReportLine(
+        key=LineKey(),
         figures=report.total,
-        states=report.owned,
+        charged=money_sums(line.charged for line in (*report.held, *report.apart)),
         before=report.before.total if report.before else Figures(),
-        sort="total",
-        charged=_sums([row.charged for row in made]),
     )
-    return [*held, *apart, total]
-
-
-def _summed(many: Sequence[ReportRow], names: tuple[str, ...]) -> ReportRow:
-    figures = total_of(row.figures for row in many)
-    return ReportRow(
-        names=names,
-        figures=figures,
-        states=figures,
-        before=total_of(row.before for row in many),
-        sort="more",
-        shared=_sums([row.shared for row in many]),
-        charged=_sums([row.charged for row in many]),
-    )
-
-
-def _sums(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    currencies = {currency for one in many for currency in one}
-    return {currency: round(sum(one.get(currency, 0.0) for one in many), 2) for currency in currencies}
+    return [*found, ReportRow(("Total", *rest), total, report.owned, "total")]
 
 
 def numbers(row: ReportRow, report: FleetReport, digits: int, form: Form) -> list[str]:
     """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
-    shown = hours_of(row.figures, row.states, digits)
+    line = row.line
+    shown = hours_of(line.figures, row.states, digits)
     shown.append(_ratio(row.states.seconds.active_ratio if row.states else None))
     if form == "funnel":
         del shown[2:]
     if report.owned.seconds.profiled:
         shown += effective_of(row.states, digits)
     for currency in report.currencies or ("",):
-        shown += money_of(row.figures, row.states, currency, _money_states(report, form))
-        before, more = change(row.figures, row.before, currency)
-        amounts = {"shared": row.shared.get(currency), "charged": row.charged.get(currency), "before": before}
+        shown += money_of(line.figures, row.states, currency, _money_states(report, form))
+        before, more = change(line.figures, line.before, currency)
+        amounts = {"shared": line.shared.get(currency), "charged": line.charged.get(currency), "before": before}
         texts = {kind: "" if amount is None else decimal(amount) for kind, amount in amounts.items()}
         texts["change"] = "" if more is None else f"{more:+,.2f}"
         shown += [texts[kind] for kind in _more_money(report, form)]
@@ -314,8 +277,8 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
 def _length(row: ReportRow, report: FleetReport) -> float:
     """How long a row's bar is: its money where there is one currency, else its hours."""
     if len(report.currencies) == 1:
-        return row.figures.money_in(report.currencies[0]).total
-    return row.figures.seconds.total
+        return row.line.figures.money_in(report.currencies[0]).total
+    return row.line.figures.seconds.total
 
 
 def write_json(report: FleetReport, stream: TextIO) -> None:

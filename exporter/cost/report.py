@@ -39,13 +39,41 @@ class ReportLine:
     figures: Figures
     shared: Mapping[str, float] = field(default_factory=dict)
     """By currency: money of others (idle, Unallocated) that was spread onto this line; not in ``figures``."""
+    charged: Mapping[str, float] = field(default_factory=dict)
+    """By currency: own and shared money in whole hundredths, which sum to the total's; empty where none is spread."""
     series: tuple[Figures, ...] = ()
-    """The same, chunk by chunk of the report's ``periods``; empty where it was not asked for."""
+    """Figures of each chunk of the report's ``periods``; empty where they were not asked for."""
+    before: Figures = field(default_factory=Figures)
+    """Figures of the period before, where the report is compared with it."""
 
     @property
     def states(self) -> Figures | None:
         """What the columns of active, idle and unknown time show; ``None``: without an owner there is no idle time."""
         return None if is_apart(self.key) else self.figures
+
+
+def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
+    """Return one line for several, with their periods where all have them."""
+    if len(lines) == 1:
+        return replace(lines[0], key=key)
+    periods = zip(*(line.series for line in lines), strict=True)
+    return ReportLine(
+        key=key,
+        figures=total_of(line.figures for line in lines),
+        shared=money_sums(line.shared for line in lines),
+        charged=money_sums(line.charged for line in lines),
+        series=tuple(total_of(figures) for figures in periods),
+        before=total_of(line.before for line in lines),
+    )
+
+
+def money_sums(many: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sums of amounts in hundredths, by currency."""
+    sums: dict[str, float] = {}
+    for amounts in many:
+        for currency, amount in amounts.items():
+            sums[currency] = round(sums.get(currency, 0.0) + amount, 2)
+    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +154,7 @@ cluster's."""
 
 
 def spread(report: FleetReport) -> FleetReport:
-    """The report with ``shared`` of its lines filled in; its sum over all lines is 0 in every currency.
+    """Return the report with ``shared`` and ``charged`` of its lines; shared sums to 0 over all lines.
 
     Where the dimensions tell places apart (cluster, pool, model, node), the owners of a place pay for what was free
     there. ``share_idle`` spreads Unallocated: GPUs that nobody held, which other tools call idle; ``even`` over lines,
@@ -151,8 +179,15 @@ def spread(report: FleetReport) -> FleetReport:
         _take(line, held, _payers(line, places, crowds), report.share_idle, given) if line.key.kind in kinds else line
         for line in report.apart
     ]
-    charged = [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)]
-    return replace(report, held=tuple(charged), apart=tuple(taken))
+    lines = [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)] + taken
+    charged: list[dict[str, float]] = [{} for _ in lines]
+    for currency in report.currencies:
+        has = [n for n, line in enumerate(lines) if currency in line.figures.money or currency in line.shared]
+        amounts = [lines[n].figures.money_in(currency).total + lines[n].shared.get(currency, 0.0) for n in has]
+        for n, amount in zip(has, close(amounts), strict=True):
+            charged[n][currency] = amount
+    lines = [replace(line, charged=amounts) for line, amounts in zip(lines, charged, strict=True)]
+    return replace(report, held=tuple(lines[: len(held)]), apart=tuple(lines[len(held) :]))
 
 
 def _place(line: ReportLine, level: frozenset[Dimension]) -> tuple[str, ...]:
@@ -357,7 +392,12 @@ def compared(report: FleetReport, earlier: FleetReport) -> FleetReport:
     """Return the report with the one of the period before; with a note where that is not known well enough."""
     covered, name = earlier.trust.period_coverage_ratio or 0.0, earlier.window.label
     if covered >= KNOWN_RATIO and earlier.trust.whole:
-        return replace(report, before=earlier)
+        report = replace(report, before=earlier)
+        known = figures_before(report)
+        held, apart = (
+            tuple([replace(line, before=known(line.key)) for line in lines]) for lines in (report.held, report.apart)
+        )
+        return replace(report, held=held, apart=apart)
     why = earlier.trust.failures[0].reason if earlier.trust.failures else f"{percent_down(covered)} of it was recorded"
     note = f"not compared with {name}: {why}"
     return replace(report, trust=replace(report.trust, notes=(*report.trust.notes, note)))

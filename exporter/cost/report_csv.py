@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import TextIO
 
-from exporter.cost.document import charged, money_kinds
+from exporter.cost.document import money_kinds
 from exporter.cost.foot import HOUR, clean, failure_words
 from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures
-from exporter.cost.report import FleetReport, change, figures_before, filter_words, is_apart, is_part
+from exporter.cost.report import FleetReport, change, filter_words, is_apart, is_part, money_sums
 from exporter.model import STATE_COLUMNS, ByState, Totals, state_columns
 from exporter.model.formatting import iso
 
@@ -82,16 +82,14 @@ def write_csv(report: FleetReport, stream: TextIO, *, with_notes: bool = False) 
 
 
 def _lines(report: FleetReport) -> Iterator[CsvCells]:
-    before = figures_before(report)
-    for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
-        key = line.key
+    for line in (*report.held, *report.apart):
         yield {
-            "record": key.kind if is_apart(key) else "Owner",
-            **{_KEYS.get(name, name): guarded(key.value(name)) for name in _columns(report)},
+            "record": line.key.kind if is_apart(line.key) else "Owner",
+            **{_KEYS.get(name, name): guarded(line.key.value(name)) for name in _columns(report)},
             **csv_figures(line.figures, line.states, line.figures.energy_joules),
-            **_changes(report, line.figures, before(key)),
-            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},
-            **{f"charged_{currency}": amount for currency, amount in charges.items()},
+            **_changes(report, line.figures, line.before),
+            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in line.charged},
+            **{f"charged_{currency}": amount for currency, amount in line.charged.items()},
         }
 
 
@@ -133,14 +131,14 @@ def _known(amounts: ByState | None) -> list[tuple[str, float]]:
 def _foot(report: FleetReport) -> Iterator[CsvCells]:
     trust = report.trust
     part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
-    totals: CsvCells = {}
-    for charges in charged(report):
-        for currency, amount in charges.items():
-            name = f"charged_{currency}"
-            totals[name] = round(float(totals.get(name, 0.0)) + amount, 2)
-    changed = _changes(report, report.total, report.before.total) if report.before else {}
-    total = csv_figures(report.total, report.owned, report.total.energy_joules)
-    yield {"record": "Total", **total, **changed, **totals, "remark": guarded(part)}
+    charged = money_sums(line.charged for line in (*report.held, *report.apart))
+    yield {
+        "record": "Total",
+        **csv_figures(report.total, report.owned, report.total.energy_joules),
+        **(_changes(report, report.total, report.before.total) if report.before else {}),
+        **{f"charged_{currency}": amount for currency, amount in charged.items()},
+        "remark": guarded(part),
+    }
     yield {"record": "Capacity", "gpu_hours": round(trust.capacity_seconds / HOUR, HOUR_DIGITS)}
     if not part:
         yield {"record": "Missing", "gpu_hours": round(trust.missing_seconds / HOUR, HOUR_DIGITS)}

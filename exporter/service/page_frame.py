@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -18,10 +18,9 @@ from exporter.cost.ledger import (
     Window,
     label_problem,
     too_many_labels,
-    total_of,
 )
 from exporter.cost.render import TITLES
-from exporter.cost.report import NO_MATCH, FleetReport, ReportLine, ShareIdle
+from exporter.cost.report import NO_MATCH, FleetReport, ShareIdle
 from exporter.errors import ConfigError
 from exporter.model.formatting import day
 from exporter.service.data import Freshness
@@ -178,23 +177,6 @@ def read_view(path: str, pairs: Iterable[tuple[str, str]], now: Now, prefix: str
 GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 """Few enough lines in any fleet to be had with their days, and what the filters of every page offer."""
 MOST_CHOICES = 500
-
-
-def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
-    """One line for several, with what was shared onto them or taken from them, and their days where all have them."""
-    if len(lines) == 1:
-        return replace(lines[0], key=key)
-    periods = zip(*(line.series for line in lines), strict=True)
-    shared: dict[str, float] = {}
-    for line in lines:
-        for currency, money in line.shared.items():
-            shared[currency] = shared.get(currency, 0.0) + money
-    return ReportLine(
-        key=key,
-        figures=total_of(line.figures for line in lines),
-        shared=shared,
-        series=tuple(total_of(figures) for figures in periods),
-    )
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:

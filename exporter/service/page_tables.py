@@ -13,12 +13,12 @@ from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey
 from exporter.cost.live import PriceNow, PriceRows
 from exporter.cost.recommend_render import totals
 from exporter.cost.render import noun, title
-from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart
+from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart, sum_line
 from exporter.model import NO_SECONDS, state_columns
 from exporter.model.formatting import decimal, hours, model, percent
 from exporter.service.book import Book
 from exporter.service.charts import whole
-from exporter.service.page_frame import View, sum_line
+from exporter.service.page_frame import View
 
 LINES = 100
 """Of one page."""

@@ -14,7 +14,7 @@ from exporter.cost.document import MEANINGS, funnel
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, Filters, LineKey, label_problem, total_of
 from exporter.cost.live import PodDocument
 from exporter.cost.render import noun, title
-from exporter.cost.report import FleetReport, ReportLine, compared, group_of, is_apart, rank
+from exporter.cost.report import FleetReport, ReportLine, compared, group_of, is_apart, rank, sum_line
 from exporter.errors import ConfigError, PrometheusError
 from exporter.service import charts, responses
 from exporter.service import page_tables as tables
@@ -31,7 +31,6 @@ from exporter.service.page_frame import (
     dimensions_in,
     make_frame,
     read_view,
-    sum_line,
 )
 from exporter.service.report_cache import Question
 from exporter.service.responses import assets
