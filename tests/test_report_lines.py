@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from snapshot_support import changed
 
 from exporter.cli import main
-from exporter.cost.node_report import BY, By, NodeReport, add, read, summed, write
+from exporter.cost.node_report import BY, AgentLedger, By, read, write
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, ByState, LedgerView, Owner, ShareMode, Totals
 from exporter.web import node_api
 
@@ -39,7 +39,7 @@ ACCOUNTS = {
 }
 
 
-def report_of(accounts: dict[Account, Totals]) -> NodeReport:
+def report_of(accounts: dict[Account, Totals]) -> AgentLedger:
     seconds = sum(totals.seconds.total for totals in accounts.values())
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=seconds))
     shown = changed(snapshot(), metering={"ledger": ledger})
@@ -62,8 +62,8 @@ def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> st
     ],
 )
 def test_a_table_has_a_line_for_each_and_those_without_an_owner_apart(by: By, names: list[str]) -> None:
-    body = written(by, "table").split("\n\n")[0].partition("Owner" if by == "owner" else by.capitalize())[2]
-    first = [line.split()[0] for line in body.splitlines()[2:] if line.strip(" ─")]
+    body = written(by, "table").partition("─\n")[2].partition("\nSum ")[0]
+    first = [line.split()[0] for line in body.splitlines() if line]
     apart = ["A100-SXM4-80GB", "A100-SXM4-80GB", "H100"] if by == "model" else ["Unattributed", "Unallocated"]
     if by == "owner":
         apart.append("Unallocated")
@@ -73,7 +73,7 @@ def test_a_table_has_a_line_for_each_and_those_without_an_owner_apart(by: By, na
 def test_sums_are_told_in_every_form() -> None:
     table = written("team", "table")
     (core,) = [line.split() for line in table.splitlines() if line.startswith("core")]
-    assert core == ["core", "11.00", "5.50", "5.50", "0.00", "10.00", "5.00"]
+    assert core == ["core", "11.00", "5.50", "5.50", "0.00", "50", "%", "10.00", "5.00"]
     ours = next(csv.DictReader(io.StringIO(written("team", "csv"))))
     assert (ours["team"], ours["owner_namespace"], ours["model"], ours["mode"]) == ("core", "", "", "")
     assert (float(ours["gpu_hours"]), float(ours["cost_USD"])) == (11.0, 10.0)
@@ -140,17 +140,18 @@ SECONDS = st.floats(0, 1e9)
             ),
         ),
     ),
-    st.sampled_from(BY),
+    st.sampled_from(tuple(BY)),
 )
 def test_lines_sum_to_the_whole_and_none_stands_twice(accounts: dict[Account, Totals], by: By) -> None:
-    report = report_of(accounts)
-    both = summed(report, by).lines
-    assert len({(line.owner, line.model, line.mode) for line in both}) == len(both)
-    whole, total = report.total, add(line.totals for line in both)
-    assert total.seconds.total == pytest.approx(whole.seconds.total, rel=1e-12)
-    assert total.money.keys() == whole.money.keys()
+    report = report_of(accounts).report(by)
+    lines = (*report.held, *report.apart)
+    assert len({line.key for line in lines}) == len(lines)
+    total = sum(accounts.values(), start=Totals())
+    assert report.total.seconds.total == pytest.approx(total.seconds.total, rel=1e-12)
+    assert sum(line.figures.seconds.total for line in lines) == pytest.approx(total.seconds.total, rel=1e-12)
+    assert report.total.money.keys() == total.money.keys()
     for currency, money in total.money.items():
-        assert money.total == pytest.approx(whole.money[currency].total, rel=1e-12)
+        assert report.total.money[currency].total == pytest.approx(money.total, rel=1e-12)
 
 
 def test_what_lines_cannot_be_summed_by_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from snapshot_support import changed
 from exporter.cli import main
 from exporter.cli.common import say
 from exporter.config.resolve import EventFormatter
-from exporter.cost.node_report import APART, NodeReport, read, summed, write
+from exporter.cost.node_report import AgentLedger, read, write
 from exporter.cost.queries import matches
 from exporter.doctor.findings import Finding, Level, write_json, write_text
 from exporter.metrics.collector import ExpositionOptions
@@ -66,7 +66,7 @@ STEERING = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2
 ALIKE = ("team-a", "te\u0430m-a", "TEAM-A", "team-a\u200b", "team\u2010a", "team-a ", "te\u0301am", "t\u00e9am")
 
 
-def report_of(names: tuple[str, ...]) -> NodeReport:
+def report_of(names: tuple[str, ...]) -> AgentLedger:
     """A node's report, read from the agent's own document, with an hour of each of these namespaces."""
     dollar = ByState(unprofiled=0.5, idle=0.5)
     totals = Totals(seconds=ByState(unprofiled=1800.0, idle=1800.0), money={"USD": dollar})
@@ -81,7 +81,7 @@ def report_of(names: tuple[str, ...]) -> NodeReport:
     return read(json.loads(node_api.ledger_document(shown).plain), "http://node-a")
 
 
-def written(report: NodeReport, form: str) -> str:
+def written(report: AgentLedger, form: str) -> str:
     stream = io.StringIO()
     write(report, form, stream, "owner")
     return stream.getvalue()
@@ -211,9 +211,9 @@ def until_closed(descriptor: int) -> str:
 
 
 def test_names_that_look_alike_stay_apart() -> None:
-    found = [line for line in summed(report_of(ALIKE), "namespace").lines if line.owner not in APART]
-    assert {line.owner.namespace for line in found} == set(ALIKE)
-    assert {line.totals.seconds.total for line in found} == {3600.0}
+    found = report_of(ALIKE).report("namespace").held
+    assert {line.key.namespace for line in found} == set(ALIKE)
+    assert {line.figures.seconds.total for line in found} == {3600.0}
 
 
 @given(st.lists(st.text() | st.sampled_from(HOSTILE), max_size=3))

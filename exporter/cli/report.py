@@ -221,10 +221,8 @@ def _of_a_node(namespace: argparse.Namespace) -> int:
     client = agent_client.client_of(namespace, namespace.agent)
     read = node_report.read(client.fetch(), client.base)
     by = namespace.by or "owner"
-    known = node_report.label_keys(read)
-    if by.startswith(LABEL) and by.removeprefix(LABEL) not in known:
-        there = ", ".join(sorted(known)) or "none; name them by --cost-labels of the agent"
-        raise ConfigError(f"--by: no owner has the {by.replace(':', ' ')}; labels of this node: {there}")
+    if unknown := unknown_labels(read.fleet, (by,)):
+        raise ConfigError(f"--by: {unknown}")
     with output(namespace.output) as stream:
         node_report.write(read, namespace.format, stream, by, with_notes=namespace.with_notes)
     return 0

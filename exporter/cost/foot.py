@@ -9,7 +9,6 @@ from rich.text import Text
 from exporter.cost.document import Funnel, funnel
 from exporter.cost.ledger import Failure, Figures, total_of
 from exporter.cost.report import FleetReport, filter_words, is_part
-from exporter.model import Totals
 from exporter.model.formatting import decimal, hour_digits, minute, moment, money_with_code, percent_down
 
 HOUR = 3600.0
@@ -54,14 +53,14 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
         yield Remark(label, clean(note), "warning")
 
 
-def terms(owned: Figures | Totals) -> Iterator[Remark]:
+def terms(owned: Figures) -> Iterator[Remark]:
     """Explain the columns of effective time, if there are any."""
     if owned.seconds.profiled:
         effective = "Effective: active time, weighted by use of the resource nearest to its limit"
         yield Remark("Terms", f"{effective}. Unprofiled: a resource was not measured.", "note")
 
 
-def unpriced(total: Figures | Totals, digits: int) -> Iterator[Remark]:
+def unpriced(total: Figures, digits: int) -> Iterator[Remark]:
     """Say how much had no price, if anything."""
     if total.unpriced_seconds > 0:
         mark = " (marked * where that is a part)" if total.money else ""

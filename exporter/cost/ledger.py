@@ -132,6 +132,8 @@ class Figures:
     """Allocated seconds that had no price and are in no money."""
     energy_joules: float | None = None
     """``None`` where none was measured."""
+    energy_unknown_seconds: float = 0.0
+    """Allocated seconds without measured energy, of one node; a fleet's are not known."""
     money: Mapping[str, ByState] = field(default_factory=dict)
     """By ISO 4217 currency; a currency in which nothing was priced is absent."""
 
@@ -157,11 +159,12 @@ def total_of(many: Iterable[Figures]) -> Figures:
     summed = list(many)
     if len(summed) == 1:
         return summed[0]  # mostly, at the finest: and making values is what takes time
-    unpriced = 0.0
+    unpriced = unmeasured = 0.0
     energy: float | None = None
     money: dict[str, list[ByState]] = {}
     for figures in summed:
         unpriced += figures.unpriced_seconds
+        unmeasured += figures.energy_unknown_seconds
         if figures.energy_joules is not None:
             energy = figures.energy_joules + (energy or 0.0)
         for currency, amount in figures.money.items():
@@ -170,6 +173,7 @@ def total_of(many: Iterable[Figures]) -> Figures:
         seconds=total_by_state(figures.seconds for figures in summed),
         unpriced_seconds=unpriced,
         energy_joules=energy,
+        energy_unknown_seconds=unmeasured,
         money={currency: total_by_state(amounts) for currency, amounts in money.items()},
     )
 

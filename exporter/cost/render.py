@@ -1,8 +1,9 @@
 """Renders a fleet's report as a table, JSON or HTML, which share their rows; or as CSV."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple, TextIO, TypeAlias
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -11,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cost.document import PARTS, document_without_lines, line_documents, money_kinds, parts
-from exporter.cost.foot import HOUR, clean, remarks, write_foot
+from exporter.cost.foot import HOUR, Remark, clean, remarks, write_foot
 from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey
 from exporter.cost.report import FleetReport, ReportLine, change, is_apart, money_sums, sum_line
 from exporter.cost.report_csv import encodable, write_csv
-from exporter.model import ByState, Totals, state_columns
+from exporter.model import state_columns
 from exporter.model.formatting import decimal, hour_digits, minute, model, percent_down
 from exporter.web.templating import render
 
@@ -57,24 +58,6 @@ def titles(report: FleetReport) -> tuple[str, ...]:
     return (*map(title, report.by), *(() if _of_owners(report.by) else ("Held by",)))
 
 
-def number_titles(report: FleetReport, form: Form) -> tuple[str, ...]:
-    """Of the columns with numbers, as ``numbers`` gives them."""
-    kinds = ["Cost", *map(str.capitalize, (*_money_states(report, form), *_more_money(report, form)))]
-    money = [f"{kind} {currency}".strip() for currency in report.currencies or ("",) for kind in kinds]
-    of_hours = HOUR_TITLES[:2] if form == "funnel" else (*HOUR_TITLES, "Active %")
-    return (*of_hours, *(EFFECTIVE_TITLES if report.owned.seconds.profiled else ()), *money)
-
-
-def _money_states(report: FleetReport, form: Form) -> tuple[str, ...]:
-    """Return the states with a column of money: a page has room for all of them, a terminal has not."""
-    steps = ("active", "effective") if report.owned.seconds.profiled else ("active",)
-    return {"table": ("idle",), "funnel": steps}.get(form, (*steps, "idle"))
-
-
-def _more_money(report: FleetReport, form: Form) -> tuple[str, ...]:
-    return () if form == "funnel" else money_kinds(report)
-
-
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
     """Return rows: owners, dearest first, no owner, the total; beyond ``top`` owners one row has the rest."""
     rest = ("",) * (len(titles(report)) - 1)
@@ -93,66 +76,65 @@ def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
     return [*found, ReportRow(("Total", *rest), total, report.owned, "total")]
 
 
-def numbers(row: ReportRow, report: FleetReport, digits: int, form: Form) -> list[str]:
-    """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
-    line = row.line
-    shown = hours_of(line.figures, row.states, digits)
-    shown.append(_ratio(row.states.seconds.active_ratio if row.states else None))
-    if form == "funnel":
-        del shown[2:]
-    if report.owned.seconds.profiled:
-        shown += effective_of(row.states, digits)
+Column: TypeAlias = tuple[str, Callable[[ReportRow], str]]
+"""Title of a column, and what a row has there as text; empty where it is not known."""
+
+
+def number_columns(report: FleetReport, form: Form) -> Iterator[Column]:
+    """Yield the columns of hours, ratios and money; a page has room for more of them than a terminal."""
+    digits = hour_digits(report.trust.capacity_seconds)
+    profiled = report.owned.seconds.profiled > 0
+    yield "GPU-hours", lambda row: decimal(row.line.figures.seconds.total / HOUR, digits)
+    yield "Active", partial(_hours, "active", digits)
+    if form != "funnel":
+        yield "Idle", partial(_hours, "idle", digits)
+        yield "Unknown", partial(_hours, "unknown", digits)
+        yield "Active %", partial(_ratio, "active_ratio")
+    if profiled:
+        yield "Effective", partial(_hours, "effective", digits)
+        yield "Effective %", partial(_ratio, "effective_ratio")
+        yield "Unprofiled", partial(_hours, "unprofiled", digits)
+    steps = ("active", "effective") if profiled else ("active",)
+    states = {"table": ("idle",), "funnel": steps}.get(form, (*steps, "idle"))
     for currency in report.currencies or ("",):
-        shown += money_of(line.figures, row.states, currency, _money_states(report, form))
-        before, more = change(line.figures, line.before, currency)
-        amounts = {"shared": line.shared.get(currency), "charged": line.charged.get(currency), "before": before}
-        texts = {kind: "" if amount is None else decimal(amount) for kind, amount in amounts.items()}
-        texts["change"] = "" if more is None else f"{more:+,.2f}"
-        shown += [texts[kind] for kind in _more_money(report, form)]
-    return shown
+        yield f"Cost {currency}".rstrip(), partial(_cost, currency)
+        for state in states:
+            yield f"{state.capitalize()} {currency}".rstrip(), partial(_money, state, currency)
+        for kind in money_kinds(report) if form != "funnel" else ():
+            yield f"{kind.capitalize()} {currency}".rstrip(), partial(_more_money, kind, currency)
 
 
-HOUR_TITLES = ("GPU-hours", "Active", "Idle", "Unknown")
-EFFECTIVE_TITLES = ("Effective", "Effective %", "Unprofiled")
-"""Of the columns of ``effective_of``, where some active time was profiled."""
+def _hours(state: str, digits: int, row: ReportRow) -> str:
+    seconds = state_columns(row.states.seconds if row.states else None)[state]
+    return "" if seconds is None else decimal(seconds / HOUR, digits)
 
 
-def hours_of(figures: Figures | Totals, states: Figures | Totals | None, digits: int) -> list[str]:
-    """Hours held, active, idle and unknown, as text; the latter three empty without an owner."""
-    parts = _texts(states.seconds if states else None, ("active", "idle", "unknown"), digits, HOUR)
-    return [decimal(figures.seconds.total / HOUR, digits), *parts]
-
-
-def _texts(amounts: ByState | None, names: Sequence[str], digits: int = 2, unit: float = 1.0) -> list[str]:
-    """Return some of ``STATE_COLUMNS`` in a unit; empty without an owner, and of effect without a profile."""
-    known = state_columns(amounts)
-    return ["" if (value := known[name]) is None else decimal(value / unit, digits) for name in names]
-
-
-def effective_of(states: Figures | Totals | None, digits: int) -> list[str]:
-    """Effective hours, their part of the profiled ones, and active hours that were not profiled, as text.
-
-    The first two are empty where nothing was profiled, all without an owner.
-    """
-    seconds = states.seconds if states else None
-    effective, unprofiled = _texts(seconds, ("effective", "unprofiled"), digits, HOUR)
-    return [effective, _ratio(seconds.effective_ratio if seconds else None), unprofiled]
-
-
-def _ratio(ratio: float | None) -> str:
+def _ratio(name: str, row: ReportRow) -> str:
+    ratio = getattr(row.states.seconds, name) if row.states else None
     return "" if ratio is None else percent_down(ratio, 0)
 
 
-def money_of(
-    figures: Figures | Totals, states: Figures | Totals | None, currency: str, names: Sequence[str] = ("idle",)
-) -> list[str]:
-    """Cost, and that of some states, in a currency, as text; a star where a part of the hours has no price."""
+def _cost(currency: str, row: ReportRow) -> str:
+    """Return the cost; with a star where a part of the hours has no price."""
+    figures = row.line.figures
     unpriced, money = figures.unpriced_seconds > 0, figures.money.get(currency)
     if money is None:
-        cost = "no price" if unpriced and not figures.money else ""
-    else:
-        cost = decimal(money.total) + ("*" if unpriced else "")
-    return [cost, *_texts(states.money.get(currency) if states else None, names)]
+        return "no price" if unpriced and not figures.money else ""
+    return decimal(money.total) + ("*" if unpriced else "")
+
+
+def _money(state: str, currency: str, row: ReportRow) -> str:
+    money = state_columns(row.states.money.get(currency) if row.states else None)[state]
+    return "" if money is None else decimal(money)
+
+
+def _more_money(kind: str, currency: str, row: ReportRow) -> str:
+    line = row.line
+    before, more = change(line.figures, line.before, currency)
+    if kind == "change":
+        return "" if more is None else f"{more:+,.2f}"
+    amount = {"shared": line.shared.get(currency), "charged": line.charged.get(currency), "before": before}[kind]
+    return "" if amount is None else decimal(amount)
 
 
 def _of_owners(by: Sequence[Dimension]) -> list[Dimension]:
@@ -197,43 +179,59 @@ _GAP = "  "
 _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
 
 
-def write_table(report: FleetReport, stream: TextIO, top: int | None = None, form: Form = "table") -> None:
-    """Write a table with separate lines without an owner; its foot shows how far it can be trusted.
+def write_fleet_table(report: FleetReport, stream: TextIO, top: int | None = None, form: Form = "table") -> None:
+    """Write a table of a fleet; its foot shows how far it can be trusted."""
+    write_table(report, stream, "FLEET", f"GPU cost, {_period(report)}", remarks(report), top=top, form=form)
+
+
+def _period(report: FleetReport) -> str:
+    return f"{minute(report.window.start_seconds)} to {minute(report.window.end_seconds)} UTC"
+
+
+def write_table(
+    report: FleetReport,
+    stream: TextIO,
+    what: Literal["FLEET", "NODE"],
+    heading: str,
+    foot: Iterable[Remark],
+    *,
+    top: int | None = None,
+    form: Form = "table",
+) -> None:
+    """Write a table with separate lines without an owner, below a heading and above remarks.
 
     In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
     """
     console = Console(file=stream, highlight=False, soft_wrap=True)
     if report.simulated:
-        console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))
-    period = f"{minute(report.window.start_seconds)} to {minute(report.window.end_seconds)} UTC"
-    console.print(Text(f"GPU cost, {period}", style="bold"))
+        console.print(Text(f"SIMULATED {what}: nothing here is real", style="bold yellow"))
+    console.print(Text(heading, style="bold"))
     styled = console.is_terminal
     for line, style in _table(report, top, form):
         if styled:
             console.print(Text(line, style=style))
         else:
             stream.write(f"{line}\n")  # thousands of rows: a console takes a millisecond for each
-    write_foot(console, remarks(report))
+    write_foot(console, foot)
 
 
-def console_for(stream: TextIO, table: Table, most: int = WIDTH_OF_A_FILE) -> Console:
-    """What writes a table of rich's to a terminal, or to a file: as wide as the table, up to ``most``.
+def console_for(stream: TextIO, table: Table) -> Console:
+    """What writes a table of rich's to a terminal, or to a file: as wide as the table, up to ``WIDTH_OF_A_FILE``.
 
     In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
     """
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
-    wanted = Measurement.get(console, console.options.update(max_width=most), table).maximum
-    console.width = max(console.width, min(wanted, most))
+    wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
+    console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
     return console
 
 
 def _table(report: FleetReport, top: int | None, form: Form) -> Iterator[tuple[str, str]]:
     """Lines with their styles."""
-    digits = hour_digits(report.trust.capacity_seconds)
-    shown = rows(report, top)
+    shown, columns = rows(report, top), list(number_columns(report, form))
     names = len(titles(report))
-    head = (*titles(report), *number_titles(report, form))
-    body = [(*row.names, *numbers(row, report, digits, form)) for row in shown]
+    head = (*titles(report), *(title for title, _ in columns))
+    body = [(*row.names, *(text(row) for _, text in columns)) for row in shown]
     widths = [max(map(cell_len, column)) for column in zip(head, *body, strict=True)]
     yield _line(head, widths, names), "bold"
     yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
@@ -255,18 +253,17 @@ def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
 def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
     """One document in UTF-8, light and dark as the reader's device is."""
     digits = hour_digits(report.trust.capacity_seconds)
-    shown = rows(report, top)
-    window = report.window
+    shown, columns = rows(report, top), list(number_columns(report, "html"))
     currencies = [(f"Cost {currency}", parts(report, currency), 2, 1.0) for currency in report.currencies]
     values = {
         "simulated": report.simulated,
-        "label": clean(window.label),
-        "period": f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC",
+        "label": clean(report.window.label),
+        "period": _period(report),
         "names": PARTS,
         "bars": [*currencies, ("GPU-hours", parts(report), digits, HOUR)],
         "titles": titles(report),
-        "number_titles": number_titles(report, "html"),
-        "rows": [(row, numbers(row, report, digits, "html"), _length(row, report)) for row in shown],
+        "number_titles": [title for title, _ in columns],
+        "rows": [(row, [text(row) for _, text in columns], _length(row, report)) for row in shown],
         "dearest": max((_length(row, report) for row in shown if row.sort in {"held", "apart"}), default=0.0),
         "remarks": list(remarks(report)),
         "percent_down": percent_down,
@@ -316,7 +313,7 @@ def write_fleet(
         with_notes: CSV has more than owners' lines, too.
     """
     if form in {"table", "funnel"}:
-        write_table(report, stream, top, form)
+        write_fleet_table(report, stream, top, form)
     elif form == "html":
         write_html(report, stream, top)
     elif form == "csv":

@@ -9,7 +9,7 @@ from exporter.cost.document import money_kinds
 from exporter.cost.foot import HOUR, clean, failure_words
 from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures
 from exporter.cost.report import FleetReport, change, filter_words, is_apart, is_part, money_sums
-from exporter.model import STATE_COLUMNS, ByState, Totals, state_columns
+from exporter.model import STATE_COLUMNS, ByState, state_columns
 from exporter.model.formatting import iso
 
 JOULES_PER_KWH = 3.6e6
@@ -86,7 +86,7 @@ def _lines(report: FleetReport) -> Iterator[CsvCells]:
         yield {
             "record": line.key.kind if is_apart(line.key) else "Owner",
             **{_KEYS.get(name, name): guarded(line.key.value(name)) for name in _columns(report)},
-            **csv_figures(line.figures, line.states, line.figures.energy_joules),
+            **_figures(line.figures, line.states),
             **_changes(report, line.figures, line.before),
             **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in line.charged},
             **{f"charged_{currency}": amount for currency, amount in line.charged.items()},
@@ -107,13 +107,13 @@ def _columns(report: FleetReport) -> tuple[Dimension, ...]:
     return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
 
 
-def csv_figures(figures: Figures | Totals, states: Figures | Totals | None, energy_joules: float | None) -> CsvCells:
+def _figures(figures: Figures, states: Figures | None) -> CsvCells:
     """Hours, energy, ratios and money by column, rounded; what is not known, or has no owner, has no cell."""
     seconds = {"gpu_hours": figures.seconds.total, "unpriced_hours": figures.unpriced_seconds}
     seconds |= {f"{name}_hours": value for name, value in _known(states.seconds if states else None)}
     cells: CsvCells = {title: round(value / HOUR, HOUR_DIGITS) for title, value in seconds.items()}
-    if energy_joules is not None:
-        cells["energy_kwh"] = round(energy_joules / JOULES_PER_KWH, HOUR_DIGITS)
+    if figures.energy_joules is not None:
+        cells["energy_kwh"] = round(figures.energy_joules / JOULES_PER_KWH, HOUR_DIGITS)
     for name in CSV_RATIOS:
         if states and (ratio := getattr(states.seconds, name)) is not None:
             cells[name] = round(ratio, _RATIO_DIGITS)
@@ -134,7 +134,7 @@ def _foot(report: FleetReport) -> Iterator[CsvCells]:
     charged = money_sums(line.charged for line in (*report.held, *report.apart))
     yield {
         "record": "Total",
-        **csv_figures(report.total, report.owned, report.total.energy_joules),
+        **_figures(report.total, report.owned),
         **(_changes(report, report.total, report.before.total) if report.before else {}),
         **{f"charged_{currency}": amount for currency, amount in charged.items()},
         "remark": guarded(part),
@@ -149,7 +149,8 @@ def _foot(report: FleetReport) -> Iterator[CsvCells]:
         (trust.price_coverage_ratio, "GPU-hours with a price"),
     )
     for ratio, words in covered:
-        yield {"record": "Coverage", "ratio": "" if ratio is None else round(ratio, _RATIO_DIGITS), "remark": words}
+        if ratio is not None:
+            yield {"record": "Coverage", "ratio": round(ratio, _RATIO_DIGITS), "remark": words}
     records = [("Failure", failure_words(failure)) for failure in trust.failures]
     records += [("Note", note) for note in trust.notes]
     if report.engine:

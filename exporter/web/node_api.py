@@ -7,7 +7,6 @@ from typing import Any
 from exporter.metrics.catalog import alerts_off_until_seconds, owner_of
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import (
-    NO_SECONDS,
     Activity,
     ActivityHistory,
     ByState,
@@ -267,28 +266,19 @@ def _pod(pod: PodAccount) -> dict[str, Any]:
 
 
 def totals_keys(totals: Totals) -> dict[str, Any]:
-    """How totals are spelt in JSON, in every document; share-weighted GPU-seconds, ``None`` is not measured."""
-    return owned_keys(totals, totals)
-
-
-def owned_keys(totals: Totals, states: Totals | None) -> dict[str, Any]:
-    """Return totals with the active, idle and unknown part of owners alone; ``None`` of a line without an owner."""
+    """How totals are spelt in JSON; share-weighted GPU-seconds, ``None`` is not measured."""
     return {
         "allocated_seconds": totals.seconds.total,
-        **_by_state(states.seconds if states else None, "seconds"),
+        **_by_state(totals.seconds, "seconds"),
         "unpriced_seconds": totals.unpriced_seconds,
         "energy_joules": energy_joules(totals),
         "energy_unknown_seconds": totals.energy_unknown_seconds,
         "money": [
-            {
-                "currency": currency,
-                "cost": money.total,
-                **_by_state(states.money.get(currency, NO_SECONDS) if states else None, "cost"),
-            }
+            {"currency": currency, "cost": money.total, **_by_state(money, "cost")}
             for currency, money in sorted(totals.money.items())
         ],
     }
 
 
-def _by_state(figures: ByState | None, unit: str) -> dict[str, float | None]:
+def _by_state(figures: ByState, unit: str) -> dict[str, float | None]:
     return {f"{name}_{unit}": value for name, value in state_columns(figures).items()}
