@@ -484,13 +484,11 @@ def _ledger(data: bytes) -> None:
 
 @target("prometheus", "series", PrometheusError)
 def _series(data: bytes) -> None:
-    """Instant and range queries, decoded; and pods of the live series."""
+    """Instant queries, decoded; and pods of the live series."""
 
     async def ask() -> None:
         for sample in await FedPrometheus(data).instant("up", None):
             require_finite((sample.value,), "a sample")
-        for series in await FedPrometheus(data).range("up", 0, 60, 15):
-            require_finite((value for _, value in series.points), "a point")
         for pod in await live_pods(FedPrometheus(data), Filters(wanted={"namespace": frozenset({"a"})})):
             costs_of = (one["cost"] for one in pod.cost_per_hour)
             require_finite((pod.gpu_share_ratio, pod.activity_ratio, *costs_of), "a pod's value")

@@ -75,10 +75,13 @@ class PrometheusError(ReasonedError):
     ``retriable`` is true if the same query can succeed later, for example after a timeout, a 503 or a lost connection.
     """
 
-    def __init__(self, reason: str, message: str, *, retriable: bool = False) -> None:
+    def __init__(
+        self, reason: str, message: str, *, retriable: bool = False, retry_after_seconds: float | None = None
+    ) -> None:
         """Store the values that callers act on separately from the message."""
         super().__init__(reason, message)
         self.retriable = retriable
+        self.retry_after_seconds = retry_after_seconds
 
 
 class StoreError(ReasonedError):

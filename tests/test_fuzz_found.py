@@ -63,8 +63,10 @@ def test_a_row_that_no_prometheus_sends_is_told_with_its_address(row: object) ->
 
 @pytest.mark.parametrize("points", [[[0]], [["x", "1"]], None])
 def test_points_that_are_none_are_told(points: object) -> None:
+    client = FedPrometheus(body("matrix", [{"metric": {}, "values": points}]))
+    two_days = replace(WINDOW, end_seconds=WINDOW.start_seconds + 2 * 86_400)
     with pytest.raises(PrometheusError, match="the answer has rows"):
-        asyncio.run(FedPrometheus(body("matrix", [{"metric": {}, "values": points}])).range("up", 0, 60, 15))
+        asyncio.run(PrometheusLedger(client).ledger(two_days, frozenset()))
 
 
 def test_half_a_surrogate_pair_in_a_label_does_not_keep_a_report_from_being_written() -> None:

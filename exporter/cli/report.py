@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC
-from functools import partial
 from pathlib import Path
 
+from exporter.accounting.prices import PriceBook
 from exporter.cli.common import (
     EXIT_PARTIAL,
     Parser,
@@ -43,12 +43,11 @@ from exporter.cost.foot import failure_words
 from exporter.cost.ledger import (
     HOUR_SECONDS,
     LABEL,
-    POOL_NAMES,
     Dimension,
     Filters,
     FleetLedger,
     Window,
-    dimension_problem,
+    dimension_of,
     label_problem,
     parse_window,
     period_before,
@@ -63,7 +62,6 @@ from exporter.cost.store_ledger import StoreLedger
 from exporter.errors import ConfigError, ExporterError, expected
 from exporter.model.formatting import percent_down
 
-_AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
 _OF_A_FLEET = (
     "window",
     "timezone",
@@ -206,12 +204,12 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
         if getattr(namespace, key) is not None
     ]
     by = namespace.by
-    if by not in {None, *_AGENT_BY} and (not by.startswith(LABEL) or label_problem(by)):
-        allowed = f"{', '.join(_AGENT_BY)}, label:KEY"
-        problems.append(f"--by: value '{by}' is not for one node{expected(by, _AGENT_BY, allowed)}")
-    if namespace.format not in _AGENT_FORMATS:
+    if by not in {None, *node_report.BY} and (not by.startswith(LABEL) or label_problem(by)):
+        allowed = f"{', '.join(node_report.BY)}, label:KEY"
+        problems.append(f"--by: value '{by}' is not for one node{expected(by, node_report.BY, allowed)}")
+    if namespace.format not in node_report.FORMATS:
         problems.append(
-            f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(_AGENT_FORMATS)}"
+            f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(node_report.FORMATS)}"
         )
     return problems
 
@@ -240,9 +238,31 @@ class _Task:
     filters: Filters
     dimensions: frozenset[Dimension]
     """What the ledger must be read by."""
+    book: PriceBook | None
+    """Money is worked out again at its prices."""
+    is_focus: bool
     prometheus: PrometheusSettings | None
     store: Path | None
     """One of the two is there."""
+
+    async def read(self, window: Window) -> FleetLedger:
+        """Return the ledger of a window.
+
+        Raises:
+            ExporterError: Nothing can be read.
+        """
+        async with AsyncExitStack() as stack:
+            rest = None
+            if self.prometheus is not None:
+                client = await stack.enter_async_context(PrometheusClient(self.prometheus))
+                # Prices of a book are of a date, and the rows of FOCUS of a day. All else is of the whole window, and
+                # many days at once take a third of the time.
+                rest = PrometheusLedger(client, by_day=self.is_focus or self.book is not None)
+            source = rest if self.store is None else StoreLedger(DayStore(self.store), rest)
+            assert source is not None  # noqa: S101 - the options say that one of the two is there
+            show = stack.enter_context(progress_bar("Reading"))
+            ledger = await source.ledger(window, self.dimensions, self.filters, show)
+        return reprice(ledger, self.book) if self.book else ledger
 
 
 def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> _Task:
@@ -264,12 +284,15 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
         problems.append("no source given; give --prometheus URL or --store FILE for a fleet, --agent URL for one node")
     if problems or window is None:
         raise ConfigError(*problems)
-    wanted = FOCUS_DIMENSIONS if namespace.format == "focus" else dimensions_of(by)
+    book = price_book.load(namespace.price_book) if namespace.price_book else None
+    is_focus = namespace.format == "focus"
     return _Task(
         window=window,
         by=by,
         filters=filters,
-        dimensions=wanted | REPRICE_DIMENSIONS if namespace.price_book else wanted,
+        dimensions=(FOCUS_DIMENSIONS if is_focus else dimensions_of(by)) | (REPRICE_DIMENSIONS if book else set()),
+        book=book,
+        is_focus=is_focus,
         prometheus=prometheus,
         store=namespace.store,
     )
@@ -284,12 +307,11 @@ def _by(text: str, problems: list[str]) -> tuple[Dimension, ...]:
 
 
 def _dimension(text: str, flag: str, problems: list[str]) -> Dimension | None:
-    name = text.strip() if text.strip().startswith(LABEL) else text.strip().lower()
-    name = "pool" if name in POOL_NAMES else name
-    if problem := dimension_problem(name):
-        problems.append(f"{flag}: value '{text.strip()}' {problem}")
-        return None
-    return name
+    name, problem = dimension_of(text)
+    if not problem:
+        return name
+    problems.append(f"{flag}: value '{text.strip()}' {problem}")
+    return None
 
 
 def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:
@@ -336,41 +358,6 @@ _MOST_FAILURES = 3
 """On standard error; what is written has all of them."""
 
 
-async def _read(
-    prometheus: PrometheusSettings | None,
-    store: Path | None,
-    window: Window,
-    dimensions: frozenset[Dimension],
-    filters: Filters | None = None,
-    *,
-    by_day: bool = True,
-) -> FleetLedger:
-    """The ledger of a window; one of ``prometheus`` and ``store`` is there.
-
-    Without ``by_day`` Prometheus is asked for many days at once, which takes a third of the time.
-
-    Raises:
-        ExporterError: Nothing can be read.
-    """
-    async with AsyncExitStack() as stack:
-        rest = None
-        if prometheus is not None:
-            client = await stack.enter_async_context(PrometheusClient(prometheus))
-            rest = PrometheusLedger(client, by_day=by_day)
-        source = rest if store is None else StoreLedger(DayStore(store), rest)
-        assert source is not None  # noqa: S101 - the options say that one of the two is there
-        show = stack.enter_context(progress_bar("Reading"))
-        return await source.ledger(window, dimensions, filters, show)
-
-
-def _say_failures(ledger: FleetLedger, whole: str) -> None:
-    """Say that something could not be read, if so; ``whole`` is what lacks it."""
-    if ledger.failures:
-        say(f"{whole} is not whole: {len(ledger.failures)} question(s) stayed unanswered")
-        for failure in ledger.failures[:_MOST_FAILURES]:
-            say(failure_words(failure))
-
-
 def _refuse_nothing(ledger: FleetLedger) -> None:
     if any(chunk.lines or chunk.capacity_seconds for chunk in ledger.chunks):
         return
@@ -391,36 +378,27 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
     gc.disable()
     now = time.time()
     task = _settle(namespace, problems, now)
-    check_output(namespace.output)
-    if namespace.format == "focus" and (beside := _metadata_of(namespace.output)):
-        check_output(beside)
-    book = None
-    if namespace.price_book is not None:
-        book = price_book.load(namespace.price_book)
-        for warning in book.warnings:
-            say(f"warning: {warning}")
-    # Prices of a book are of a date, and the rows of FOCUS of a day; all else is of the whole window.
-    by_day = book is not None or namespace.format == "focus"
-    read = partial(_read, task.prometheus, task.store, dimensions=task.dimensions, filters=task.filters, by_day=by_day)
-    ledger = asyncio.run(read(task.window))
+    for path in (namespace.output, _metadata_of(namespace.output) if task.is_focus else None):
+        check_output(path)
+    for warning in task.book.warnings if task.book else ():
+        say(f"warning: {warning}")
+    ledger = asyncio.run(task.read(task.window))
     _refuse_nothing(ledger)
     labels_alone = task.filters.wanted == task.filters.by_label.wanted
     if labels_alone and not ledger.failures and (unknown := unknown_labels(ledger, (*task.by, *task.filters.wanted))):
         raise ConfigError(f"--by, --filter: {unknown}")
-    if book is not None:
-        ledger = reprice(ledger, book)
-    if namespace.format == "focus":
-        whole = _write_focus(ledger, task, namespace, now)
-        if namespace.min_coverage:
-            whole &= _is_covered(make_report(ledger, (), task.filters).trust, namespace.min_coverage)
+    if task.is_focus:
+        _write_focus(ledger, task, namespace, now)
+        trust = make_report(ledger, (), task.filters).trust
+        whole = not ledger.failures
     else:
-        before = period_before(task.window, namespace.timezone or UTC)
-        earlier = asyncio.run(read(before)) if before else None
-        if earlier and book:
-            earlier = reprice(earlier, book)
-        trust = _write(ledger, earlier, task, namespace, book.description or "none" if book else "")
-        whole = _is_covered(trust, namespace.min_coverage or 0.0) and trust.whole
-    _say_failures(ledger, "the report")
+        trust = _write(ledger, task, namespace)
+        whole = trust.whole
+    whole &= _is_covered(trust, namespace.min_coverage or 0.0)
+    if ledger.failures:
+        say(f"the report is not whole: {len(ledger.failures)} question(s) stayed unanswered")
+        for failure in ledger.failures[:_MOST_FAILURES]:
+            say(failure_words(failure))
     return 0 if whole else EXIT_PARTIAL
 
 
@@ -437,19 +415,17 @@ def _is_covered(trust: Trust, least: float) -> bool:
     return False
 
 
-def _write(
-    ledger: FleetLedger, earlier: FleetLedger | None, task: _Task, namespace: argparse.Namespace, prices: str
-) -> Trust:
+def _write(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace) -> Trust:
     report = make_report(
         ledger,
         task.by,
         task.filters,
         share_idle=namespace.share_idle or "none",
         share_unallocated=bool(namespace.share_unallocated),
-        prices=prices,
+        prices=task.book.description or "none" if task.book else "",
     )
-    if earlier:
-        report = compared(report, make_report(earlier, task.by, task.filters))
+    if before := period_before(task.window, namespace.timezone or UTC):
+        report = compared(report, make_report(asyncio.run(task.read(before)), task.by, task.filters))
     _warn_of_nothing(task.filters, is_empty=not report.held and not report.apart)
     with output(namespace.output) as stream:
         write_fleet(report, namespace.format, stream, top=namespace.top, with_notes=namespace.with_notes)
@@ -461,9 +437,19 @@ def _warn_of_nothing(filters: Filters, *, is_empty: bool) -> None:
         say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
 
 
-def _write_focus(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace, now: float) -> bool:
+def _write_focus(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace, now: float) -> None:
     version = namespace.focus_version or DEFAULT_VERSION
-    settings = replace(_focus_settings(namespace, now), filters=filter_words(task.filters))
+    names = {
+        "billing_account_id": namespace.focus_billing_account,
+        "billing_account_name": namespace.focus_billing_account_name,
+        "provider": namespace.focus_provider,
+    }
+    settings = FocusSettings(
+        created_seconds=now,
+        restated=bool(namespace.focus_restated),
+        filters=filter_words(task.filters),
+        **{name: text for name, text in names.items() if text},
+    )
     _warn_of_nothing(task.filters, is_empty=not any(chunk.lines for chunk in ledger.chunks))
     beside = _metadata_of(namespace.output)
     with nullcontext() if beside is None else output(beside) as metadata, output(namespace.output) as stream:
@@ -471,21 +457,10 @@ def _write_focus(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace
     unpriced = sum(line.unpriced_seconds for chunk in ledger.chunks for line in chunk.lines.values())
     if unpriced:
         say(f"warning: {unpriced / HOUR_SECONDS:,.1f} GPU-hours had no price and are in no cost; see --price-book")
-    return not ledger.failures
-
-
-def _focus_settings(namespace: argparse.Namespace, now: float) -> FocusSettings:
-    own = FocusSettings(created_seconds=now, restated=bool(namespace.focus_restated))
-    return replace(
-        own,
-        billing_account_id=namespace.focus_billing_account or own.billing_account_id,
-        billing_account_name=namespace.focus_billing_account_name or own.billing_account_name,
-        provider=namespace.focus_provider or own.provider,
-    )
 
 
 def _metadata_of(path: Path | None) -> Path | None:
-    """Where the metadata of a FOCUS file go: nowhere, beside a pipe."""
+    """Return the path of the metadata of a FOCUS file; ``None`` for a pipe."""
     if path is None or is_written_in_place(path):
         return None
     return path.with_name(f"{path.name}.metadata.json")

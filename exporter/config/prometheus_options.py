@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from exporter.config import types
 from exporter.config.options import Option, filled, options_in
@@ -20,7 +20,6 @@ GROUP = "Prometheus"
 _ADDRESS = "an address, as http://prometheus:9090 or https://mimir/prometheus"
 _OUR_HEADERS = frozenset({"accept", "accept-encoding", "connection", "content-length", "content-type", "host"})
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_MOST_PORT = 65535
 
 
 def _parse_header(text: str) -> tuple[str, str]:
@@ -132,25 +131,34 @@ def prometheus_problems(values: Mapping[str, Any]) -> list[str]:
 _FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)
 
 
+def http_parts(url: str) -> SplitResult | None:
+    """Return the parts of an HTTP address; ``None`` where it is not one.
+
+    Raises:
+        ValueError: It has no parts at all.
+    """
+    parts = urlsplit(url)
+    good_port = parts.port is None or parts.port > 0
+    is_plain = url.isascii() and url.isprintable() and not any(character in url for character in ' "<>\\^`{|}')
+    return parts if parts.scheme in {"http", "https"} and parts.hostname and good_port and is_plain else None
+
+
 def address_problems(url: str) -> list[str]:
-    """Return what is wrong with an address, without a password in it."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return [f"prometheus: the value is no address; allowed: {_ADDRESS}, IPv6 in brackets"]
-    if "@" in parts.netloc:
+    """Return what is wrong with an address; a password in it is never repeated."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
         problem = (
             "prometheus: the address has a user or a password in it, which logs and process lists would show;"
             " give --prometheus-username and --prometheus-password-file instead"
         )
         return [problem]
+    try:
+        parts = http_parts(url)
+    except ValueError:
+        return [f"prometheus: the value is no address; allowed: {_ADDRESS}, IPv6 in brackets"]
+    if parts is None:
+        return [f"prometheus: value '{url}' is not an address; allowed: {_ADDRESS}"]
     if parts.query or parts.fragment:
         return ["prometheus: the address has a ? or # in it; allowed: a host, a port and a path"]
-    good_port = port is None or 0 < port <= _MOST_PORT
-    is_plain = url.isascii() and url.isprintable() and not any(character in url for character in ' "<>\\^`{|}')
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not good_port or not is_plain:
-        return [f"prometheus: value '{url}' is not an address; allowed: {_ADDRESS}"]
     if parts.path.rstrip("/").endswith(("/api/v1", "/query", "/graph", "/targets")):
         return [f"prometheus: value '{url}' has the path of a page or of the API; leave it away: /api/v1 is added"]
     return []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from exporter.config.prometheus_options import http_parts
 from exporter.cost.prometheus_access import basic, client_context
 from exporter.errors import ConfigError, ExporterError
 
@@ -89,18 +90,15 @@ def base_address(given: str) -> str:
     Raises:
         ConfigError: It is no HTTP address.
     """
-    allowed = "allowed: an agent's address, as http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
-    whole = given if "://" in given else f"http://{given}"
     try:
-        parts = urlsplit(whole)
-        port_is_good = parts.port is None or parts.port > 0
-    except ValueError as error:
-        raise ConfigError(f"--agent: value '{given}' is no address: {error}; {allowed}") from None
-    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good or extra:
-        raise ConfigError(f"--agent: value '{given}' is not an address of an agent; {allowed}")
-    if not whole.isascii() or not whole.isprintable() or " " in whole:
-        raise ConfigError(f"--agent: value '{given}' has characters that no address has; {allowed}")
+        parts = http_parts(given if "://" in given else f"http://{given}")
+    except ValueError:
+        parts = None
+    if parts is None or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ConfigError(
+            f"--agent: value '{given}' is not an address of an agent; allowed: an agent's address, as"
+            " http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 

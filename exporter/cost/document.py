@@ -17,7 +17,7 @@ PARTS: Mapping[str, str] = {
     "unattributed": UNATTRIBUTED,
     "unallocated": UNALLOCATED,
 }
-"""What all GPU-seconds, and all money, consist of, in words: of owners by state, then what is nobody's."""
+"""What all GPU-seconds, and all money, consist of, in words: of owners by state, then without an owner."""
 
 
 def parts(report: FleetReport, currency: str = "", period: int | None = None) -> dict[str, float]:
@@ -26,9 +26,9 @@ def parts(report: FleetReport, currency: str = "", period: int | None = None) ->
     def amounts(line: ReportLine) -> ByState:
         return (line.figures if period is None else line.series[period]).amounts(currency)
 
-    nobodys = [(line.key.kind, amounts(line).total) for line in report.apart]
+    unowned = [(line.key.kind, amounts(line).total) for line in report.apart]
     values = [value for _, value in total_by_state(map(amounts, report.held))]
-    values += [sum(value for kind, value in nobodys if kind == wanted) for wanted in APART]
+    values += [sum(value for kind, value in unowned if kind == wanted) for wanted in APART]
     return dict(zip(PARTS, values, strict=True))
 
 

@@ -29,8 +29,9 @@ from exporter.cost.ledger import (
     picking,
     stretches,
     total_of,
+    with_parts,
 )
-from exporter.cost.prometheus import PrometheusClient, QueryEngine
+from exporter.cost.prometheus import Held, PrometheusClient, QueryEngine
 from exporter.cost.queries import COST, CURRENCY, ENERGY, MEASURES, SECONDS, STATE, UNPRICED, Measure, Part
 from exporter.cost.recorders import Recorder, Turn
 from exporter.errors import PrometheusError
@@ -42,12 +43,6 @@ _CELL_BYTES = 1000
 _STEP_SECONDS = 6 * HOUR_SECONDS
 _APART = frozenset({UNALLOCATED, UNATTRIBUTED})
 _NEEDED = tuple(measure for measure in MEASURES if measure != ENERGY)
-_FIELD_OF = {
-    "workload_namespace": "namespace",
-    "workload_kind": "kind",
-    "workload_name": "workload",
-    queries.COST_LABELS: "labels",
-}
 
 
 class PrometheusLedger:
@@ -115,15 +110,15 @@ class _Reading:
         self._by_pool = "pool" in asked
         self._with_nodes = bool(asked & {"node", "pool"})
         keep = queries.labels_of(asked | ({"cluster"} if self._with_nodes else set()), label)
-        fields = tuple("cluster" if name == label else _FIELD_OF.get(name, name) for name in keep)
+        fields = tuple("cluster" if name == label else queries.FIELD_OF[name] for name in keep)
         self._pick = picking(fields, fields)
-        self._shown = dimensions | ({"namespace", "kind"} if "workload" in dimensions else set())
+        self._shown = with_parts(dimensions)
         level = queries.level_of(asked | set(filters.wanted))
         self._scope = queries.Scope(label, level, keep, queries.matchers(filters, label))
-        self._held = client.memory.hold()
+        self._held = Held(client.memory)
         self._simulated = False
         self._differing: set[str] = set()
-        """Labels that tell servers apart that recorded the same hours."""
+        """Labels that differ between servers that recorded the same hours."""
         self._measures = [(one, half) for one in MEASURES for half in (queries.HALVES if one.labels else ("",))]
         questions = len(self._blocks) * (len(self._measures) + 2 + self._with_nodes) + 1
         self._asking = Asking(client, progress, questions)
@@ -386,12 +381,12 @@ def _missing(counted: Sequence[tuple[Window, int]], why: str) -> Iterator[str]:
     gaps = [(window, window.hours - count) for window, count in counted[first:] if count < window.hours]
     if gaps:
         total = sum(missing for _, missing in gaps)
-        told = ", ".join(f"{_days('within ', window)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
+        listed = ", ".join(f"{_days('within ', window)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
         more = f" and {len(gaps) - _MOST_GAPS} more days" if len(gaps) > _MOST_GAPS else ""
         # What a server of a short memory lacks of a chunk of many days lies at the beginning of the chunk.
         earliest = counted[0][0]
         because = why if gaps[0][0] == earliest and earliest.seconds > DAY_SECONDS else ""
-        yield f"{total} {'hour was' if total == 1 else 'hours were'} not recorded: {told}{more}{because}"
+        yield f"{total} {'hour was' if total == 1 else 'hours were'} not recorded: {listed}{more}{because}"
 
 
 def _days(preposition: str, window: Window, of_a_day: str = "") -> str:
@@ -422,15 +417,13 @@ async def _coverage_notes(client: PrometheusClient, drafts: Block, engine: Query
 
 
 async def _why_nothing(client: PrometheusClient, window: Window) -> str:
-    """Nothing was recorded: the period is another, the rules are not loaded, or this is not the right server."""
+    """Return why nothing was recorded: another period, rules that are not loaded, or another server."""
     url = client.settings.url
     nothing = f"{url}: nothing was recorded {_days('from ', window, 'on ')}"
-    end = queries.asked_at(window)
     recorded = f"count(last_over_time({queries.RECORDED}[1d]))"
-    days = await client.range(recorded, end - _LOOK_BACK_DAYS * DAY_SECONDS, end, DAY_SECONDS)
-    if days:
-        newest = day(days[0].points[-1][0] - CHECKPOINT_SECONDS - 1)
-        return f"{nothing}; the newest hours before it are of {newest}"
+    midnight = f"max_over_time(timestamp({recorded})[{_LOOK_BACK_DAYS}d:1d])"
+    if before := await client.instant(midnight, queries.asked_at(window)):
+        return f"{nothing}; the newest hours before it are of {day(before[0].value - 1)}"
     causes = (
         (recorded, f"{nothing}, but is now: that is before the rules were loaded, or older than what the server keeps"),
         (

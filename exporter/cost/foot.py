@@ -16,7 +16,7 @@ _LABEL_WIDTH = 10
 
 
 def clean(name: str) -> str:
-    """A text that cannot steer the terminal or turn the line around that it is written to."""
+    """Return a text that cannot control the terminal or reverse the line."""
     return name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
@@ -33,7 +33,7 @@ class Remark(NamedTuple):
 
 
 def remarks(report: FleetReport) -> Iterator[Remark]:
-    """All that a reader must know of a report beside its rows."""
+    """Yield all that a reader must know of a report in addition to its rows."""
     yield from _sum(report)
     yield from _funnels(report)
     yield from terms(report.owned)
@@ -47,10 +47,14 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
         yield Remark("Source", clean(report.engine))
     yield Remark("Prices", clean(report.prices) or "of the time of use")
     yield from unpriced(report.total, hour_digits(report.trust.capacity_seconds))
-    for label, failure in zip(("Not read", *("",) * len(report.trust.failures)), report.trust.failures, strict=False):
-        yield Remark(label, failure_words(failure), "error")
-    for label, note in zip(("Note", *("",) * len(report.trust.notes)), report.trust.notes, strict=False):
-        yield Remark(label, clean(note), "warning")
+    yield from listed("Not read", map(failure_words, report.trust.failures), "error")
+    yield from listed("Note", map(clean, report.trust.notes), "warning")
+
+
+def listed(label: str, many: Iterable[str], tone: Tone = "") -> Iterator[Remark]:
+    """Yield a remark for each text, the first of them with the label."""
+    for number, words in enumerate(many):
+        yield Remark("" if number else label, words, tone)
 
 
 def terms(owned: Figures) -> Iterator[Remark]:
@@ -69,7 +73,7 @@ def unpriced(total: Figures, digits: int) -> Iterator[Remark]:
 
 
 def failure_words(failure: Failure) -> str:
-    """What was not read, and why."""
+    """Return what was not read, and why."""
     window = failure.window
     when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
     return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing")
@@ -148,19 +152,16 @@ def _before(report: FleetReport) -> Iterator[Remark]:
 
 def _coverage(report: FleetReport) -> Iterator[Remark]:
     trust = report.trust
-    label = "Coverage"
-    if trust.period_coverage_ratio is not None:
-        hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
-        tone: Tone = "warning" if trust.recorded_hours < trust.expected_hours else ""
-        yield Remark(label, f"{percent_down(trust.period_coverage_ratio)} of the hours were recorded ({hours})", tone)
-        label = ""
-    if trust.activity_coverage_ratio is not None:
-        yield Remark(
-            label, f"{percent_down(trust.activity_coverage_ratio)} of the held GPU-hours had their activity measured"
-        )
-        label = ""
-    if trust.price_coverage_ratio is not None:
-        yield Remark(label, f"{percent_down(trust.price_coverage_ratio)} of the GPU-hours had a price")
+    hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
+    tone: Tone = "warning" if trust.recorded_hours < trust.expected_hours else ""
+    covered: tuple[tuple[float | None, str, Tone], ...] = (
+        (trust.period_coverage_ratio, f"of the hours were recorded ({hours})", tone),
+        (trust.activity_coverage_ratio, "of the held GPU-hours had their activity measured", ""),
+        (trust.price_coverage_ratio, "of the GPU-hours had a price", ""),
+    )
+    known = [(f"{percent_down(ratio)} {words}", tone) for ratio, words, tone in covered if ratio is not None]
+    for number, (words, tone) in enumerate(known):
+        yield Remark("" if number else "Coverage", words, tone)
 
 
 def write_foot(console: Console, found: Iterable[Remark]) -> None:

@@ -14,7 +14,7 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.prometheus import PrometheusClient, by_labels
 from exporter.model import RESOURCES, Bottleneck, ByState
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
@@ -115,12 +115,12 @@ async def read_evidence(
     try:
         async with asyncio.TaskGroup() as group:  # if one fails, the others end and do not use a closed client
             tasks = {
-                name: group.create_task(_ask(client, question, window.end_seconds, labels))
-                for name, (labels, question) in questions.items()
+                name: group.create_task(client.instant(question, window.end_seconds))
+                for name, (_, question) in questions.items()
             }
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    found = _uses({name: task.result() for name, task in tasks.items()})
+    found = _uses({name: by_labels(task.result(), questions[name][0]) for name, task in tasks.items()})
     return tuple(one for one in found if filters is None or filters.keep(one.owner))
 
 
@@ -160,13 +160,6 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
         },
     }
     return {name: (labels, f"max by ({', '.join(labels)}) ({query})") for name, (labels, query) in asked.items()}
-
-
-async def _ask(
-    client: PrometheusClient, question: str, at_seconds: float, labels: Sequence[str]
-) -> Mapping[_Key, float]:
-    samples = await client.instant(question, at_seconds)
-    return {tuple(sample.labels.get(name, "") for name in labels): sample.value for sample in samples}
 
 
 def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:

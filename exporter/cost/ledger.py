@@ -32,12 +32,12 @@ UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
 
 
 def last_recorded(now_seconds: float) -> int:
-    """Unix time at which the last hour ended that is recorded by now."""
+    """Return the Unix time at which the last recorded hour ended."""
     return int((now_seconds - CHECKPOINT_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
 
 
 class LineKey(NamedTuple):
-    """Whose a line is. A part that was summed away, and one that is not known, is empty."""
+    """The names of a line; one that was summed over, or is unknown, is empty."""
 
     cluster: str = ""
     node: str = ""
@@ -55,13 +55,13 @@ class LineKey(NamedTuple):
     """``exclusive``, ``mig``, ``shared``."""
 
     def value(self, dimension: Dimension) -> str:
-        """The value of a dimension; empty where it is not known."""
+        """Return the value of a dimension; empty if it is unknown."""
         if dimension.startswith(LABEL):
             return pairs(self.labels).get(dimension.removeprefix(LABEL), "")
         return str(getattr(self, dimension))
 
     def at(self, dimensions: Collection[Dimension]) -> "LineKey":
-        """The key of the line that is summed over every other dimension; of labels those that are named."""
+        """Return the key of the line that is summed over every other dimension, with the named labels alone."""
         key = LineKey._make(picking(self._fields, frozenset(dimensions))((*self, "")))
         if self.labels and "labels" not in dimensions:
             named = [f"{name}={value}" for name, value in pairs(self.labels).items() if LABEL + name in dimensions]
@@ -86,45 +86,52 @@ DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if na
 
 @lru_cache(maxsize=4096)
 def pairs(labels: str) -> Mapping[str, str]:
-    """Values by key of ``LineKey.labels``; no label of Kubernetes has ``=`` or ``,`` in it."""
+    """Return the values of ``LineKey.labels`` by key; no label of Kubernetes has ``=`` or ``,`` in it."""
     return {key: value for key, _, value in (pair.partition("=") for pair in labels.split(",")) if key}
 
 
+def with_parts(dimensions: Iterable[Dimension]) -> frozenset[Dimension]:
+    """Return the dimensions; a workload is one only with its namespace and kind."""
+    wanted = frozenset(dimensions)
+    return wanted | {"namespace", "kind"} if "workload" in wanted else wanted
+
+
 def label_keys(dimensions: Iterable[Dimension]) -> list[str]:
-    """Keys of the labels among the dimensions."""
+    """Return the keys of the labels among the dimensions."""
     return [dimension.removeprefix(LABEL) for dimension in dimensions if dimension.startswith(LABEL)]
 
 
 def too_many_labels(where: str, dimensions: Iterable[Dimension]) -> list[str]:
-    """A problem where more labels are named than an agent takes."""
+    """Return a problem if more labels are named than an agent takes."""
     count = len(label_keys(dimensions))
     return [f"{where}: names {count} labels; allowed: at most {MOST_LABELS}"] if count > MOST_LABELS else []
 
 
 def label_problem(dimension: Dimension) -> str:
-    """What is wrong with ``label:KEY``; empty where it names a label that Kubernetes can have."""
+    """Return what is wrong with ``label:KEY``; empty for a label that Kubernetes can have."""
     if _LABEL_KEY.fullmatch(dimension.removeprefix(LABEL)):
         return ""
     return "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
 
 
-POOL_NAMES = frozenset({"node pool", "node-pool", "node_pool", "nodepool"})
-"""Other names of the dimension ``pool``, in small letters."""
+_POOL_NAMES = frozenset({"node pool", "node-pool", "node_pool", "nodepool"})
 
 
-def dimension_problem(name: str) -> str:
-    """What is wrong with the name of a dimension; empty where there is one of this name."""
+def dimension_of(text: str) -> tuple[Dimension, str]:
+    """Return the dimension that a user names, and what is wrong with the name; empty where there is such a one."""
+    name = text.strip()
     if name.startswith(LABEL):
-        return label_problem(name)
+        return name, label_problem(name)
+    name = "pool" if name.lower() in _POOL_NAMES else name.lower()
     if name in DIMENSIONS:
-        return ""
+        return name, ""
     hint = "; a fleet has owners by workload, or workload,model,mode" if name == "owner" else ""
-    return f"is not a dimension{expected(name, DIMENSIONS, ', '.join((*DIMENSIONS, 'label:KEY')))}{hint}"
+    return name, f"is not a dimension{expected(name, DIMENSIONS, ', '.join((*DIMENSIONS, 'label:KEY')))}{hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What stands on a line. Seconds are share-weighted GPU-seconds."""
+    """The figures of a line. Seconds are share-weighted GPU-seconds."""
 
     seconds: ByState = NO_SECONDS
     """Always all of the allocated seconds."""
@@ -146,16 +153,16 @@ class Figures:
         return not (self.seconds.total or self.energy_joules or any(money.total for money in self.money.values()))
 
     def money_in(self, currency: str) -> ByState:
-        """The money of one currency; none at all where nothing was priced in it."""
+        """Return the money in a currency; 0 if nothing was priced in it."""
         return self.money.get(currency, NO_SECONDS)
 
     def amounts(self, currency: str) -> ByState:
-        """The money of one currency; the seconds where none is named."""
+        """Return the money in a currency, or the seconds if none is named."""
         return self.money_in(currency) if currency else self.seconds
 
 
 def total_of(many: Iterable[Figures]) -> Figures:
-    """The sum of figures, currency by currency."""
+    """Return the sum of figures, currency by currency."""
     summed = list(many)
     if len(summed) == 1:
         return summed[0]  # mostly, at the finest: and making values is what takes time
@@ -216,7 +223,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What is known of one UTC day, or of the part of it that lies in the window."""
+    """The ledger of one UTC day, or of the part of it that lies in the window."""
 
     window: Window
     lines: Mapping[LineKey, Figures] = field(default_factory=dict)
@@ -230,7 +237,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A question that stayed unanswered after all retries; what it asked for is not in the ledger."""
+    """A query without an answer after all retries; the ledger lacks its figures."""
 
     window: Window
     what: str
@@ -264,17 +271,21 @@ class FleetLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What is asked for: for each dimension that is named the values of which a line must have one."""
+    """The values of which a line must have one, by dimension."""
 
     wanted: Mapping[Dimension, frozenset[str]] = field(default_factory=dict)
 
     def keep(self, key: LineKey) -> bool:
-        """Whether a line is asked for."""
+        """Return whether a line has one of the values of each dimension."""
         return not self.wanted or all(key.value(dimension) in values for dimension, values in self.wanted.items())
+
+    def only(self, dimensions: Collection[Dimension]) -> "Filters":
+        """Return those of some dimensions."""
+        return Filters(wanted={name: values for name, values in self.wanted.items() if name in dimensions})
 
     @property
     def by_label(self) -> "Filters":
-        """Those of labels, which a source picks out of what it has read."""
+        """The filters by label, which a source applies to its answers."""
         return Filters(wanted={name: values for name, values in self.wanted.items() if name.startswith(LABEL)})
 
 
@@ -331,11 +342,28 @@ ALLOWED = (
 )
 _BACK = re.compile(r"(\d{1,6})([hdw])")
 _LONG_BACK = re.compile(r"(\d{1,6}) ?([hdw])?(?:(?:ou)?rs?|ays?|eeks?)?", re.ASCII)
-_MONTH, _QUARTER, _YEAR = re.compile(r"(\d{4})-(\d{2})"), re.compile(r"(\d{4})-[Qq]([1-4])"), re.compile(r"(\d{4})")
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _UNIX = re.compile(r"(\d{1,12}),(\d{1,12})")
 _HOURS = {"h": 1, "d": 24, "w": 168}
-_DECEMBER = 12
+Period = Literal["week", "month", "quarter", "year"]
+Unit: TypeAlias = Literal["day"] | Period
+_MONTHS: dict[Unit, int] = {"month": 1, "quarter": 3, "year": 12}
+_CALENDAR: dict[Unit, re.Pattern[str]] = {
+    "year": re.compile(r"(\d{4})"),
+    "quarter": re.compile(r"(\d{4})-[Qq]([1-4])"),
+    "month": re.compile(r"(\d{4})-(\d{2})"),
+    "day": re.compile(r"(\d{4})-(\d{2})-(\d{2})"),
+}
+_NAMED: dict[str, tuple[Unit, bool]] = {
+    "today": ("day", False),
+    "yesterday": ("day", True),
+    "week": ("week", False),
+    "lastweek": ("week", True),
+    "month": ("month", False),
+    "lastmonth": ("month", True),
+}
+"""Unit of a period with a name, and whether it is the one before that of now."""
+PERIODS = tuple(_NAMED)
+_A_DAY = timedelta(days=1)
 _FIRST_YEAR, _LAST_YEAR = 2000, 2199
 _LONGEST_DAYS = 3700
 _STRETCH_DAYS = 31
@@ -343,7 +371,7 @@ _STRETCH_DAYS = 31
 
 
 class Now(NamedTuple):
-    """An instant, and the time zone whose calendar it is looked up in."""
+    """An instant, and the time zone of its calendar."""
 
     seconds: float
     """Unix time."""
@@ -371,19 +399,18 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
         raise ConfigError(f"window: value '{shown(text)}' is not a period{_nearest(written)}")
     start, end = bounds
     last = last_recorded(now_seconds)
+    problem = ""
     if end <= start:
-        raise ConfigError(
-            f"window: '{shown(text)}' ends before it begins, or has less than an hour; allowed: {ALLOWED}"
-        )
-    if start >= last:
-        told = "has no recorded hour yet" if start <= now_seconds else "lies in the future"
-        raise ConfigError(
-            f"window: '{shown(text)}' {told}; it is {minute(now_seconds)} UTC; allowed: a period that has begun"
-        )
-    if start % HOUR_SECONDS or end % HOUR_SECONDS:
-        raise ConfigError(_within_hours(text, start, end, zone))
-    if end - start > _LONGEST_DAYS * DAY_SECONDS:
-        raise ConfigError(f"window: '{shown(text)}' is longer than ten years; allowed: at most {_LONGEST_DAYS} days")
+        problem = f" ends before it begins, or has less than an hour; allowed: {ALLOWED}"
+    elif start >= last:
+        when = "has no recorded hour yet" if start <= now_seconds else "lies in the future"
+        problem = f" {when}; it is {minute(now_seconds)} UTC; allowed: a period that has begun"
+    elif start % HOUR_SECONDS or end % HOUR_SECONDS:
+        problem = _within_hours(start, end, zone)
+    elif end - start > _LONGEST_DAYS * DAY_SECONDS:
+        problem = f" is longer than ten years; allowed: at most {_LONGEST_DAYS} days"
+    if problem:
+        raise ConfigError(f"window: '{shown(text)}'{problem}")
     return Window(start_seconds=start, end_seconds=min(end, last), label=written)
 
 
@@ -414,10 +441,9 @@ def last_days(count: int, now: Now) -> tuple[int, int]:
 
 
 def chunks(window: Window) -> tuple[Window, ...]:
-    """The UTC days of a window in the order of time, the first and the last as far as they lie in it."""
-    starts = [window.start_seconds]
-    while (after := (starts[-1] // DAY_SECONDS + 1) * DAY_SECONDS) < window.end_seconds:
-        starts.append(after)
+    """Return the UTC days of a window in the order of time, the first and the last as far as they lie in it."""
+    midnight = (window.start_seconds // DAY_SECONDS + 1) * DAY_SECONDS
+    starts = [window.start_seconds, *range(midnight, window.end_seconds, DAY_SECONDS)]
     ends = [*starts[1:], window.end_seconds]
     return tuple(
         Window(start_seconds=start, end_seconds=end, label=day(start))
@@ -427,7 +453,7 @@ def chunks(window: Window) -> tuple[Window, ...]:
 
 
 def stretches(window: Window) -> tuple[Window, ...]:
-    """The same in pieces of several days, for who asks for no day."""
+    """Return the pieces of several days of a window, for questions without days."""
     starts = range(window.start_seconds, window.end_seconds, _STRETCH_DAYS * DAY_SECONDS)
     return tuple(
         Window(start_seconds=start, end_seconds=min(start + _STRETCH_DAYS * DAY_SECONDS, window.end_seconds))
@@ -435,51 +461,46 @@ def stretches(window: Window) -> tuple[Window, ...]:
     )
 
 
-def _bounds(text: str, now: Now) -> tuple[int, int] | None:  # noqa: PLR0911 - a form each
+def _bounds(text: str, now: Now) -> tuple[int, int] | None:
     """Return start and end in Unix seconds, not yet cut; ``None`` for an unknown form."""
     zone = now.zone
     if match := _BACK.fullmatch(text):
         end = last_recorded(now.seconds)
         return end - int(match[1]) * _HOURS[match[2]] * HOUR_SECONDS, end
     if named := _NAMED.get(_plain(text)):
-        return _days(*named(datetime.fromtimestamp(now.seconds, zone).date()), zone)
+        unit, is_before = named
+        first, after = _span(unit, datetime.fromtimestamp(now.seconds, zone).date())
+        return _days(*(_span(unit, first - _A_DAY) if is_before else (first, after)), zone)
     if match := _UNIX.fullmatch(text):
         return int(match[1]), _end_of(int(match[2]))
-    first, dots, last = text.partition("..")
+    begin, dots, end_text = text.partition("..")
+    one, other = _calendar(begin, zone), _calendar(end_text, zone)
     if not dots:
-        return _calendar(text, zone)
-    if _DAY.fullmatch(first) and _DAY.fullmatch(last):
-        return _days(_date(first), _date(last) + timedelta(days=1), zone)
-    if (one := _calendar(first, zone)) and (other := _calendar(last, zone)):
-        return one[0], other[1]
-    return _instant(first, zone), _end_of(_instant(last, zone))
+        return one
+    return (one[0], other[1]) if one and other else (_instant(begin, zone), _end_of(_instant(end_text, zone)))
 
 
 def _calendar(text: str, zone: tzinfo) -> tuple[int, int] | None:
-    """A year, a quarter, a month or a day."""
-    if match := _YEAR.fullmatch(text):
-        return _months(int(match[1]), 1, 12, zone)
-    if match := _QUARTER.fullmatch(text):
-        return _months(int(match[1]), int(match[2]) * 3 - 2, 3, zone)
-    if match := _MONTH.fullmatch(text):
-        return _months(int(match[1]), int(match[2]), 1, zone)
-    if _DAY.fullmatch(text):
-        return _days(_date(text), _date(text) + timedelta(days=1), zone)
+    """Return the bounds of a year, a quarter, a month or a day."""
+    for unit, pattern in _CALENDAR.items():
+        if match := pattern.fullmatch(text):
+            year, number, day_of_month = (*map(int, match.groups()), 1, 1)[:3]
+            month = number * 3 - 2 if unit == "quarter" else number
+            return _days(*_span(unit, _checked(date(year, month, day_of_month))), zone)
     return None
 
 
-def _months(year: int, month: int, count: int, zone: tzinfo) -> tuple[int, int]:
-    first = _checked(date(year, month, 1))
-    return _days(first, _month_after(first, count), zone)
-
-
-def _month_after(first: date, count: int = 1) -> date:
-    months = first.year * _DECEMBER + first.month - 1 + count
-    return date(months // _DECEMBER, months % _DECEMBER + 1, 1)
-
-
-def _date(text: str) -> date:
-    return _checked(date.fromisoformat(text))
+def _span(unit: Unit, day: date) -> tuple[date, date]:
+    """Return the first day of the unit that a day is in, and the first after it; a week begins on Monday."""
+    if unit == "day":
+        return day, day + _A_DAY
+    if unit == "week":
+        first = day - day.weekday() * _A_DAY
+        return first, first + 7 * _A_DAY
+    months = _MONTHS[unit]
+    first = day.replace(day=1, month=(day.month - 1) // months * months + 1)
+    after = first.year * 12 + first.month - 1 + months
+    return first, date(after // 12, after % 12 + 1, 1)
 
 
 def _checked(day: date) -> date:
@@ -496,7 +517,7 @@ def _days(first: date, after: date, zone: tzinfo) -> tuple[int, int]:
 
 def _instant(text: str, zone: tzinfo) -> int:
     """Return the Unix seconds of an RFC 3339 time; one without a zone is of ``zone``."""
-    if "T" not in text.upper() and not _DAY.fullmatch(text):
+    if "T" not in text.upper() and not _CALENDAR["day"].fullmatch(text):
         raise ValueError(text)
     moment = datetime.fromisoformat(text.upper())
     _checked(moment.date())
@@ -508,14 +529,14 @@ def _end_of(seconds: int) -> int:
     return seconds + 1 if seconds % HOUR_SECONDS == HOUR_SECONDS - 1 else seconds
 
 
-def _within_hours(text: str, start: int, end: int, zone: tzinfo) -> str:
+def _within_hours(start: int, end: int, zone: tzinfo) -> str:
     """Say that a period does not begin and end on hours that are recorded, and what to give instead."""
     first, after = start // HOUR_SECONDS * HOUR_SECONDS, -(-end // HOUR_SECONDS) * HOUR_SECONDS
     what = "begins" if start % HOUR_SECONDS else "ends"
     at = datetime.fromtimestamp(start if start % HOUR_SECONDS else end, UTC)
     of_zone = "" if zone is UTC else f" ({zone})"
     return (
-        f"window: '{shown(text)}'{of_zone} {what} at {at:%Y-%m-%d %H:%M:%S} UTC, within an hour, and the ledger is"
+        f"{of_zone} {what} at {at:%Y-%m-%d %H:%M:%S} UTC, within an hour, and the ledger is"
         f" recorded by the hour UTC; allowed: whole hours, such as {_rfc3339(first)}..{_rfc3339(after)}, or days of a"
         " time zone that differs from UTC by whole hours"
     )
@@ -526,30 +547,15 @@ def _rfc3339(seconds: int) -> str:
 
 
 def shown(text: str) -> str:
-    """Somebody's text as it may stand in a message."""
+    """Return a text of a user, safe for a message."""
     return "".join(character if character.isprintable() else "?" for character in text[:80])
-
-
-def _monday(today: date) -> date:
-    return today - timedelta(days=today.weekday())
-
-
-Period = Literal["week", "month", "quarter", "year"]
-_MONTHS: dict[Period, int] = {"month": 1, "quarter": 3, "year": 12}
-_DAY_LONG, _WEEK_LONG = timedelta(days=1), timedelta(days=7)
 
 
 def period_at(period: Period, now: float, zone: tzinfo = UTC) -> Window:
     """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
-    today = datetime.fromtimestamp(now, zone).date()
-    if period == "week":
-        first = _monday(today)
-        after, label = first + _WEEK_LONG, f"{first:%G-W%V}"
-    else:
-        months = _MONTHS[period]
-        first = today.replace(day=1, month=(today.month - 1) // months * months + 1)
-        after = _month_after(first, months)
-        label = {1: f"{first:%Y-%m}", 3: f"{first:%Y}-Q{first.month // 3 + 1}", 12: f"{first:%Y}"}[months]
+    first, after = _span(period, datetime.fromtimestamp(now, zone).date())
+    quarter = f"{first:%Y}-Q{first.month // 3 + 1}"
+    label = {"week": f"{first:%G-W%V}", "month": f"{first:%Y-%m}", "quarter": quarter, "year": f"{first:%Y}"}[period]
     start, end = _days(first, after, zone)
     return Window(start_seconds=start, end_seconds=end, label=label)
 
@@ -561,15 +567,3 @@ def period_before(window: Window, zone: tzinfo = UTC) -> Window | None:
         if (here.start_seconds, here.end_seconds) == (window.start_seconds, window.end_seconds):
             return period_at(period, window.start_seconds - 1, zone)
     return None
-
-
-_NAMED: dict[str, Callable[[date], tuple[date, date]]] = {
-    "today": lambda today: (today, today + _DAY_LONG),
-    "yesterday": lambda today: (today - _DAY_LONG, today),
-    "week": lambda today: (_monday(today), _monday(today) + _WEEK_LONG),
-    "lastweek": lambda today: (_monday(today) - _WEEK_LONG, _monday(today)),
-    "month": lambda today: (today.replace(day=1), _month_after(today.replace(day=1))),
-    "lastmonth": lambda today: ((today.replace(day=1) - _DAY_LONG).replace(day=1), today.replace(day=1)),
-}
-PERIODS = tuple(_NAMED)
-"""Periods that have a name."""

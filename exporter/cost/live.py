@@ -7,20 +7,15 @@ from typing import Annotated, Any
 
 from exporter.cost import agent_client, queries
 from exporter.cost.ledger import Filters
-from exporter.cost.prometheus import PrometheusClient, SeriesSample
+from exporter.cost.prometheus import PrometheusClient, SeriesSample, by_labels
 from exporter.errors import ExporterError
 from exporter.web.node_page import IDLE_SHOWN_SECONDS
 
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _INFO = "gpu_pod_info"
-_VALUES = {
-    "activity_ratio": "gpu_pod_activity_ratio",
-    "effective_ratio": "gpu_pod_effective_ratio",
-    "idle_for_seconds": "gpu_pod_idle_for_seconds",
-    "age_seconds": "gpu_pod_age_seconds",
-    "memory_used_bytes": "gpu_pod_memory_used_bytes",
-}
+_VALUES = ("activity_ratio", "effective_ratio", "idle_for_seconds", "age_seconds", "memory_used_bytes")
+"""Figures of a holder, by the names of their series without ``gpu_pod_``."""
 _SHARE = "gpu_pod_share_ratio"
 _PRICE = "gpu_hourly_price"
 _PRICE_LABELS = ("node", "gpu", "currency")
@@ -33,25 +28,34 @@ Place = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodDocument:
-    """A pod on a device now, or within the last day."""
+class LiveDevice:
+    """A device now, or the part of it that a holder has."""
 
-    cluster: Annotated[str | None, "Null here and below: not known."]
+    cluster: Annotated[str | None, "Null here and below: not known."] = None
     node: Annotated[str, "Name of the node."]
     gpu_uuid: Annotated[str, "Of the physical GPU or instance."]
     gpu_index: Annotated[str, "On its node."]
     gpu_instance: Annotated[str | None, "Of MIG."] = None
     mig_profile: Annotated[str | None, "Of MIG."] = None
-    model: Annotated[str | None, "Of the GPU."]
+    model: Annotated[str | None, "Of the GPU."] = None
+    namespace: Annotated[str | None, "Of the pod."] = None
+    pod: Annotated[str | None, "Its name."] = None
+    container: Annotated[str | None, "Its container."] = None
+    gpu_share_ratio: Annotated[float | None, "Its part of the physical GPU."] = None
+    activity_ratio: Annotated[float | None, "Now, 0 to 1."] = None
+    effective_ratio: Annotated[float | None, "Its effective part; null also where holders share the device."] = None
+    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."] = None
+    age_seconds: Annotated[float | None, "Since it was first seen on the device."] = None
+    memory_used_bytes: Annotated[float | None, "On the device."] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodDocument(LiveDevice):
+    """A pod on a device now, or within the last day."""
+
     namespace: Annotated[str, "Of the pod."]
     pod: Annotated[str, "Its name."]
-    container: Annotated[str | None, "Its container."] = None
     gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
-    activity_ratio: Annotated[float | None, "Now, 0 to 1."]
-    effective_ratio: Annotated[float | None, "Its effective part; null also where holders share the device."] = None
-    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
-    age_seconds: Annotated[float | None, "Since it was first seen on the device."]
-    memory_used_bytes: Annotated[float | None, "On the device."]
     cost_per_hour: Annotated[list[Mapping[str, Any]], "currency and cost, at the price of now."] = field(
         default_factory=list
     )
@@ -72,15 +76,13 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
         PrometheusError: It cannot be asked.
     """
     cluster_label = client.settings.cluster_label
-    wanted = Filters(wanted={name: values for name, values in filters.wanted.items() if name in _OF_A_POD})
+    wanted = filters.only(_OF_A_POD)
     matchers = queries.matchers(wanted, cluster_label)
     labels = (cluster_label, *_DEVICE, *_POD)
     with_ended = bool({"namespace", "workload", "team"} & set(wanted.wanted))
     now = await client.instant(_newest(_INFO, labels, matchers), None)
     before = await client.instant(_newest(_INFO, labels, matchers, _DAY), None) if with_ended else ()
-    pods = {_place(sample, labels): True for sample in now}
-    for sample in before:
-        pods.setdefault(_place(sample, labels), False)
+    pods = {**dict.fromkeys(by_labels(before, labels), False), **dict.fromkeys(by_labels(now, labels), True)}
     if not pods:
         return ()
     narrow = _narrow(pods, labels)
@@ -89,23 +91,33 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
     shares, prices, *values = await asyncio.gather(
         client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
         client.instant(_newest(_PRICE, (cluster_label, *_PRICE_LABELS), of_nodes), None),
-        *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES.values()),
+        *(client.instant(_newest(f"gpu_pod_{name}", labels, narrow), None) for name in _VALUES),
     )
-    share_of = _by_place(shares, labels)
+    share_of = by_labels(shares, labels)
     price_of = _prices(prices, cluster_label)
-    columns = {key: _by_place(column, labels) for key, column in zip(_VALUES, values, strict=True)}
-    found = [
-        _use(
-            dict(zip(("cluster", *_DEVICE, *_POD), place, strict=True)),
-            share_of[place],
-            price_of if live else {},
-            {key: column.get(place) for key, column in columns.items()},
-            live=live,
-        )
-        for place, live in pods.items()
-        if place in share_of  # every holder has one; without, the scrape is half read
-    ]
+    columns = {name: by_labels(column, labels) for name, column in zip(_VALUES, values, strict=True)}
+    found = []
+    for place, live in pods.items():
+        if place in share_of:  # every holder has a share; without one, the scrape is half read
+            own = dict(zip(labels, place, strict=True))
+            price = price_of.get((own[cluster_label], own["node"], own["gpu"]), {}) if live else {}
+            measured = {key: column.get(place) for key, column in columns.items()}
+            found.append(_pod(own, own[cluster_label], share_of[place], price, {**measured, "live": live}))
     return tuple(sorted(found, key=_order))
+
+
+def _pod(
+    labels: Mapping[str, str], cluster: str, share: float, price: Mapping[str, float], measured: Mapping[str, Any]
+) -> PodDocument:
+    return PodDocument(
+        **_device(labels, cluster),
+        namespace=labels["pod_namespace"],
+        pod=labels["pod_name"],
+        container=labels["container_name"] or None,
+        gpu_share_ratio=share,
+        **measured,
+        cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
+    )
 
 
 def _order(use: PodDocument) -> tuple[bool | str, ...]:
@@ -117,14 +129,6 @@ def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "")
     """One series of each pair of replicas: they show the same."""
     selector = f"{name}{{{matchers}}}"
     return f"max by ({', '.join(labels)}) ({f'last_over_time({selector}[{lookback}])' if lookback else selector})"
-
-
-def _place(sample: SeriesSample, labels: Iterable[str]) -> Place:
-    return tuple(sample.labels.get(label, "") for label in labels)
-
-
-def _by_place(samples: Iterable[SeriesSample], labels: tuple[str, ...]) -> dict[Place, float]:
-    return {_place(sample, labels): sample.value for sample in samples}
 
 
 def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
@@ -146,31 +150,15 @@ def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[s
     return found
 
 
-def _use(
-    labels: Mapping[str, str],
-    share: float,
-    prices: Mapping[tuple[str, str, str], Mapping[str, float]],
-    values: Mapping[str, float | None],
-    *,
-    live: bool,
-) -> PodDocument:
-    price = prices.get((labels["cluster"], labels["node"], labels["gpu"]), {})
-    return PodDocument(
-        cluster=labels["cluster"] or None,
-        node=labels["node"],
-        gpu_uuid=labels["uuid"],
-        gpu_index=labels["gpu"],
-        gpu_instance=labels["gpu_instance"] or None,
-        mig_profile=labels["mig_profile"] or None,
-        model=labels["model"] or None,
-        namespace=labels["pod_namespace"],
-        pod=labels["pod_name"],
-        container=labels["container_name"] or None,
-        gpu_share_ratio=share,
-        **values,
-        cost_per_hour=[{"currency": currency, "cost": hourly * share} for currency, hourly in sorted(price.items())],
-        live=live,
-    )
+def _device(labels: Mapping[str, str], cluster: str) -> dict[str, Any]:
+    """Return the fields of a device from the labels of its series."""
+    return {
+        "cluster": cluster or None,
+        "node": labels.get("node", ""),
+        "gpu_uuid": labels.get("uuid", ""),
+        "gpu_index": labels.get("gpu", ""),
+        **{name: labels.get(name) or None for name in ("gpu_instance", "mig_profile", "model")},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +190,8 @@ async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filte
         PrometheusError: It cannot be asked.
     """
     cluster = client.settings.cluster_label
-    of_gpus, of_nodes = (
-        queries.matchers(Filters(wanted={name: of for name, of in filters.wanted.items() if name in names}), cluster)
-        for names in ({"cluster", "node", "model"}, {"cluster", "node"})
-    )
+    of_gpus = queries.matchers(filters.only({"cluster", "node", "model"}), cluster)
+    of_nodes = queries.matchers(filters.only({"cluster", "node"}), cluster)
     row = ("model", "currency", "price_source")
     gpus = f"({_newest(_PRICE, (cluster, 'node', *row), of_gpus, _DAY)} > 0)"
     facts = f"topk by ({cluster}, node) (1, {_newest('gpu_node_info', (cluster, 'node', *_FACTS), of_nodes, _DAY)})"
@@ -214,12 +200,11 @@ async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filte
     least, most = await asyncio.gather(
         *(client.instant(f"{name} by ({by}) ({joined})", at_seconds) for name in ("min", "max"))
     )
-    lowest = _by_place(least, (*row, *_FACTS))
+    lowest, highest = (by_labels(samples, (*row, *_FACTS)) for samples in (least, most))
     found: dict[tuple[str, str], list[PriceNow]] = {}
-    for sample in most:
-        place = _place(sample, (*row, *_FACTS))
+    for place, high in highest.items():
         model, currency, source, *pool = place
-        price = PriceNow(source=source, currency=currency, least=lowest.get(place, sample.value), most=sample.value)
+        price = PriceNow(source=source, currency=currency, least=lowest.get(place, high), most=high)
         found.setdefault((model, " ".join(filter(None, pool))), []).append(price)
     return {place: sorted(rows, key=lambda one: one.source) for place, rows in found.items()}
 
@@ -228,31 +213,15 @@ _TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRow:
+class LiveRow(LiveDevice):
     """A holder of a device, or a device without one. ``None``: not known, not measured or without a price."""
 
-    cluster: str | None = None
-    node: str
-    gpu_index: str
-    gpu_uuid: str
-    model: str | None
-    gpu_instance: str | None = None
-    mig_profile: str | None = None
     state: str
     """``allocated``, ``unallocated`` or ``unknown``; of a device that is not up, its state."""
-    namespace: str | None = None
-    pod: str | None = None
-    container: str | None = None
     owner_kind: str | None = None
     owner_name: str | None = None
     team: str | None = None
-    gpu_share_ratio: float | None = None
-    activity_ratio: float | None = None
-    effective_ratio: float | None = None
     unknown_reason: str | None = None
-    idle_for_seconds: float | None = None
-    age_seconds: float | None = None
-    memory_used_bytes: float | None = None
     cost_per_hour: Mapping[str, float] = field(default_factory=dict)
     """By currency."""
 
@@ -383,10 +352,11 @@ async def fleet_picture(client: PrometheusClient) -> Picture:
         newest(_PRICE, *_PRICE_LABELS),
         client.instant("max(gpu_exporter_simulated)", None),
     )
-    owner_of = {_place(one, (cluster, "pod_namespace", "pod_name")): one.labels for one in owners}
+    pod_labels = (cluster, "pod_namespace", "pod_name")
+    owner_of = {tuple(one.labels.get(name, "") for name in pod_labels): one.labels for one in owners}
     rows = [_of_pod(pod, owner_of.get((pod.cluster or "", pod.namespace, pod.pod), {})) for pod in pods]
     price_of = _prices(prices, cluster)
-    value_of = _by_place(values, (*_NAMED, cluster))
+    value_of = by_labels(values, (*_NAMED, cluster))
     rows += [_of_state(one.labels, one.labels.get(cluster, ""), price_of, value_of) for one in states]
     if not rows:
         raise ExporterError(
@@ -396,16 +366,16 @@ async def fleet_picture(client: PrometheusClient) -> Picture:
     return Picture(rows=tuple(rows), simulated=bool(simulated and simulated[0].value))
 
 
-_SAME = tuple(one.name for one in fields(PodDocument) if one.name not in {"cost_per_hour", "live"})
+_SAME = tuple(one.name for one in fields(LiveDevice))
 
 
-def _of_pod(pod: PodDocument, whose: Mapping[str, str]) -> LiveRow:
+def _of_pod(pod: PodDocument, owner: Mapping[str, str]) -> LiveRow:
     return LiveRow(
         **{name: getattr(pod, name) for name in _SAME},
         state="allocated",
-        owner_kind=whose.get("workload_kind") or None,
-        owner_name=whose.get("workload_name") or None,
-        team=whose.get("team") or None,
+        owner_kind=owner.get("workload_kind") or None,
+        owner_name=owner.get("workload_name") or None,
+        team=owner.get("team") or None,
         cost_per_hour={one["currency"]: one["cost"] for one in pod.cost_per_hour},
     )
 
@@ -416,19 +386,13 @@ def _of_state(
     price_of: Mapping[tuple[str, str, str], Mapping[str, float]],
     value_of: Mapping[Place, float],
 ) -> LiveRow:
-    node, gpu, uuid, instance = (labels.get(name, "") for name in ("node", "gpu", "uuid", "gpu_instance"))
+    node, gpu, uuid = (labels.get(name, "") for name in ("node", "gpu", "uuid"))
     share, activity, effective = (value_of.get((name, node, uuid, cluster)) for name in _OF_A_DEVICE)
-    if not instance:
+    if not labels.get("gpu_instance"):
         share = 1.0
     price = {} if share is None else price_of.get((cluster, node, gpu), {})
     return LiveRow(
-        cluster=cluster or None,
-        node=node,
-        gpu_index=gpu,
-        gpu_uuid=uuid,
-        model=labels.get("model") or None,
-        gpu_instance=instance or None,
-        mig_profile=labels.get("mig_profile") or None,
+        **_device(labels, cluster),
         state=labels.get("state", "unknown"),
         gpu_share_ratio=share,
         activity_ratio=activity,

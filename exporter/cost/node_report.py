@@ -9,7 +9,7 @@ from typing import Any, TextIO, TypeAlias
 
 from exporter.cost.agent_client import number
 from exporter.cost.document import figures_document, line_document
-from exporter.cost.foot import HOUR, Remark, clean, terms, unpriced
+from exporter.cost.foot import HOUR, Remark, clean, listed, terms, unpriced
 from exporter.cost.ledger import Chunk, Dimension, Figures, FleetLedger, LineKey, Window, pairs
 from exporter.cost.render import write_table
 from exporter.cost.report import FleetReport, make_report
@@ -203,8 +203,7 @@ def _foot(ledger: AgentLedger, report: FleetReport) -> Iterator[Remark]:
     yield Remark("Period", f"{moment(ledger.from_seconds)} to {moment(ledger.to_seconds)}; {kept}")
     if ledger.state_problem:
         yield Remark("State", clean(ledger.state_problem), "warning")
-    for number_of, ((model, price), gpus) in enumerate(ledger.prices.items()):
-        yield Remark("" if number_of else "Prices", clean(_price(model, price, gpus)))
+    yield from listed("Prices", (clean(_price(model, price, gpus)) for (model, price), gpus in ledger.prices.items()))
     if ledger.price_book:
         yield Remark("Book", clean(ledger.price_book))
     if ledger.unpriced_gpus:

@@ -8,8 +8,8 @@ import random
 import re
 import threading
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,6 @@ import aiohttp
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import prometheus_access
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, MOST_FIGURE
-from exporter.cost.prometheus_access import Refusal
 from exporter.errors import PrometheusError
 
 MOST_BYTES = 512 << 20
@@ -47,12 +46,9 @@ class SeriesSample(NamedTuple):
     value: float
 
 
-class Series(NamedTuple):
-    """Values of a range query."""
-
-    labels: dict[str, str]
-    points: tuple[tuple[float, float], ...]
-    """Unix seconds and value, in the order of time."""
+def by_labels(samples: Iterable[SeriesSample], names: Sequence[str]) -> dict[tuple[str, ...], float]:
+    """Return the values by some of their labels; an absent label is empty."""
+    return {tuple([sample.labels.get(name, "") for name in names]): sample.value for sample in samples}
 
 
 class MemoryBudget:
@@ -67,17 +63,18 @@ class MemoryBudget:
         self.held_bytes = 0
         self.lock = threading.RLock()
 
-    def hold(self, most_bytes: int | None = None) -> "Held":
-        """Begin to hold some of it, up to ``most_bytes``; what is held is free again when the ``Held`` is gone."""
-        return Held(self, self.most_bytes if most_bytes is None else min(most_bytes, self.most_bytes))
-
 
 class Held:
-    """Memory that one answer takes, or the sums of one reading."""
+    """Memory that one answer takes, or the sums of one reading; it is free again when the ``Held`` is gone.
 
-    def __init__(self, memory: MemoryBudget, most_bytes: int) -> None:
+    Args:
+        memory: What all of them share.
+        most_bytes: What this one may hold; all of it by default.
+    """
+
+    def __init__(self, memory: MemoryBudget, most_bytes: int | None = None) -> None:
         self._memory = memory
-        self._most_bytes = most_bytes
+        self._most_bytes = memory.most_bytes if most_bytes is None else min(most_bytes, memory.most_bytes)
         self.bytes = 0
 
     def grow(self, count: int, reason: str = "too_large") -> None:
@@ -92,12 +89,9 @@ class Held:
                 memory.held_bytes += count
                 self.bytes += count
                 return
-        most, who = (self._most_bytes, "an answer") if alone else (memory.most_bytes, "all answers together")
-        raise Refusal(
-            reason,
-            f"Prometheus: {who} would take more than {most >> 20} MiB of memory; ask for a shorter window, fewer"
-            " dimensions, or filter",
-        )
+        most, what = (self._most_bytes, "an answer") if alone else (memory.most_bytes, "all answers together")
+        fix = "ask for a shorter window, fewer dimensions, or filter"
+        raise PrometheusError(reason, f"Prometheus: {what} would take more than {most >> 20} MiB of memory; {fix}")
 
     def __del__(self) -> None:
         """Free what was held: an answer is in use for as long as anything refers to it."""
@@ -161,7 +155,6 @@ class PrometheusClient:
         self._sleep = sleep
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._session: aiohttp.ClientSession | None = None
-        self._tls = prometheus_access.Tls(settings)
         self._has_answered = False
         self._timeouts_in_a_row = 0
 
@@ -194,24 +187,6 @@ class PrometheusClient:
             pairs = [(_labels(row), float(row["value"][1])) for row in answer.data]
         return tuple(SeriesSample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
 
-    async def range(
-        self, query: str, start_seconds: float, end_seconds: float, step_seconds: float
-    ) -> tuple[Series, ...]:
-        """Ask a range query; values that are no number within ``MOST_FIGURE`` are left out, and series without others.
-
-        Raises:
-            PrometheusError: As for ``instant``.
-        """
-        answer = await self.ask_range(query, start_seconds, end_seconds, step_seconds)
-        found = []
-        with prometheus_access.rows_read(self.settings):
-            for row in answer.data:
-                points = ((float(moment), float(value)) for moment, value in row["values"])
-                usable = tuple(point for point in points if all(abs(number) <= MOST_FIGURE for number in point))
-                if usable:
-                    found.append(Series(_labels(row), usable))
-        return tuple(found)
-
     async def ask_instant(self, query: str, at_seconds: float | None) -> PrometheusAnswer:
         """As ``instant``, undecoded: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
         form = {"query": query} if at_seconds is None else {"query": query, "time": _number(at_seconds)}
@@ -226,9 +201,12 @@ class PrometheusClient:
         *,
         retry_timeouts: bool = True,
     ) -> PrometheusAnswer:
-        """As ``range``, undecoded: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
+        """Ask a range query: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
 
-        Without ``retry_timeouts`` a timeout is told at once, to who can ask for less at a time.
+        Without ``retry_timeouts`` a timeout is raised at once, for callers that can ask for less at a time.
+
+        Raises:
+            PrometheusError: As for ``instant``.
         """
         times = {"start": _number(start_seconds), "end": _number(end_seconds), "step": _number(step_seconds)}
         return await self._query(
@@ -266,7 +244,7 @@ class PrometheusClient:
             try:
                 async with self._slots:
                     answer = await self._attempt(path, form)
-            except Refusal as error:
+            except PrometheusError as error:
                 error.__traceback__ = error.__context__ = None  # their frames would keep the answer in memory
                 failures += 1
                 self._timeouts_in_a_row = self._timeouts_in_a_row + 1 if error.reason == "timeout" else 0
@@ -277,16 +255,16 @@ class PrometheusClient:
                 self._has_answered, self._timeouts_in_a_row = True, 0
                 return answer
 
-    def _may_help(self, error: Refusal, *, retry_timeouts: bool) -> bool:
-        """Whether the same question may be answered soon."""
+    def _may_help(self, error: PrometheusError, *, retry_timeouts: bool) -> bool:
+        """Return whether the same query may be answered soon."""
         if error.reason == "unreachable" and not self._has_answered:
             return False  # the address is wrong, rather than a server that starts again
         if error.reason == "timeout":
             return retry_timeouts and self._timeouts_in_a_row < 2 * self.settings.concurrency
         return error.retriable
 
-    def _wait_seconds(self, error: Refusal, failures: int) -> float:
-        """What the server asked for, else full jitter, so that all who were refused do not come back together."""
+    def _wait_seconds(self, error: PrometheusError, failures: int) -> float:
+        """Return the wait that the server asked for, else full jitter, so that clients do not return all at once."""
         if error.retry_after_seconds is not None:
             return min(error.retry_after_seconds, _LONGEST_RETRY_AFTER_SECONDS) + 0.25 * self._random()
         ceiling = min(_FIRST_BACKOFF_SECONDS * 2.0**failures, _LONGEST_BACKOFF_SECONDS)
@@ -294,8 +272,8 @@ class PrometheusClient:
 
     async def _attempt(self, path: str, form: Mapping[str, str] | None) -> PrometheusAnswer:
         headers = {**prometheus_access.headers(self.settings), "Accept-Encoding": "gzip"}
-        held = self.memory.hold(MOST_BYTES)
-        tls = self._tls.context()
+        held = Held(self.memory, MOST_BYTES)
+        tls = prometheus_access.tls_of(self.settings)
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -305,7 +283,7 @@ class PrometheusClient:
             )
         # A little longer than the server may take, so that its own words come.
         limits = aiohttp.ClientTimeout(total=self.settings.timeout_seconds + 2, sock_connect=CONNECT_SECONDS)
-        with _translated(self.settings):
+        try:
             async with self._session.request(
                 "GET" if form is None else "POST",
                 self.settings.url + path,
@@ -318,6 +296,8 @@ class PrometheusClient:
                 body = await self._body(response, held)
                 answered = {name.lower(): value for name, value in response.headers.items()}
                 status = response.status
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unanswered(self.settings, error) from None
         if status != _OK:
             said = prometheus_access.without_secrets(bytes(body[:_IN_THREAD_BYTES]), headers)
             raise prometheus_access.refusal(self.settings, path, status, said, answered)
@@ -333,24 +313,17 @@ class PrometheusClient:
 
     async def _body(self, response: aiohttp.ClientResponse, held: Held) -> bytearray:
         body, text = bytearray(), _PLAIN_TEXT
-        unpack = _Unpacking(response.headers.get("Content-Encoding", ""))
         try:
-            async for part in response.content.iter_chunked(_PIECE_BYTES):
-                for piece in unpack.pieces(part):
-                    if text == _PLAIN_TEXT and not piece.isascii():
-                        held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
-                        text = _WIDE_TEXT
-                    held.grow(len(piece) * text + _decoded_bytes(piece))
-                    body += piece
-                    await asyncio.sleep(0)  # a small part can unpack to very many pieces
-            unpack.end()
+            async for piece in _unpacked(response):
+                if text == _PLAIN_TEXT and not piece.isascii():
+                    held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
+                    text = _WIDE_TEXT
+                held.grow(len(piece) * text + _decoded_bytes(piece))
+                body += piece
         except (ValueError, EOFError, zlib.error) as error:
             said = prometheus_access.one_line(str(error))
-            raise Refusal(
-                "garbage",
-                f"{self.settings.url}: the answer cannot be unpacked: {said}; is there a faulty proxy in between?",
-                retriable=True,
-            ) from None
+            words = f"{self.settings.url}: the answer cannot be unpacked: {said}; is there a faulty proxy in between?"
+            raise PrometheusError("garbage", words, retriable=True) from None
         return body
 
     def _decoded(self, body: bytearray, headers: Mapping[str, str]) -> PrometheusAnswer:
@@ -359,105 +332,70 @@ class PrometheusClient:
         try:
             whole = _loaded(body)
         except (ValueError, RecursionError):
-            raise Refusal(
-                "garbage",
-                f"{self.settings.url}: the answer is no JSON; is there a faulty proxy in between?",
-                retriable=True,
-            ) from None
+            words = f"{self.settings.url}: the answer is no JSON; is there a faulty proxy in between?"
+            raise PrometheusError("garbage", words, retriable=True) from None
         if not isinstance(whole, dict) or whole.get("status") != "success" or "data" not in whole:
             raise prometheus_access.not_prometheus(self.settings, "its JSON is another")
         if whole.get("isPartial"):
-            raise Refusal(
-                "partial",
-                f"{self.settings.url}: a part of its storage did not answer, so that the figures would be too low; see"
-                " the state of its storage nodes",
-                retriable=True,
-            )
+            why = "a part of its storage did not answer, so that the figures would be too low"
+            words = f"{self.settings.url}: {why}; see the state of its storage nodes"
+            raise PrometheusError("partial", words, retriable=True)
         warnings = whole.get("warnings")
-        notes = (
-            tuple(prometheus_access.one_line(str(warning)) for warning in warnings)
-            if isinstance(warnings, list)
-            else ()
-        )
-        return PrometheusAnswer(whole["data"], notes, headers)
+        listed = warnings if isinstance(warnings, list) else ()
+        return PrometheusAnswer(whole["data"], tuple(prometheus_access.one_line(str(one)) for one in listed), headers)
 
 
-@contextmanager
-def _translated(settings: PrometheusSettings) -> Iterator[None]:
-    """Everything that a connection can do becomes a ``Refusal``."""
+def _unanswered(settings: PrometheusSettings, error: Exception) -> PrometheusError:  # noqa: PLR0911 - a cause each
+    """Return the error of a connection that gave no answer."""
     url = settings.url
-    try:
-        yield
-    except TimeoutError:
-        raise prometheus_access.timed_out(settings) from None
-    except aiohttp.ClientConnectorCertificateError as error:
+    if isinstance(error, TimeoutError):
+        return prometheus_access.timed_out(settings)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
         why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
-        raise Refusal(
-            "tls", f"{url}: its certificate is not trusted: {why}; give the authority's by --prometheus-ca-file"
-        ) from None
-    except aiohttp.ClientSSLError as error:
-        raise Refusal(
-            "tls", f"{url}: TLS failed: {prometheus_access.why(error.os_error)}; does it speak https there?"
-        ) from None
-    except aiohttp.ClientConnectorDNSError:
-        raise Refusal(
-            "no_such_name", f"{url}: the name cannot be resolved; see the address, and the DNS here"
-        ) from None
-    except aiohttp.ClientConnectorError as error:
-        raise Refusal(
-            "unreachable",
-            f"{url}: cannot connect: {prometheus_access.why(error.os_error)}; is it running there?",
-            retriable=True,
-        ) from None
-    except (aiohttp.InvalidURL, aiohttp.ClientResponseError) as error:
-        raise prometheus_access.not_prometheus(settings, f"no HTTP: {prometheus_access.one_line(str(error))}") from None
-    except (aiohttp.ClientError, OSError) as error:
-        before = isinstance(error, aiohttp.ServerDisconnectedError)
-        why = "closed before an answer" if before else "broken within the answer"
-        raise Refusal(
-            "broken", f"{url}: the connection was {why}; is there a proxy with limits?", retriable=True
-        ) from None
+        fix = "give the authority's by --prometheus-ca-file"
+        return PrometheusError("tls", f"{url}: its certificate is not trusted: {why}; {fix}")
+    if isinstance(error, aiohttp.ClientSSLError):
+        why = prometheus_access.why(error.os_error)
+        return PrometheusError("tls", f"{url}: TLS failed: {why}; does it speak https there?")
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return PrometheusError("no_such_name", f"{url}: the name cannot be resolved; see the address, and the DNS here")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        why = prometheus_access.why(error.os_error)
+        return PrometheusError("unreachable", f"{url}: cannot connect: {why}; is it running there?", retriable=True)
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.ClientResponseError):
+        return prometheus_access.not_prometheus(settings, f"no HTTP: {prometheus_access.one_line(str(error))}")
+    before = isinstance(error, aiohttp.ServerDisconnectedError)
+    why = "closed before an answer" if before else "broken within the answer"
+    return PrometheusError("broken", f"{url}: the connection was {why}; is there a proxy with limits?", retriable=True)
 
 
-class _Unpacking:
-    """Unpacks a body piece by piece, so that a small one cannot become a large one unseen.
+async def _unpacked(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the body, unpacked, at most ``_PIECE_BYTES`` at a time: a small one cannot become a large one unseen.
 
     Raises:
-        ValueError: The encoding was not asked for.
+        ValueError: The encoding was not asked for, or something follows the end.
+        EOFError: The end is missing.
+        zlib.error: It is damaged.
     """
-
-    def __init__(self, encoding: str) -> None:
-        named = encoding.strip().lower()
-        if named not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-            raise ValueError(f"it is encoded as {named}, which was not asked for")
-        self._unpack = None if named in {"", "identity"} else zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-
-    def pieces(self, part: bytes) -> Iterator[bytes]:
-        """Yield what a part unpacks to, at most ``_PIECE_BYTES`` at a time.
-
-        Raises:
-            ValueError: Something follows the end.
-            zlib.error: It is damaged.
-        """
-        if self._unpack is None:
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+        raise ValueError(f"it is encoded as {encoding}, which was not asked for")
+    is_plain = encoding in {"", "identity"}
+    unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    async for part in response.content.iter_chunked(_PIECE_BYTES):
+        if is_plain:
             yield part
-            return
+            continue
         piece = b" " * _PIECE_BYTES
         while part or len(piece) == _PIECE_BYTES:  # a full piece: there may be more of what has been taken in
-            piece = self._unpack.decompress(part, _PIECE_BYTES)
-            part = self._unpack.unconsumed_tail
+            piece = unpack.decompress(part, _PIECE_BYTES)
+            part = unpack.unconsumed_tail  # noqa: PLW2901 - the rest of the part
             yield piece
-        if self._unpack.unused_data:
+            await asyncio.sleep(0)  # a small part can unpack to very many pieces
+        if unpack.unused_data:
             raise ValueError("something follows its end")
-
-    def end(self) -> None:
-        """Check that all of it has come.
-
-        Raises:
-            EOFError: It has not.
-        """
-        if self._unpack is not None and not self._unpack.eof:
-            raise EOFError("its end is missing")
+    if not is_plain and not unpack.eof:
+        raise EOFError("its end is missing")
 
 
 def _decoded_bytes(piece: bytes) -> int:
@@ -485,7 +423,7 @@ def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON
 
 
 def _labels(row: Mapping[str, Any]) -> dict[str, str]:
-    """Labels of a row; raises what ``rows_read`` puts into words where they are none."""
+    """Return the labels of a row; raise an error that ``rows_read`` translates if they are not texts."""
     labels: dict[str, str] = row["metric"]
     "".join(labels.values())
     return labels
@@ -502,26 +440,26 @@ _FATAL = frozenset({"unreachable", "no_such_name", "tls", "unauthorised", "forbi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEngine:
-    """What answers."""
+    """The engine behind the API."""
 
     name: str
     """``Prometheus``, ``VictoriaMetrics``, ``Thanos``, ``Grafana Mimir``, ``Prometheus API`` where it is not known."""
     version: str = ""
-    """Empty where it does not tell: VictoriaMetrics names a Prometheus that it is like."""
+    """Empty if unknown: VictoriaMetrics names the Prometheus that it imitates."""
     retention_seconds: float | None = None
-    """``None`` where it does not tell."""
+    """``None`` if unknown."""
 
     @property
     def title(self) -> str:
-        """For the report: ``Prometheus 2.42.0``."""
+        """Name and version: ``Prometheus 2.42.0``."""
         return f"{self.name} {self.version}".rstrip()
 
 
 async def detect(client: PrometheusClient) -> QueryEngine:
-    """Ask what answers.
+    """Return the engine behind the API.
 
     Raises:
-        PrometheusError: It cannot be asked at all: wrong address, no access. One that only does not tell is no error.
+        PrometheusError: It cannot be queried at all: wrong address, no access. An unknown engine is no error.
     """
     try:
         answer = await client.status("buildinfo")
@@ -546,12 +484,12 @@ async def _retention_seconds(client: PrometheusClient) -> float | None:
         answer = await client.status("runtimeinfo")
     except PrometheusError:
         return None  # access to it is often not given; nothing but a note depends on it
-    told = answer.data.get("storageRetention", "") if isinstance(answer.data, dict) else ""
-    return seconds_of(str(told))
+    text = answer.data.get("storageRetention", "") if isinstance(answer.data, dict) else ""
+    return seconds_of(str(text))
 
 
 def seconds_of(retention: str) -> float | None:
-    """Seconds of ``15d`` or of ``15d or 10GiB``; ``None`` where only a size limits it, or it is something else."""
+    """Return the seconds of ``15d`` or ``15d or 10GiB``; ``None`` for every other form."""
     text = retention.partition(" or ")[0]
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:

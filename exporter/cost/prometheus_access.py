@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,27 +26,17 @@ _TOO_MANY = (
 _TIMED_OUT = ("timed out", "timeout", "deadline exceeded", "time exceeded")
 _ALWAYS = frozenset({"too_many_samples", "too_large", "bad_query"})
 _REDIRECTS = range(300, 400)
-_MOST_SAID = 300
-
-
-class Refusal(PrometheusError):  # noqa: N818 - a word for what it is
-    """A refusal that says when to come back."""
-
-    def __init__(
-        self, reason: str, message: str, *, retriable: bool = False, retry_after_seconds: float | None = None
-    ) -> None:
-        """Keep what the next attempt goes by."""
-        super().__init__(reason, message, retriable=retriable)
-        self.retry_after_seconds = retry_after_seconds
 
 
 def may_pass(error: PrometheusError) -> bool:
-    """Whether it may yet be answered within the hour: a token, a name or an ingress may come right by then."""
+    """Return whether it may be answered within the hour: a token, a name or an ingress may be fixed by then."""
     return error.reason not in _ALWAYS
 
 
-def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, headers: dict[str, str]) -> Refusal:  # noqa: PLR0911 - a status each
-    """The error of an HTTP status other than 200.
+def refusal(
+    settings: PrometheusSettings, path: str, status: int, body: bytes, headers: dict[str, str]
+) -> PrometheusError:
+    """Return the error of an HTTP status other than 200.
 
     Args:
         settings: Of the client.
@@ -54,34 +45,48 @@ def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, h
         body: As much of the answer as was read.
         headers: By name in small letters.
     """
-    url = settings.url
-    said = _said(body)
+    url, said = settings.url, _said(body)
+    quoted = f": {said}" if said else ""
+    later = retry_after_seconds(headers.get("retry-after", ""))
     if status in _REDIRECTS:
-        return Refusal("redirected", f"{url}: answers with a redirect{_where(headers)}; {_REDIRECT_FIX}")
+        return PrometheusError("redirected", f"{url}: answers with a redirect{_where(headers)}; {_REDIRECT_FIX}")
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return _no_access(settings, status, said)
+        return _no_access(settings, status, said, quoted)
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:
-        return Refusal(
-            "not_prometheus",
-            f"{url}: HTTP {status} for {path}: the API is not there; give the address with its path, as"
-            " http://HOST/prometheus for Mimir, http://HOST/select/0/prometheus for a VictoriaMetrics cluster",
-        )
+        return PrometheusError("not_prometheus", f"{url}: HTTP {status} for {path}: {_PATH_FIX}")
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return Refusal(
-            "overloaded",
-            f"{url}: asks to come back later (HTTP 429){_quoted(said)}; lower --prometheus-concurrency",
-            retriable=True,
-            retry_after_seconds=retry_after_seconds(headers.get("retry-after", "")),
-        )
+        words = f"{url}: asks to come back later (HTTP 429){quoted}; lower --prometheus-concurrency"
+        return PrometheusError("overloaded", words, retriable=True, retry_after_seconds=later)
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return Refusal(
-            "bad_query", f"{url}: the question is too long for it (HTTP 413); give fewer values to filter by"
-        )
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return _server_error(settings, status, said, headers)
-    return _bad_query(settings, status, body, said)
+        words = f"{url}: the question is too long for it (HTTP 413); give fewer values to filter by"
+        return PrometheusError("bad_query", words)
+    return _failed(settings, status, said, quoted, later, is_json=body.lstrip().startswith(b"{"))
 
 
+def _failed(
+    settings: PrometheusSettings, status: int, said: str, quoted: str, later: float | None, *, is_json: bool
+) -> PrometheusError:
+    """Return the error of a query that could not be answered."""
+    is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    if not is_fault and not is_json:
+        return not_prometheus(settings, f"HTTP {status}{quoted}")
+    may_time_out = is_fault or status == HTTPStatus.UNPROCESSABLE_ENTITY
+    if may_time_out and any(word in said.lower() for word in _TIMED_OUT):
+        return timed_out(settings)
+    if any(word in said.lower() for word in _TOO_MANY):
+        words = f"{settings.url}: a limit of the server is too low for this question{quoted}; {_LIMIT_FIX}"
+        return PrometheusError("too_many_samples", words)
+    if is_fault:
+        words = f"{settings.url}: HTTP {status}{quoted}; its log has the cause"
+        return PrometheusError("server_error", words, retriable=True, retry_after_seconds=later)
+    return PrometheusError("bad_query", f"{settings.url}: cannot answer (HTTP {status}){quoted}")
+
+
+_PATH_FIX = (
+    "the API is not there; give the address with its path, as http://HOST/prometheus for Mimir,"
+    " http://HOST/select/0/prometheus for a VictoriaMetrics cluster"
+)
+_LIMIT_FIX = "raise it (Prometheus: --query.max-samples), or ask for a shorter window or fewer dimensions"
 _REDIRECT_FIX = (
     "give that address if it is Prometheus; if it is a login page, give the address behind it, or a token by"
     " --prometheus-token-file"
@@ -92,18 +97,18 @@ def _where(headers: dict[str, str]) -> str:
     # What follows ? may hold a ticket of the login.
     place = headers.get("location", "").partition("?")[0].partition("#")[0]
     host = place.rpartition("@")[2] if "@" in place else place
-    return f" to {_plain(host)}" if host else ""
+    return f" to {one_line(host)}" if host else ""
 
 
-def _no_access(settings: PrometheusSettings, status: int, said: str) -> Refusal:
+def _no_access(settings: PrometheusSettings, status: int, said: str, quoted: str) -> PrometheusError:
     url = settings.url
     if "org id" in said.lower() or "x-scope-orgid" in said.lower():
-        return Refusal(
+        return PrometheusError(
             "unauthorised", f"{url}: wants to know the tenant; give --prometheus-headers X-Scope-OrgID=TENANT"
         )
     if status == HTTPStatus.FORBIDDEN:
-        return Refusal(
-            "forbidden", f"{url}: HTTP 403: these credentials may not ask{_quoted(said)}; grant them reading of metrics"
+        return PrometheusError(
+            "forbidden", f"{url}: HTTP 403: these credentials may not ask{quoted}; grant them reading of metrics"
         )
     if settings.token_file:
         fix = f"the token of {settings.token_file} is not accepted; renew it"
@@ -111,35 +116,12 @@ def _no_access(settings: PrometheusSettings, status: int, said: str) -> Refusal:
         fix = f"the user '{settings.username}' or the password of {settings.password_file} is not accepted"
     else:
         fix = "it wants credentials; give --prometheus-token-file, or --prometheus-username and -password-file"
-    return Refusal("unauthorised", f"{url}: HTTP 401: {fix}")
+    return PrometheusError("unauthorised", f"{url}: HTTP 401: {fix}")
 
 
-def _server_error(settings: PrometheusSettings, status: int, said: str, headers: dict[str, str]) -> Refusal:
-    if any(word in said.lower() for word in _TIMED_OUT):
-        return timed_out(settings)
-    if any(word in said.lower() for word in _TOO_MANY):
-        return _too_many(settings, said)
-    return Refusal(
-        "server_error",
-        f"{settings.url}: HTTP {status}{_quoted(said)}; its log has the cause",
-        retriable=True,
-        retry_after_seconds=retry_after_seconds(headers.get("retry-after", "")),
-    )
-
-
-def _bad_query(settings: PrometheusSettings, status: int, body: bytes, said: str) -> Refusal:
-    if not body.lstrip().startswith(b"{"):
-        return not_prometheus(settings, f"HTTP {status}{_quoted(said)}")
-    if any(word in said.lower() for word in _TOO_MANY):
-        return _too_many(settings, said)
-    if status == HTTPStatus.UNPROCESSABLE_ENTITY and any(word in said.lower() for word in _TIMED_OUT):
-        return timed_out(settings)
-    return Refusal("bad_query", f"{settings.url}: cannot answer (HTTP {status}){_quoted(said)}")
-
-
-def timed_out(settings: PrometheusSettings) -> Refusal:
-    """No answer in time, from the server's clock or ours."""
-    return Refusal(
+def timed_out(settings: PrometheusSettings) -> PrometheusError:
+    """Return the error of an answer that came too late, by the server's clock or ours."""
+    return PrometheusError(
         "timeout",
         f"{settings.url}: no answer within {settings.timeout_seconds:g} s; raise --prometheus-timeout, or lower"
         " --prometheus-concurrency",
@@ -147,17 +129,9 @@ def timed_out(settings: PrometheusSettings) -> Refusal:
     )
 
 
-def _too_many(settings: PrometheusSettings, said: str) -> Refusal:
-    return Refusal(
-        "too_many_samples",
-        f"{settings.url}: a limit of the server is too low for this question{_quoted(said)}; raise it (Prometheus:"
-        " --query.max-samples), or ask for a shorter window or fewer dimensions",
-    )
-
-
-def not_prometheus(settings: PrometheusSettings, how: str) -> Refusal:
-    """What answers does not speak the API."""
-    return Refusal(
+def not_prometheus(settings: PrometheusSettings, how: str) -> PrometheusError:
+    """Return the error of a server without the API."""
+    return PrometheusError(
         "not_prometheus",
         f"{settings.url}: what answers there is not Prometheus' API ({how}); give the address of Prometheus, with its"
         " path if it has one",
@@ -166,7 +140,7 @@ def not_prometheus(settings: PrometheusSettings, how: str) -> Refusal:
 
 @contextmanager
 def rows_read(settings: PrometheusSettings) -> Iterator[None]:
-    """Around what reads the rows of an answer: what it raises where they are none becomes a ``PrometheusError``."""
+    """Translate the errors of code that reads rows of an answer into a ``PrometheusError``."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
@@ -178,27 +152,17 @@ def rows_read(settings: PrometheusSettings) -> Iterator[None]:
 
 
 def _said(body: bytes) -> str:
-    """The server's own words, in one line."""
+    """Return the server's own words, in one line."""
     try:
         decoded: Any = json.loads(body)
     except (ValueError, RecursionError):
         decoded = None
-    if isinstance(decoded, dict):
-        return _plain(str(decoded.get("error", "")))
-    text = body.decode("utf-8", "replace")
-    return "" if text.lstrip().startswith("<") else _plain(text)
-
-
-def _plain(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))[:_MOST_SAID]
-
-
-def _quoted(said: str) -> str:
-    return f": {said}" if said else ""
+    text = str(decoded.get("error", "")) if isinstance(decoded, dict) else body.decode("utf-8", "replace")
+    return "" if text.lstrip().startswith("<") else one_line(text)
 
 
 def retry_after_seconds(text: str) -> float | None:
-    """Of ``Retry-After`` in seconds; its form with a date is not used by any of these servers."""
+    """Return ``Retry-After`` in seconds; none of these servers uses its form with a date."""
     return float(text) if text.isascii() and text.isdecimal() and len(text) < len("100000") else None
 
 
@@ -210,7 +174,7 @@ _LEAST_SECRET = 8
 
 
 def headers(settings: PrometheusSettings) -> dict[str, str]:
-    """Headers of a question.
+    """Return the headers of a query.
 
     Raises:
         PrometheusError: A file of a token or a password cannot be read.
@@ -222,7 +186,7 @@ def headers(settings: PrometheusSettings) -> dict[str, str]:
         elif settings.username and settings.password_file is not None:
             found["Authorization"] = basic("prometheus-", settings.username, settings.password_file)
     except ConfigError as error:
-        raise Refusal("credentials", str(error)) from None
+        raise PrometheusError("credentials", str(error)) from None
     return found
 
 
@@ -237,7 +201,7 @@ def basic(prefix: str, username: str, password_file: Path) -> str:
 
 
 def without_secrets(said: bytes, sent: Mapping[str, str]) -> bytes:
-    """What a server said, without what we got in with: some proxies repeat a request in their errors.
+    """Return an answer without our secrets: some proxies repeat a request in their errors.
 
     Args:
         said: Any bytes.
@@ -250,7 +214,7 @@ def without_secrets(said: bytes, sent: Mapping[str, str]) -> bytes:
 
 
 def _secrets_of(name: str, value: str) -> Iterator[bytes]:
-    """What of a header may be told to nobody, the longest first."""
+    """Yield the secrets of a header, the longest first."""
     if name == "authorization":
         scheme, _, shown = value.partition(" ")
         yield shown.encode()
@@ -260,39 +224,41 @@ def _secrets_of(name: str, value: str) -> Iterator[bytes]:
         yield value.encode()
 
 
-class Tls:
-    """How the server's certificate is checked, and which of ours is shown."""
+def tls_of(settings: PrometheusSettings) -> ssl.SSLContext | bool:
+    """Return how to connect with TLS, made again when one of its files has changed; true without TLS.
 
-    def __init__(self, settings: PrometheusSettings) -> None:
-        self._settings = settings
-        self._made: tuple[object, ssl.SSLContext] | None = None
+    Raises:
+        PrometheusError: A file cannot be read, or is no such file.
+    """
+    if not settings.url.startswith("https:"):
+        return True
+    files = (settings.ca_file, settings.cert_file, settings.key_file)
+    try:
+        return _tls_at(settings, tuple(_changed_at(path) for path in files if path))
+    except ConfigError as error:
+        raise PrometheusError("tls", str(error)) from None
 
-    def context(self) -> ssl.SSLContext | bool:
-        """Made again when one of its files has changed.
 
-        Raises:
-            PrometheusError: A file cannot be read, or is none.
-        """
-        settings = self._settings
-        if not settings.url.startswith("https:"):
-            return True
-        state = tuple(_changed_at(path) for path in (settings.ca_file, settings.cert_file, settings.key_file) if path)
-        if self._made is None or self._made[0] != state:
-            files = (settings.ca_file, settings.cert_file, settings.key_file)
-            try:
-                self._made = (state, client_context("prometheus-", *files, skip_verify=settings.skip_verify))
-            except ConfigError as error:
-                raise Refusal("tls", str(error)) from None
-        return self._made[1]
+@lru_cache(maxsize=8)
+def _tls_at(settings: PrometheusSettings, _state: object) -> ssl.SSLContext:
+    files = (settings.ca_file, settings.cert_file, settings.key_file)
+    return client_context("prometheus-", *files, skip_verify=settings.skip_verify)
 
 
 def client_context(
     prefix: str, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, *, skip_verify: bool
 ) -> ssl.SSLContext:
-    """Return how a server's certificate is checked, and which of ours is shown; ``prefix`` begins names of options.
+    """Return how to connect to a server.
+
+    Args:
+        prefix: Begins the options that name the files, for messages.
+        ca_file: Authorities of the server's certificate; ``None``: the system's.
+        cert_file: A client's certificate, if any.
+        key_file: Its key; ``None``: in the certificate's file.
+        skip_verify: Whether the server's certificate is not checked.
 
     Raises:
-        ConfigError: A file cannot be read, or is none.
+        ConfigError: A file cannot be read, or is no such file.
     """
     try:
         context = ssl.create_default_context(cafile=ca_file)
@@ -304,7 +270,7 @@ def client_context(
     if cert_file is not None:
         try:
             # A key with a passphrase is refused rather than asked for on the terminal.
-            context.load_cert_chain(cert_file, key_file or cert_file, lambda: "")
+            context.load_cert_chain(cert_file, key_file, lambda: "")
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"{prefix}cert-file: {cert_file} with key {key_file or 'in it'}: {why(error)};"
@@ -332,7 +298,7 @@ def _changed_at(path: Path) -> object:
 
 
 def why(error: BaseException) -> str:
-    """The cause of an error in a few words."""
+    """Return the cause of an error in a few words."""
     if isinstance(error, ssl.SSLError):
         return str(error.reason or error).replace("_", " ").lower()
     if isinstance(error, OSError) and error.strerror:

@@ -52,6 +52,8 @@ _LABELS: Mapping[Dimension, str] = {
     "model": "model",
     "mode": "mode",
 }
+FIELD_OF = {label: name for name, label in _LABELS.items()}
+"""Field of ``LineKey`` by label; the label of clusters is as the user says."""
 _WORKLOAD = ("workload_namespace", KIND, "workload_name", "team", COST_LABELS, "model")
 _IDENTITY: Mapping[Level, tuple[str, ...]] = {"owner": ("node", *_WORKLOAD, "mode"), "workload": _WORKLOAD}
 _REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from exporter.cost.document import PARTS, document_without_lines, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, Remark, clean, remarks, write_foot
-from exporter.cost.ledger import LABEL, Dimension, Figures, LineKey
+from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures, LineKey
 from exporter.cost.report import FleetReport, ReportLine, change, is_apart, money_sums, sum_line
 from exporter.cost.report_csv import encodable, write_csv
 from exporter.model import state_columns
@@ -24,17 +24,7 @@ Form = Literal["table", "funnel", "csv", "json", "html"]
 FLEET_FORMATS: tuple[Form, ...] = ("table", "funnel", "csv", "json", "html")
 Sort = Literal["held", "more", "apart", "total"]
 _OWNERS: tuple[Dimension, ...] = ("namespace", "kind", "workload", "team")
-TITLES: Mapping[Dimension, str] = {
-    "cluster": "Cluster",
-    "node": "Node",
-    "pool": "Node pool",
-    "namespace": "Namespace",
-    "kind": "Kind",
-    "workload": "Workload",
-    "team": "Team",
-    "model": "Model",
-    "mode": "Mode",
-}
+TITLES: Mapping[Dimension, str] = {**{name: name.capitalize() for name in DIMENSIONS}, "pool": "Node pool"}
 _UNKNOWN: Mapping[Dimension, str] = {
     "cluster": "(no cluster label)",
     "pool": "(unknown pool)",
@@ -159,17 +149,17 @@ def _names(key: LineKey, by: Sequence[Dimension]) -> Iterator[str]:
 
 
 def title(dimension: Dimension) -> str:
-    """What a dimension is called; a label by its key."""
+    """Return the title of a dimension; of a label its key."""
     return TITLES.get(dimension) or dimension.removeprefix(LABEL)
 
 
 def noun(dimension: Dimension) -> str:
-    """The same within a sentence."""
+    """Return the title within a sentence."""
     return title(dimension).lower() if dimension in TITLES else title(dimension)
 
 
 def workload_name(key: LineKey, *, whole: bool) -> str:
-    """``vision/Job/resnet``, as far as it is known; without the namespace where that stands beside it."""
+    """Return ``vision/Job/resnet``, as far as it is known; without the namespace if that has a column."""
     parts = (key.namespace if whole else "", key.kind, key.workload)
     return clean("/".join(part for part in parts if part)) or "(no workload)"
 
@@ -177,11 +167,6 @@ def workload_name(key: LineKey, *, whole: bool) -> str:
 WIDTH_OF_A_FILE = 160
 _GAP = "  "
 _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
-
-
-def write_fleet_table(report: FleetReport, stream: TextIO, top: int | None = None, form: Form = "table") -> None:
-    """Write a table of a fleet; its foot shows how far it can be trusted."""
-    write_table(report, stream, "FLEET", f"GPU cost, {_period(report)}", remarks(report), top=top, form=form)
 
 
 def _period(report: FleetReport) -> str:
@@ -313,7 +298,7 @@ def write_fleet(
         with_notes: CSV has more than owners' lines, too.
     """
     if form in {"table", "funnel"}:
-        write_fleet_table(report, stream, top, form)
+        write_table(report, stream, "FLEET", f"GPU cost, {_period(report)}", remarks(report), top=top, form=form)
     elif form == "html":
         write_html(report, stream, top)
     elif form == "csv":

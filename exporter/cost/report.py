@@ -21,7 +21,9 @@ from exporter.cost.ledger import (
     Window,
     label_keys,
     pairs,
+    total_by_state,
     total_of,
+    with_parts,
 )
 from exporter.model.formatting import percent_down
 
@@ -48,7 +50,7 @@ class ReportLine:
 
     @property
     def states(self) -> Figures | None:
-        """What the columns of active, idle and unknown time show; ``None``: without an owner there is no idle time."""
+        """Figures of active, idle and unknown time; ``None`` without an owner, which has no idle time."""
         return None if is_apart(self.key) else self.figures
 
 
@@ -102,13 +104,13 @@ class Trust:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing: every question answered, every second accounted for."""
+        """Whether nothing is missing: every query is answered, every second is on a line."""
         return not self.failures and not self.missing_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class FleetReport:
-    """Lines sorted by money, dearest first, then by time; ``held`` are owners', ``apart`` nobody's that is known."""
+    """Lines sorted by money, dearest first, then by time; ``held`` have an owner, ``apart`` have none."""
 
     window: Window
     by: tuple[Dimension, ...]
@@ -141,9 +143,8 @@ class FleetReport:
 
 _PER_UNIT, _HALF = 100, 0.5 + 1e-6
 """Money is spread in hundredths, whatever the currency's smallest coin is."""
-_PLACES: tuple[Dimension, ...] = ("cluster", "pool", "model", "node")
 _NARROWER: tuple[frozenset[Dimension], ...] = (
-    frozenset(_PLACES),
+    frozenset({"cluster", "pool", "model", "node"}),
     frozenset({"cluster", "pool", "model"}),
     frozenset({"cluster", "pool"}),
     frozenset({"cluster", "model"}),
@@ -157,28 +158,30 @@ def spread(report: FleetReport) -> FleetReport:
     """Return the report with ``shared`` and ``charged`` of its lines; shared sums to 0 over all lines.
 
     Where the dimensions tell places apart (cluster, pool, model, node), the owners of a place pay for what was free
-    there. ``share_idle`` spreads Unallocated: GPUs that nobody held, which other tools call idle; ``even`` over lines,
+    there. ``share_idle`` spreads Unallocated: GPUs without a holder, which other tools call idle; ``even`` over lines,
     or ``weighted`` by their own money (where they have none in the currency by their GPU-seconds). What an owner held
     and did not use stays the owner's. With ``share_unallocated`` Unattributed is spread, too, so that all that has no
     owner is.
 
     ``shared`` of owners' lines are whole hundredths, that of the others is what was taken from them: all but what is
-    less than half a hundredth. What nobody can be charged with stays where it is.
+    less than half a hundredth. Money without an owner to pay it stays where it is.
     """
     if report.share_idle == "none":
         return report
     held = report.held
     kinds = {UNALLOCATED, UNATTRIBUTED} if report.share_unallocated else {UNALLOCATED}
-    places = frozenset(report.by) & frozenset(_PLACES)
-    given: list[dict[str, int]] = [{} for _ in held]
-    crowds: dict[tuple[frozenset[Dimension], tuple[str, ...]], list[int]] = {}
-    for level in dict.fromkeys(narrow & places for narrow in _NARROWER):
+    levels = list(dict.fromkeys(frozenset(report.by) & narrow for narrow in _NARROWER))
+    crowds: dict[tuple[frozenset[Dimension], LineKey], list[int]] = {}
+    for level in levels:
         for index, line in enumerate(held):
-            crowds.setdefault((level, _place(line, level)), []).append(index)
-    taken = [
-        _take(line, held, _payers(line, places, crowds), report.share_idle, given) if line.key.kind in kinds else line
-        for line in report.apart
-    ]
+            crowds.setdefault((level, line.key.at(level)), []).append(index)
+    given: list[dict[str, int]] = [{} for _ in held]
+    taken = []
+    for line in report.apart:
+        places = ((level, line.key.at(level)) for level in levels)
+        payers = next((crowds[place] for place in places if place in crowds), [])
+        is_spread = payers and line.key.kind in kinds
+        taken.append(_take(line, held, payers, report.share_idle, given) if is_spread else line)
     lines = [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)] + taken
     charged: list[dict[str, float]] = [{} for _ in lines]
     for currency in report.currencies:
@@ -190,23 +193,6 @@ def spread(report: FleetReport) -> FleetReport:
     return replace(report, held=tuple(lines[: len(held)]), apart=tuple(lines[len(held) :]))
 
 
-def _place(line: ReportLine, level: frozenset[Dimension]) -> tuple[str, ...]:
-    return tuple(getattr(line.key, dimension) for dimension in _PLACES if dimension in level)
-
-
-def _payers(
-    line: ReportLine,
-    places: frozenset[Dimension],
-    crowds: Mapping[tuple[frozenset[Dimension], tuple[str, ...]], list[int]],
-) -> list[int]:
-    for narrow in _NARROWER:
-        level = narrow & places
-        found = crowds.get((level, _place(line, level)))
-        if found:
-            return found
-    return []
-
-
 def _take(
     line: ReportLine,
     held: Sequence[ReportLine],
@@ -214,8 +200,7 @@ def _take(
     share_idle: ShareIdle,
     given: Sequence[dict[str, int]],
 ) -> ReportLine:
-    if not payers:
-        return line
+    """Give the money of a line without an owner to the lines that pay for it."""
     taken: dict[str, int] = {}
     for currency, money in line.figures.money.items():
         hundredths = round(money.total * _PER_UNIT)
@@ -227,15 +212,12 @@ def _take(
 
 
 def _weights(lines: Sequence[ReportLine], currency: str) -> list[float]:
-    measures: tuple[Callable[[ReportLine], float], ...] = (
-        lambda line: line.figures.money_in(currency).total,
-        lambda line: line.figures.seconds.total,
-    )
-    for measure in measures:
-        weights = [max(0.0, measure(line)) for line in lines]
-        if any(weights):
-            return weights
-    return [1.0] * len(lines)
+    """Return the lines' money; without any their GPU-seconds, and without these equal weights."""
+    money = [max(0.0, line.figures.money_in(currency).total) for line in lines]
+    if any(money):
+        return money
+    seconds = [max(0.0, line.figures.seconds.total) for line in lines]
+    return seconds if any(seconds) else [1.0] * len(lines)
 
 
 def _units(hundredths: Mapping[str, int]) -> dict[str, float]:
@@ -271,7 +253,7 @@ def close(amounts: Sequence[float]) -> list[float]:
 
 
 def _settled(parts: list[int], order: Sequence[int], whole: int) -> list[int]:
-    """Have parts sum to a whole, a unit each, in this order."""
+    """Change parts in this order, a unit each, until they sum to the whole."""
     # Rounding of floats may leave a little more than a unit for each part, or take one too many.
     while left := whole - sum(parts):
         for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
@@ -280,7 +262,7 @@ def _settled(parts: list[int], order: Sequence[int], whole: int) -> list[int]:
 
 
 APART = (UNATTRIBUTED, UNALLOCATED)
-"""Kinds of lines that are nobody's, in the order in which they are told."""
+"""Kinds of lines without an owner, in the order of reports."""
 _OF_OWNERS: frozenset[Dimension] = frozenset({"namespace", "workload", "team"})
 _TOLERATED_RATIO, _TOLERATED_SECONDS = 1e-9, 1e-6
 _NOTHING = Figures()
@@ -289,22 +271,20 @@ _NOTHING = Figures()
 def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
     """Dimensions that a report needs of a ledger: a workload is one only with its namespace and kind.
 
-    Of cost labels it has all, so that who asks for one that does not occur can be told which there are.
+    It has all cost labels, so that a report can name them if an unknown one is asked for.
     """
-    wanted: set[Dimension] = set(by)
-    if "workload" in wanted:
-        wanted |= {"namespace", "kind"}
+    wanted = with_parts(by)
     labels = {dimension for dimension in wanted if dimension.startswith(LABEL)}
-    return frozenset(wanted - labels | {"labels"} if labels else wanted)
+    return wanted - labels | {"labels"} if labels else wanted
 
 
 def is_apart(key: LineKey) -> bool:
-    """Whether a line is nobody's: a workload that calls its kind Unallocated has a namespace, and is somebody's."""
+    """Return whether a line has no owner; a workload with the kind Unallocated has a namespace, and is an owner."""
     return key.kind in APART and not key.namespace
 
 
 def is_part(filters: Filters) -> bool:
-    """Whether the lines are only a part of what was metered, so that they cannot sum to it."""
+    """Return whether the lines are only a part of the metered time, so that they cannot sum to it."""
     return bool(set(filters.wanted) - {"cluster"})
 
 
@@ -318,7 +298,7 @@ def make_report(
     with_series: bool = False,
     prices: str = "",
 ) -> FleetReport:
-    """The report over a ledger's window.
+    """Return the report over a ledger's window.
 
     Args:
         ledger: At ``dimensions_of(by)`` or finer.
@@ -330,8 +310,7 @@ def make_report(
         prices: Which prices the money is at, where it is not at those of the time of use.
     """
     filters = filters or Filters()
-    gathered = _gather(ledger, by, filters, with_series=with_series)
-    lines = sorted(_lines(gathered), key=rank)
+    lines, seconds = _gather(ledger, by, filters, with_series=with_series)
     held = [line for line in lines if not is_apart(line.key)]
     apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
     total, of_held = total_of(line.figures for line in lines), total_of(line.figures for line in held)
@@ -346,7 +325,7 @@ def make_report(
         share_idle=share_idle,
         share_unallocated=share_unallocated,
         periods=tuple(chunk.window for chunk in ledger.chunks) if with_series else (),
-        trust=_trust(ledger, by, filters, gathered, total, of_held),
+        trust=_trust(ledger, filters, seconds, lines, {*by, *filters.wanted}),
         engine=ledger.engine,
         simulated=ledger.simulated,
         prices=prices,
@@ -424,21 +403,14 @@ def figures_before(report: FleetReport) -> Callable[[LineKey], Figures]:
     return lambda key: known.get(key, _NOTHING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gathered:
-    """Figures by what is asked for: of all chunks, to be summed, and, where it was asked for, chunk by chunk."""
-
-    whole: Mapping[LineKey, Sequence[Figures]]
-    by_chunk: Sequence[Mapping[LineKey, Figures]]
-    chunk_seconds: Sequence[float]
-    """Of the lines of each chunk that the filters keep."""
-
-
-def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, with_series: bool) -> _Gathered:
-    wanted = frozenset(by) | ({"namespace", "kind"} if "workload" in by else set())
+def _gather(
+    ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, with_series: bool
+) -> tuple[list[ReportLine], list[float]]:
+    """Return the lines that are asked for, and of each chunk the seconds of what the filters keep."""
+    wanted = with_parts(by)
     known = {dimension: values for dimension, values in filters.wanted.items() if dimension in ledger.dimensions}
     kept = Filters(wanted=known)
-    # A line that is nobody's has no namespace; it is not what is asked for by asking for none.
+    # A line without an owner has no namespace; it is not what is asked for by asking for none.
     of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in filters.wanted)
     groups: dict[LineKey, LineKey | None] = {}
     whole: dict[LineKey, list[Figures]] = {}
@@ -462,18 +434,16 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
             by_chunk.append({group: total_of(some) for group, some in here.items()})
             for group, figures in by_chunk[-1].items():
                 whole.setdefault(group, []).append(figures)
-    return _Gathered(whole=whole, by_chunk=by_chunk, chunk_seconds=seconds)
+    lines = [
+        ReportLine(key=key, figures=total_of(some), series=tuple([series.get(key, _NOTHING) for series in by_chunk]))
+        for key, some in whole.items()
+    ]
+    return sorted(lines, key=rank), seconds
 
 
 def group_of(key: LineKey, dimensions: Collection[Dimension]) -> LineKey:
-    """The key of the line that a line is summed into; what is nobody's keeps its kind."""
+    """Return the key of the line that a line is summed into; without an owner it keeps its kind."""
     return key.at({*dimensions, "kind"} if is_apart(key) else dimensions)
-
-
-def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
-    for key, some in gathered.whole.items():
-        series = tuple([chunk.get(key, _NOTHING) for chunk in gathered.by_chunk])
-        yield ReportLine(key=key, figures=total_of(some), series=series)
 
 
 def rank(line: ReportLine) -> tuple[float, float, LineKey]:
@@ -485,12 +455,13 @@ def rank(line: ReportLine) -> tuple[float, float, LineKey]:
 
 def _trust(
     ledger: FleetLedger,
-    by: Sequence[Dimension],
     filters: Filters,
-    gathered: _Gathered,
-    total: Figures,
-    held: Figures,
+    chunk_seconds: Sequence[float],
+    lines: Sequence[ReportLine],
+    asked: Iterable[Dimension],
 ) -> Trust:
+    total = total_by_state(line.figures.seconds for line in lines)
+    held = total_by_state(line.figures.seconds for line in lines if line.states)
     wanted = filters.wanted.get("cluster")
     clusters = {
         cluster
@@ -498,29 +469,29 @@ def _trust(
         for cluster in (*chunk.capacity_seconds, *chunk.recorded_hours)
         if wanted is None or cluster in wanted
     }
-    capacity, missing = _conservation(ledger, gathered.chunk_seconds, clusters, is_whole=not is_part(filters))
+    capacity, missing = _conservation(ledger, chunk_seconds, clusters, is_whole=not is_part(filters))
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
-    if filters.wanted and not total.seconds.total and any(chunk.capacity_seconds for chunk in ledger.chunks):
+    if filters.wanted and not total.total and any(chunk.capacity_seconds for chunk in ledger.chunks):
         notes += (f"{NO_MATCH} {filter_words(filters)}: find the names in a report without the filter",)
-    if unknown := unknown_labels(ledger, (*by, *filters.wanted)):
+    if unknown := unknown_labels(ledger, asked):
         notes += (unknown,)
-    if any(OTHER in pairs(key.labels).values() for key in gathered.whole):
+    if any(OTHER in pairs(line.key.labels).values() for line in lines):
         notes += (f"{OTHER} has the label values beyond the combinations that an agent keeps (docs/cost.md)",)
     return Trust(
         capacity_seconds=capacity,
         missing_seconds=missing,
         expected_hours=sum(ledger.window.end_seconds - start for start in _starts(ledger, clusters)) // HOUR_SECONDS,
         recorded_hours=recorded,
-        activity_coverage_ratio=_rest(held.seconds.unknown, held.seconds.total),
-        price_coverage_ratio=_rest(total.unpriced_seconds, total.seconds.total),
+        activity_coverage_ratio=_rest(held.unknown, held.total),
+        price_coverage_ratio=_rest(sum(line.figures.unpriced_seconds for line in lines), total.total),
         failures=ledger.failures,
         notes=notes,
     )
 
 
 def unknown_labels(ledger: FleetLedger, asked: Iterable[Dimension]) -> str:
-    """Which labels that are asked for no line has, and which there are; empty where all are known."""
+    """Return which of the labels no line has, and which labels exist; empty if all are known."""
     missing = sorted(set(label_keys(asked)) - ledger.label_keys)
     if not missing or not any(chunk.capacity_seconds for chunk in ledger.chunks):
         return ""
@@ -529,7 +500,7 @@ def unknown_labels(ledger: FleetLedger, asked: Iterable[Dimension]) -> str:
 
 
 def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
-    """From when on each cluster's hours are expected: a new one cannot have those before its first chunk.
+    """Return when the hours of each cluster begin: a new cluster has none before its first chunk.
 
     What no cluster has is missing, rather than too early for all of them.
     """
@@ -546,7 +517,7 @@ def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
 def _conservation(
     ledger: FleetLedger, seconds: Sequence[float], clusters: set[str], *, is_whole: bool
 ) -> tuple[float, float]:
-    """Capacity, and what the lines lack of it; a chunk that was not wholly read is told as a failure, not as a lack."""
+    """Return capacity, and what the lines lack of it; a chunk with unanswered queries is a failure, not a lack."""
     capacity = missing = 0.0
     for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
         metered = _capacity(chunk, clusters)
@@ -571,9 +542,9 @@ def _rest(part: float, whole: float) -> float | None:
 
 
 def filter_words(filters: Filters) -> str:
-    """``namespace a or b, team core``, as the reader asked for it."""
-    told = []
+    """Return ``namespace a or b, team core``."""
+    words = []
     for dimension, values in sorted(filters.wanted.items()):
         name = dimension.removeprefix(LABEL)
-        told.append(f"{name} {' or '.join(value or f'(no {name})' for value in sorted(values))}")
-    return ", ".join(told)
+        words.append(f"{name} {' or '.join(value or f'(no {name})' for value in sorted(values))}")
+    return ", ".join(words)

@@ -9,11 +9,10 @@ from exporter.cost.ledger import (
     DIMENSIONS,
     LABEL,
     MOST_LABELS,
-    POOL_NAMES,
     Dimension,
     Filters,
     Now,
-    dimension_problem,
+    dimension_of,
     label_problem,
     parse_window,
     shown,
@@ -132,8 +131,8 @@ def _unknown(name: str, known: Mapping[str, Parameter], *, refused: bool) -> str
 def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
     found: list[Dimension] = []
     for part in (part.strip() for part in text.split(",") if part.strip()):
-        name = "pool" if part.lower() in POOL_NAMES else part
-        if problem := dimension_problem(name):
+        name, problem = dimension_of(part)
+        if problem:
             raise ConfigError(f"by: '{shown(part)}' {problem}")
         found.append(name)
     if problems := too_many_labels("by", found):
