@@ -366,6 +366,11 @@ class _Content:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
+        self._lines = io.BytesIO(body)
+
+    async def readline(self, *, max_line_length: int) -> bytes:
+        """Give a line, which the body's own size limits."""
+        return self._lines.readline(max_line_length)
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         """Give the pieces."""
@@ -430,7 +435,7 @@ def _error(data: bytes) -> None:
         details=api_client.message_of(body),
         retry_after=after.decode("latin-1"),
     )
-    require(0 < api_client.retry_seconds(error, 3, lambda: 0.5) < 400, "a wait")  # noqa: PLR2004 - the longest, and a bit
+    require(0 < FedApi([]).retry_seconds(error, 3) < 400, "a wait")  # noqa: PLR2004 - the longest, and a bit
     raise error
 
 

@@ -1,7 +1,6 @@
 """The doctor on the Kubernetes API: settings, way, rights, token, clock, and whose the GPU pods are."""
 
 import asyncio
-import base64
 import json
 import time
 from collections.abc import AsyncIterator
@@ -89,7 +88,7 @@ async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(
         found, view = await asked(config)
     assert found["kubernetes API"].level is Level.OK
     assert "1 pods of node gpu-node-1" in found["kubernetes API"].cause
-    assert found["API rights"].cause == "list pods, watch pods, get nodes, get namespaces"
+    assert found["API rights"].level is Level.OK
     assert set(found) == {"kubernetes API", "API rights"}
     assert view
     assert of_holders(config, view).cause == "owner and team known of all 1 pods that hold GPUs"
@@ -108,10 +107,10 @@ async def test_a_wrong_node_name_is_a_fail_with_the_value_and_the_fix(
         foreign, _ = await asked(settings(world.kubeconfig))
     assert wrong["kubernetes API"].level is Level.FAIL
     assert "no node 'mistyped', the value of --node-name" in wrong["kubernetes API"].cause
-    assert "spec.nodeName" in wrong["kubernetes API"].fix
+    assert "spec.nodeName" in wrong["kubernetes API"].cause
     assert foreign["kubernetes API"].level is Level.FAIL
-    assert "1 pods of node gpu-node-1, without monitoring/agent-x7" in foreign["kubernetes API"].cause
-    assert "spec.nodeName" in foreign["kubernetes API"].fix
+    assert "monitoring/agent-x7, the pod of this agent, is not among the 1 objects" in foreign["kubernetes API"].cause
+    assert "--node-name is 'gpu-node-1': set it" in foreign["kubernetes API"].cause
 
 
 async def test_pods_without_a_team_and_pods_that_the_api_does_not_know_are_counted(tmp_path: Path) -> None:
@@ -173,28 +172,6 @@ async def test_a_node_whose_clock_is_off_is_warned_of(tmp_path: Path) -> None:
     assert "behind the API server" in found["API clock"].cause
 
 
-def web_token(**claims: object) -> str:
-    parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({}, claims)]
-    return f"{parts[0]}.{parts[1]}.c2lnbmF0dXJl"
-
-
-def test_when_a_token_ends_is_read_from_it_and_other_tokens_do_not_tell() -> None:
-    assert kubernetes.token_ends_seconds(f"Bearer {web_token(exp=1_800_000_000)}") == 1_800_000_000
-    for other in ("", "Bearer abc", web_token(), web_token(exp="soon"), web_token(exp=True), "a.!!.c", "a.W10.c"):
-        assert kubernetes.token_ends_seconds(other) is None
-
-
-async def test_a_token_that_has_ended_is_told_with_the_refusal(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.token_file.write_text(web_token(exp=time.time() - 600) + "\n")
-        found, _ = await asked(settings(world.kubeconfig))
-        assert found["kubernetes API"].level is Level.FAIL
-        assert (found["API token"].level, "ended 10 min ago" in found["API token"].cause) == (Level.WARN, True)
-        world.token_file.write_text(web_token(exp=time.time() + 3_630) + "\n")
-        found, _ = await asked(settings(world.kubeconfig))
-        assert "ends in 60 min" in found["API token"].cause
-
-
 @asynccontextmanager
 async def refusing(kubeconfig: Path, refused: set[str]) -> AsyncIterator[None]:
     """An API that lists pods and forbids what ends in one of the words, ``watch`` among them."""
@@ -203,7 +180,7 @@ async def refusing(kubeconfig: Path, refused: set[str]) -> AsyncIterator[None]:
         if any(request.path.endswith(word) for word in refused) or ("watch" in refused and request.query.get("watch")):
             return web.json_response({"kind": "Status", "message": "not allowed"}, status=403)
         if request.path == "/apis/resource.k8s.io":
-            return web.json_response({"preferredVersion": {"version": "v1beta1"}})
+            return web.json_response({"versions": [{"version": "v1beta1"}]})
         return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []})
 
     app = web.Application()
@@ -252,18 +229,9 @@ async def test_each_missing_right_is_named_with_verb_and_resource(tmp_path: Path
         ("get", "nodes"),
         ("get", "namespaces"),
         ("list", "resourceslices"),
-        ("watch", "resourceslices"),
         ("get", "resourceclaims"),
     ):
         assert f"grant verb {verb} on resource {resource} " in rights.cause
-
-
-async def test_a_namespace_that_is_not_there_says_nothing_against_the_right_to_read_it(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.objects = WHOLE
-        found, _ = await asked(settings(world.kubeconfig), None)
-    assert found["API rights"].level is Level.OK
-    assert "get namespaces" in found["API rights"].cause
 
 
 def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:

@@ -1,81 +1,24 @@
 """Checks the kubelet and the Kubernetes API: socket, rights, devices and workload manager."""
 
 import asyncio
-import base64
 import contextlib
-import json
 import random
-from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
-from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.join import attribute
 from exporter.attribution.pod_lifecycle import Evidence, PodName
 from exporter.attribution.processes import PodLookup, with_unlisted_uses
 from exporter.attribution.tenants import tenant_source
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
-from exporter.errors import ApiError, AttributionError
-from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient, Request
-from exporter.kube.credentials import Credentials
-from exporter.kube.dra import GROUP_PATH
+from exporter.errors import AttributionError
 from exporter.kube.kubelet import KubeletClient, own_pod
-from exporter.kube.metadata import NAME_NODE, UNFINISHED, Metadata
+from exporter.kube.metadata import NAME_NODE, Metadata
 from exporter.model import Allocations, Attribution, Reading
 
+NAME, RIGHTS = "kubernetes API", "API rights"
 _LOOKS = 160
 _LOOK_SECONDS = 0.05
-
-
-async def read(around: Surroundings, allocations: Allocations | None, reading: Reading | None) -> Metadata:
-    """Let the agent's own reader run until it knows what concerns this node's holders, or for some seconds.
-
-    Args:
-        around: The node.
-        allocations: The kubelet's answer.
-        reading: The driver's last one, ``None`` where there is none.
-    """
-    config = around.config
-    settings = replace(config.metadata_settings(), start_jitter_seconds=0.0)
-    metadata = Metadata(settings, clock=around.wall, random=random.random)
-    task = asyncio.ensure_future(metadata.run())
-    try:
-        if allocations:
-            metadata.note(allocations, around.wall())
-        for _ in range(_LOOKS):
-            evidence = metadata.evidence(around.wall())
-            pods = holders(join(config, allocations, reading, evidence))
-            if task.done() or _is_settled(metadata, evidence, allocations, pods):
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
-        return metadata
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-def _is_settled(
-    metadata: Metadata, evidence: Evidence, allocations: Allocations | None, pods: Collection[PodName]
-) -> bool:
-    if evidence.pods is None or (metadata.node_facts is None and not metadata.status.problem):
-        return False
-    containers = allocations.containers if allocations else ()
-    read = evidence.claims.keys() | evidence.unreadable_claims
-    claims = [one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER]
-    uids = {uid for one in claims if (uid := claim_uid(one))}
-    if not uids <= read or (claims and evidence.devices is None):
-        return bool(metadata.status.problem)
-    known = [metadata.facts(*name) for name in pods if name in evidence.pods]  # asks for each of them
-    return None not in known
-
-
-NAME, RIGHTS = "kubernetes API", "API rights"
-_TIMEOUT_SECONDS = 10.0
-_WATCH_SECONDS = 1.0
-_MAY_BE_ABSENT = frozenset({"get namespaces", "get nodes"})
 
 
 def off() -> Finding:
@@ -90,134 +33,48 @@ def off() -> Finding:
 async def ask_api(
     around: Surroundings, allocations: Allocations | None, reading: Reading | None
 ) -> tuple[list[Finding], Metadata | None]:
-    """Findings on API and rights, and what the API says; ``None`` where it cannot be had.
+    """Return findings on API and rights, and the answers of the API; ``None`` if the pods are not known.
 
     Args:
         around: The node.
-        allocations: The kubelet's answer, which says whether claims and which namespaces are asked for.
+        allocations: The kubelet's answer, which decides whether claims and which namespaces are read.
         reading: The driver's last one, ``None`` where there is none.
     """
-    config, now = around.config, around.wall
-    client = ApiClient(config.owners.kubeconfig, random=random.random)
-    try:
-        try:
-            pods = await client.get(
-                "/api/v1/pods",
-                {"fieldSelector": f"spec.nodeName={config.attribution.node_name},{UNFINISHED}", "resourceVersion": "0"},
-                accept=METADATA_LIST,
-                timeout_seconds=_TIMEOUT_SECONDS,
-            )
-        except ApiError as error:
-            return [fail(NAME, str(error), ""), *await _token_findings(config, now())], None
-        found = [await _reached(config.attribution.node_name, client, pods)]
-        found += [await _rights(config, client, allocations), *await _token_findings(config, now())]
-    finally:
-        await client.close()
-    metadata = await read(around, allocations, reading)
-    if remark := metadata.status.remark:
-        cause, _, fix = remark.partition("; ")
+    metadata = await _read(around, allocations, reading)
+    status, node = metadata.status, around.config.attribution.node_name
+    if not status.known:
+        return [fail(NAME, status.problem or f"{metadata.address} does not answer", "")], None
+    pods = len(metadata.evidence(around.wall()).pods or ())
+    reached = f"{metadata.address}: {pods} pods of node {node}"
+    found = [ok(NAME, reached) if pods else warn(NAME, reached, NAME_NODE)]
+    granted = "the agent can read and watch all that it needs"
+    found.append(warn(RIGHTS, status.problem, "") if status.problem else ok(RIGHTS, granted))
+    if status.remark:
+        cause, _, fix = status.remark.partition("; ")
         found.append(warn("API clock", cause, fix))
     return found, metadata
 
 
-async def _reached(node_name: str, client: ApiClient, pods: dict[str, Any]) -> Finding:
-    """Judge whether the list is of this node: it has this agent's pod, or the API knows a node of this name."""
-    names = {(one["metadata"].get("namespace"), one["metadata"].get("name")) for one in pods.get("items") or ()}
-    node = f"{client.address}: {len(names)} pods of node {node_name}"
-    own = own_pod()
-    if own and own not in names:
-        wrong = f"{node}, without {'/'.join(own)}, the pod of this agent: {node_name!r} is the value of --node-name"
-        return fail(NAME, wrong, NAME_NODE)
-    if names:
-        return ok(NAME, node)
+async def _read(around: Surroundings, allocations: Allocations | None, reading: Reading | None) -> Metadata:
+    """Run the agent's own reader until it knows what concerns this node's holders, or for some seconds."""
+    config = around.config
+    settings = replace(config.metadata_settings(), start_jitter_seconds=0.0)
+    metadata = Metadata(settings, clock=around.wall, random=random.random)
+    task = asyncio.ensure_future(metadata.run())
     try:
-        await client.get(f"/api/v1/nodes/{node_name}", timeout_seconds=_TIMEOUT_SECONDS)
-    except ApiError as error:
-        if error.reason == "not_found":
-            wrong = f"{client.address} has no node {node_name!r}, the value of --node-name"
-            return fail(NAME, wrong, NAME_NODE)
-    return warn(NAME, node, NAME_NODE)
-
-
-async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocations | None) -> Finding:
-    """Try everything that the agent will ask for; a list of pods is granted already."""
-    missing: list[str] = []
-    granted = ["list pods"]
-    async for request in _asked(config, client, allocations):
-        try:
-            await _try(client, request)
-        except ApiError as error:
-            # Without the right the answer is a refusal, whether the namespace is there or not.
-            if error.reason != "not_found" or request.action not in _MAY_BE_ABSENT:
-                missing.append(str(error))
-                continue
-        granted.append(request.action)
-    if missing:
-        return warn(RIGHTS, "; ".join(missing), "")
-    return ok(RIGHTS, ", ".join(granted))
-
-
-async def _asked(
-    config: AgentConfig, client: ApiClient, allocations: Allocations | None
-) -> AsyncGenerator[Request, None]:
-    """Yield what the agent asks for, watches with ``watch`` in their query."""
-    on_node = f"spec.nodeName={config.attribution.node_name}"
-    yield Request("/api/v1/pods", {"fieldSelector": on_node, "resourceVersion": "0", "watch": "1"})
-    yield Request(f"/api/v1/nodes/{config.attribution.node_name}")
-    containers = allocations.containers if allocations else ()
-    if config.owners.namespace_teams:
-        yield Request(f"/api/v1/namespaces/{next((one.namespace for one in containers if one.namespace), 'default')}")
-    claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
-    if claim is None:
-        return
-    try:
-        group = await client.get(GROUP_PATH, timeout_seconds=_TIMEOUT_SECONDS)
-        version = str(group["preferredVersion"]["version"])
-    except (ApiError, LookupError, TypeError):
-        version = "v1"
-    slices = {"fieldSelector": f"{on_node},spec.driver={GPU_DRA_DRIVER}", "resourceVersion": "0"}
-    yield Request(f"{GROUP_PATH}/{version}/resourceslices", slices)
-    yield Request(f"{GROUP_PATH}/{version}/resourceslices", {**slices, "watch": "1"})
-    path = f"{GROUP_PATH}/{version}/namespaces/{claim.claim_namespace}/resourceclaims/{claim.claim_name}"
-    yield Request(path)
-
-
-async def _try(client: ApiClient, request: Request) -> None:
-    """Ask, or open a watch that the server ends at once and leave it with the first word."""
-    if "watch" not in request.query:
-        await client.get(request.path, request.query, timeout_seconds=_TIMEOUT_SECONDS)
-        return
-    query = {**request.query, "timeoutSeconds": f"{_WATCH_SECONDS:.0f}"}
-    events = client.watch(request.path, query, accept=METADATA_WATCH, silence_seconds=_TIMEOUT_SECONDS)
-    async with aclosing(events):
-        async for _ in events:
-            return
-
-
-async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
-    """Report when the token ends, if it has an end; one that is renewed in its file is read again."""
-    with contextlib.suppress(ApiError):
-        settings = await Credentials(config.owners.kubeconfig).read()
-        ends = token_ends_seconds(await settings.authorization())
-        if ends is not None and ends <= now:
-            fix = "have it renewed (a projected service-account token renews itself), and see this node's clock"
-            return [warn("API token", f"ended {(now - ends) / 60:.0f} min ago by this node's clock", fix)]
-        if ends is not None:
-            return [ok("API token", f"ends in {(ends - now) / 60:.0f} min; its file is read again before")]
-    return []
-
-
-def token_ends_seconds(token: str) -> float | None:
-    """Unix time at which a JSON web token ends; ``None`` for other tokens and those without an end."""
-    parts = token.rpartition(" ")[2].split(".")
-    if len(parts) != 3:  # noqa: PLR2004 - header, claims, signature
-        return None
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (ValueError, RecursionError):
-        return None
-    ends = claims.get("exp") if isinstance(claims, dict) else None
-    return float(ends) if isinstance(ends, int | float) and not isinstance(ends, bool) else None
+        if allocations:
+            metadata.note(allocations, around.wall())
+        for _ in range(_LOOKS):
+            for pod in holders(join(config, allocations, reading, metadata.evidence(around.wall()))):
+                metadata.facts(*pod)  # requests the pod's namespace
+            if task.done() or metadata.answered:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        return metadata
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 _ID_FORMS = "see the id forms in the documentation"

@@ -2,111 +2,21 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
-import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from exporter.errors import ApiError
 from exporter.kube.credentials import SERVICE_ACCOUNT, ApiSettings, Credentials, usable
-
-
-class Transport:
-    """A pool of connections that is used as long as its settings are valid.
-
-    Args:
-        settings: Settings of the server; may be replaced by equal ones with newer credentials.
-
-    Raises:
-        OSError: A certificate cannot be read.
-        SSLError: A certificate is not valid.
-    """
-
-    def __init__(self, settings: ApiSettings) -> None:
-        self.settings = settings
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=_context(settings), socket_factory=_keepalive_socket),
-            # Only for a proxy: it also reads ~/.netrc, and with an entry there no request can carry a token.
-            trust_env=settings.proxy is None and _is_by_proxy(settings.host),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "gpu-cost-exporter"},
-        )
-
-    async def get(self, request: "Request", authorization: str) -> aiohttp.ClientResponse:
-        """Send a request and return the answer; its body is still to be read.
-
-        Raises:
-            ClientError, OSError, TimeoutError: There is no answer.
-        """
-        headers = {"Accept": request.accept, **({"Authorization": authorization} if authorization else {})}
-        url = f"{self.settings.host.rstrip('/')}{request.path}"
-        return await self._session.get(
-            f"{url}?{urlencode(request.query)}" if request.query else url,
-            headers=headers,
-            timeout=request.limits,
-            proxy=self.settings.proxy,
-            server_hostname=self.settings.server_name,
-            allow_redirects=False,  # an API server has no reason to redirect
-        )
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._session.close()
-
-
-def _context(settings: ApiSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=settings.ca_file, cadata=settings.ca_data)
-    if settings.certificate_file:
-        context.load_cert_chain(settings.certificate_file, settings.key_file)
-    if not settings.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    # Python 3.13 requires certificate extensions that many clusters lack and Go does not require; chain and name are
-    # checked as before.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
-
-
-def _is_by_proxy(url: str) -> bool:
-    """Return whether the environment sends requests to an address through a proxy."""
-    parts, proxies = urlsplit(url), getproxies()
-    host = parts.hostname or ""
-    if parts.scheme not in proxies or proxy_bypass(host):
-        return False
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return True
-    return not any(_is_in(address, entry.strip()) for entry in proxies.get("no", "").split(","))
-
-
-def _is_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address, entry: str) -> bool:
-    """Return whether an entry of ``NO_PROXY`` matches an address, networks included, as in Go but not in Python."""
-    try:
-        return address in ipaddress.ip_network(entry, strict=False)
-    except ValueError:
-        return False
-
-
-def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    # Without keepalive, a vanished peer is noticed only after minutes of silence of a watch.
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
-
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
@@ -115,31 +25,13 @@ FORBIDDEN_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 _REASONS = {401: "unauthorised", 403: "forbidden", 404: "not_found", 410: "gone", 413: "too_large", 429: "too_many"}
 _FIXES = {
-    "unauthorised": "the token is not accepted though it was read again; check that the service account exists and"
-    " the token is for this cluster",
+    "unauthorised": "the token is not accepted though it was read again; check that it has not ended, that the"
+    " service account exists and that the token is for this cluster",
     "not_found": "the API server has no such object, or does not serve this version of its API; compare with"
     " `kubectl api-resources`",
     "too_many": "the server is overloaded and asks to wait",
     "server_error": "see the log of the API server",
 }
-
-
-def retry_seconds(error: ApiError, failures: int, random: Callable[[], float]) -> float:
-    """Return the wait in seconds: the server's, otherwise full jitter over 1 s, 2 s, 4 s up to 60 s.
-
-    Args:
-        error: Error of the last attempt.
-        failures: Number of consecutive failed attempts, this one included.
-        random: Random number, 0..1.
-    """
-    if error.retry_after_seconds is not None:
-        # A little longer than requested, so that clients with the same answer do not retry at the same time.
-        return min(error.retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS) * (1 + 0.1 * random()) + 0.1 * random()
-    if error.reason in {"forbidden", "too_large"}:
-        return FORBIDDEN_SECONDS * (0.75 + 0.5 * random())
-    ceiling = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(max(failures - 1, 0), 10), LONGEST_BACKOFF_SECONDS)
-    # Never at once: a server that refuses quickly would receive hundreds of requests a second.
-    return max(ceiling * random(), 0.1 * FIRST_BACKOFF_SECONDS)
 
 
 PLAIN = "application/json"
@@ -214,15 +106,13 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 LINE_LIMIT_BYTES = 2 << 20
-"""An object is at most 1.5 MiB in etcd; a longer line is left out."""
+"""An object is at most 1.5 MiB in etcd."""
 ANSWER_LIMIT_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 HEADERS_SECONDS = 30.0
 """Maximum wait for the headers: a server accepts a watch at once, though its first event may take long."""
 OPENED = "OPENED"
 """Type of the event after which the watch is open."""
-SKIPPED = "SKIPPED"
-"""Type of the event that replaces a line over the limit."""
 
 
 class ApiClient:
@@ -245,9 +135,10 @@ class ApiClient:
     ) -> None:
         self.random = random
         self._credentials = Credentials(kubeconfig, environ=environ, service_account=service_account)
-        self._api: Transport | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._settings: tuple[ApiSettings, ssl.SSLContext] | None = None
         self._stale = False
-        self._opening = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._token = ""
         self.date = ""
         """Date header of the last answer; empty if it had none."""
@@ -255,18 +146,24 @@ class ApiClient:
     @property
     def address(self) -> str:
         """URL of the API server for messages, or its configured source before the first read."""
-        if self._api is not None:
-            return self._api.settings.host
-        return f"the server of the {self._credentials.place}"
+        return self._settings[0].host if self._settings else f"the server of the {self._credentials.place}"
 
     def retry_seconds(self, error: ApiError, failures: int) -> float:
-        """Return the wait in seconds before the next attempt.
+        """Return the wait in seconds: the server's, otherwise full jitter over 1 s, 2 s, 4 s up to 60 s.
 
         Args:
             error: Error of the last attempt.
             failures: Number of consecutive failed attempts, this one included.
         """
-        return retry_seconds(error, failures, self.random)
+        if error.retry_after_seconds is not None:
+            # A little longer than requested, so that clients with the same answer do not retry at the same time.
+            wait_seconds = min(error.retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS)
+            return wait_seconds * (1 + 0.1 * self.random()) + 0.1 * self.random()
+        if error.reason in {"forbidden", "too_large"}:
+            return FORBIDDEN_SECONDS * (0.75 + 0.5 * self.random())
+        ceiling = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(max(failures - 1, 0), 10), LONGEST_BACKOFF_SECONDS)
+        # Never at once: a server that refuses quickly would receive hundreds of requests a second.
+        return max(ceiling * self.random(), 0.1 * FIRST_BACKOFF_SECONDS)
 
     async def get(
         self,
@@ -298,9 +195,8 @@ class ApiClient:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
 
-        The first event is ``{"type": "OPENED"}``: the watch is open. A line longer than any valid object becomes
-        ``{"type": "SKIPPED"}``. Silence ends the stream like the server's own end: a server sends nothing while nothing
-        changes, and a dead connection is detected when the watch is opened again.
+        The first event is ``{"type": "OPENED"}``: the watch is open. Silence ends the stream like the server's own end:
+        a server sends nothing while nothing changes, and a dead connection is detected when the watch is opened again.
 
         Args:
             path: Path of the list.
@@ -320,21 +216,22 @@ class ApiClient:
         with self._translated(request, silence_seconds):
             try:
                 yield {"type": OPENED, "object": {}}
-                async with contextlib.aclosing(_until_silent(_lines(response.content))) as lines:
-                    async for line in lines:
-                        yield self._event(line, request)
+                with contextlib.suppress(TimeoutError):
+                    while line := await response.content.readline(max_line_length=LINE_LIMIT_BYTES):
+                        if not line.endswith(b"\n"):
+                            raise aiohttp.ClientPayloadError("the stream was cut in the middle of a line")
+                        if line.strip():
+                            yield self._event(line, request)
             finally:
                 response.close()
 
     async def close(self) -> None:
         """Close all connections; a later request opens new ones."""
-        if self._api is not None:
-            api, self._api = self._api, None
-            await api.close()
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
 
-    def _event(self, line: bytes | None, request: Request) -> dict[str, Any]:
-        if line is None:
-            return {"type": SKIPPED, "object": {}}
+    def _event(self, line: bytes, request: Request) -> dict[str, Any]:
         event = _decode(line)
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
             raise self._error("garbage", request, "an event has no object")
@@ -356,10 +253,11 @@ class ApiClient:
         return bytes(body)
 
     async def _answer(self, request: Request) -> aiohttp.ClientResponse:
-        response = await self._send(await self._opened(), request)
+        response = await self._send(request)
         if response.status == 401:  # noqa: PLR2004 - the token has expired, its file may have a new one
             response.close()
-            response = await self._send(await self._reopened(), request)
+            self._stale = True
+            response = await self._send(request)
         if response.status != 200:  # noqa: PLR2004 - no other status is a success for reads
             try:
                 details = self._without_token(message_of(await response.content.read(4096)))
@@ -369,32 +267,38 @@ class ApiClient:
             raise of_status(response.status, self.address, request, details=details, retry_after=retry_after)
         return response
 
-    async def _send(self, api: Transport, request: Request) -> aiohttp.ClientResponse:
+    async def _send(self, request: Request) -> aiohttp.ClientResponse:
+        settings, context = await self._current()
         with usable(self._credentials.place):  # the token's file is read again
-            authorization = await api.settings.authorization()
+            authorization = await settings.authorization()
         self._token = authorization.rpartition(" ")[2]
-        response = await api.get(request, authorization)
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "gpu-cost-exporter"}
+            )
+        url = f"{settings.host.rstrip('/')}{request.path}"
+        response = await self._session.get(
+            f"{url}?{urlencode(request.query)}" if request.query else url,
+            headers={"Accept": request.accept, **({"Authorization": authorization} if authorization else {})},
+            timeout=request.limits,
+            ssl=context,
+            proxy=settings.proxy,
+            server_hostname=settings.server_name,
+            allow_redirects=False,  # an API server has no reason to redirect
+        )
         self.date = response.headers.get("Date", "")
         return response
 
-    async def _opened(self) -> Transport:
-        async with self._opening:
-            if self._api is None or self._stale:
-                await self.close()
-                self._api, self._stale = Transport(await self._credentials.read()), False
-            return self._api
+    async def _current(self) -> tuple[ApiSettings, ssl.SSLContext]:
+        """Return settings and certificates, read again if a credential was refused.
 
-    async def _reopened(self) -> Transport:
-        """Read settings and credentials again; open streams stay if only the token is new."""
-        async with self._opening:
-            new, old = await self._credentials.read(), self._api
-            # Connections use the client certificate, and its file may have been renewed.
-            if old is not None and new == old.settings and not new.certificate_file:
-                old.settings = new
-                return old
-            await self.close()
-            self._api = Transport(new)
-            return self._api
+        Requests share connections by certificates. Open streams stay on the connections that they have.
+        """
+        async with self._reading:
+            if self._settings is None or self._stale:
+                settings = await self._credentials.read()
+                self._settings, self._stale = (settings, settings.context()), False
+            return self._settings
 
     def _without_token(self, answer: str) -> str:
         """Return a server's answer without the token: some proxies repeat a request in their errors."""
@@ -408,31 +312,28 @@ class ApiClient:
         """Convert the errors of transport, credentials and JSON into ``ApiError``."""
         try:
             yield
-        except (aiohttp.ClientError, OSError, ValueError, RecursionError, RuntimeError, AssertionError) as error:
-            raise self._explained(error, request, seconds) from error
-
-    def _explained(self, error: Exception, request: Request, seconds: float) -> ApiError:
-        match error:
-            case ssl.SSLError() | aiohttp.ClientSSLError():
-                self._stale = True  # the CA may have been replaced: the next request reads its file again
-                problem = f"TLS failed: {error}; check that the CA of service account or kubeconfig is this cluster's"
-                return self._error("certificate", request, problem)
-            case TimeoutError():
-                problem = "check that the API server works and no network policy blocks it"
-                return self._error("timeout", request, f"no data for {seconds:g} s; {problem}")
-            case aiohttp.InvalidURL():
-                return self._error("no_config", request, f"no such URL: {error}; fix `server` of the cluster")
-            case aiohttp.ClientError() | OSError():
-                problem = "check that the address is right and no network policy blocks it"
-                if self._api is not None and self._api.settings.certificate_file:
-                    self._stale = True  # a server may reject a client certificate by closing the connection
-                    problem += ", and that it accepts the client certificate"
-                return self._error("unreachable", request, f"{str(error) or type(error).__name__}; {problem}")
-            case ValueError() | RecursionError():
-                return self._error("garbage", request, f"the answer is not JSON: {str(error)[:200]}")
-            case _:
-                # aiohttp raises this in one task when another has just replaced or closed the connections.
-                return self._error("unreachable", request, "the connections were replaced during the request")
+        except (ssl.SSLError, aiohttp.ClientSSLError) as error:
+            self._stale = True  # the CA may have been replaced: the next request reads its file again
+            problem = f"TLS failed: {error}; check that the CA of service account or kubeconfig is this cluster's"
+            raise self._error("certificate", request, problem) from error
+        except TimeoutError as error:
+            problem = "check that the API server works and no network policy blocks it"
+            raise self._error("timeout", request, f"no data for {seconds:g} s; {problem}") from error
+        except aiohttp.InvalidURL as error:
+            problem = f"no such URL: {error}; fix `server` of the cluster"
+            raise self._error("no_config", request, problem) from error
+        except (aiohttp.ClientError, OSError) as error:
+            problem = "check that the address is right and no network policy blocks it"
+            if self._settings and self._settings[0].certificate_file:
+                self._stale = True  # a server may reject a client certificate by closing the connection
+                problem += ", and that it accepts the client certificate"
+            raise self._error("unreachable", request, f"{str(error) or type(error).__name__}; {problem}") from error
+        except LineTooLong as error:
+            problem = f"an event is longer than {LINE_LIMIT_BYTES >> 20} MiB"
+            raise self._error("too_large", request, problem) from error
+        except (ValueError, RecursionError) as error:
+            problem = f"the answer is not JSON: {str(error)[:200]}"
+            raise self._error("garbage", request, problem) from error
 
 
 def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON
@@ -443,34 +344,3 @@ def _without_managed_fields(decoded: dict[str, Any]) -> dict[str, Any]:
     # Removed while decoding, because they are four fifths of the metadata.
     decoded.pop("managedFields", None)
     return decoded
-
-
-async def _until_silent(lines: AsyncGenerator[bytes | None, None]) -> AsyncGenerator[bytes | None, None]:
-    """Yield lines until the connection times out for lack of one."""
-    async with contextlib.aclosing(lines):
-        with contextlib.suppress(TimeoutError):
-            async for line in lines:
-                yield line
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes | None, None]:
-    """Yield lines without their line ends; ``None`` for one over the limit.
-
-    Raises:
-        ClientError: The last line is incomplete.
-    """
-    line, too_long = bytearray(), False
-    async for chunk in content.iter_any():
-        *ended, rest = chunk.split(b"\n")
-        for part in ended:
-            line += part
-            if too_long or len(line) > LINE_LIMIT_BYTES:
-                yield None
-            elif line.strip():
-                yield bytes(line)
-            line, too_long = bytearray(), False
-        line += rest
-        if len(line) > LINE_LIMIT_BYTES:
-            line, too_long = bytearray(), True
-    if line or too_long:
-        raise aiohttp.ClientPayloadError("the stream was cut in the middle of a line")

@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import importlib
 import os
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """Address, authority and credentials of a server. Equal ones may share connections."""
+    """Address, authority and credentials of a server."""
 
     host: str
     """URL without a trailing path."""
@@ -34,8 +35,26 @@ class ApiSettings:
     proxy: str | None = None
     server_name: str | None = None
     """Name that its certificate must be valid for, if it is not the host."""
-    authorization: Callable[[], Awaitable[str]] = field(compare=False)
+    authorization: Callable[[], Awaitable[str]]
     """Returns the header's value, read again if it may be new; empty if a certificate identifies the client."""
+
+    def context(self) -> ssl.SSLContext:
+        """Read the certificates.
+
+        Raises:
+            OSError: A file cannot be read.
+            SSLError: A certificate is not valid.
+        """
+        context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
+        if self.certificate_file:
+            context.load_cert_chain(self.certificate_file, self.key_file)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        # Python 3.13 requires certificate extensions that many clusters lack and Go does not require; chain and name
+        # are checked as before.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return context
 
 
 def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:

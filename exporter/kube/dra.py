@@ -256,23 +256,29 @@ class DraReader:
         return not self._is_absent and self._steady() - self._asked_at < PATIENCE_SECONDS
 
     @property
-    def problems(self) -> tuple[tuple[str, str], ...]:
+    def problems(self) -> list[tuple[str, str]]:
         """(reason, message) of each part that cannot be read."""
         found = [
             (error.reason, f"{error}; for claimed devices only the kubelet's answer counts")
             for error in (self._discovery_problem, self._claims.problem)
             if error
         ]
-        if self._slices is not None and self._slices.problem:
-            found.append(("", self._slices.problem))
-        return tuple(found)
+        if self._slices is not None and self._slices.failure:
+            found.append((self._slices.failure.reason, str(self._slices.failure)))
+        return found
 
     @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since the start by reason, prefixed with the part."""
-        slices: Mapping[str, int] = self._slices.errors if self._slices is not None else {}
-        parts = {"dra": self._discovery_errors, "claim": self._claims.errors, "slices": slices}
-        return {f"{part}_{reason}": count for part, counts in parts.items() for reason, count in counts.items()}
+    def errors(self) -> Mapping[str, Mapping[str, int]]:
+        """Counts since the start, by part and reason."""
+        slices = self._slices.errors if self._slices is not None else Counter[str]()
+        return {"dra": self._discovery_errors, "claim": self._claims.errors, "slices": slices}
+
+    @property
+    def answered(self) -> bool:
+        """Whether slices and claims, if they are needed, were read once, or cannot be read now."""
+        if self._slices is None:
+            return not self._listed or self._is_absent or self._discovery_problem is not None
+        return self._slices.answered and self._claims.answered
 
     def note(self, allocations: Allocations) -> None:
         """Request the claims that the kubelet lists now, and drop the others."""

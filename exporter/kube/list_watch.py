@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from exporter.errors import ApiError
-from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient, Request
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, ApiClient, Request
 
 LOG = logging.getLogger("exporter.kube.list_watch")
 
@@ -37,7 +37,7 @@ GONE_SPREAD_SECONDS = 10.0
 _LIST_AGAIN_AFTER = 5
 # Failures after which the last version may be the cause of the server's error, or may no longer advance.
 _DOUBTFUL = frozenset({"server_error", "timeout"})
-_BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
+_BROKEN = frozenset({"garbage", "forbidden", "not_found", "too_large", "unexpected"})
 
 
 class ListWatch(Generic[Item]):
@@ -94,10 +94,9 @@ class ListWatch(Generic[Item]):
         self._newest = ""
         self._failures = 0
         self._expiries = 0
-        self._listed = False
         self._lost_at: float | None = None
         self.errors: Counter[str] = Counter()
-        """Counts by reason since the start; ``unparsable`` and ``too_large`` are objects that were skipped."""
+        """Counts by reason since the start; ``unparsable`` are objects that were skipped."""
         self.items: Mapping[ObjectKey, Item] = MappingProxyType({})
         self.version = 0
         """Increases with each change of ``items``, and when they become known."""
@@ -105,6 +104,8 @@ class ListWatch(Generic[Item]):
         """Unix time of the last answer or event."""
         self.failure: ApiError | None = None
         """The last error; ``None`` while the stream is open."""
+        self.answered = False
+        """Whether the server has opened the watch, or refused something."""
         self.skew_seconds = 0.0
         """Seconds by which this clock is ahead of the server's at the last answer; 0 if negligible."""
 
@@ -112,7 +113,7 @@ class ListWatch(Generic[Item]):
     def known(self) -> bool:
         """Whether ``items`` is valid: listed once, and the stream not lost for too long."""
         lost = self._lost_at
-        return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
+        return self.at_seconds is not None and (lost is None or self._clock() - lost <= self._keep_seconds)
 
     @property
     def problem(self) -> str:
@@ -147,7 +148,7 @@ class ListWatch(Generic[Item]):
                 return GONE_SPREAD_SECONDS * self._client.random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
-        self.failure = error
+        self.failure, self.answered = error, True
         return self._client.retry_seconds(error, self._failures)
 
     async def _list(self) -> None:
@@ -164,7 +165,7 @@ class ListWatch(Generic[Item]):
         found: dict[ObjectKey, Item] = {}
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
-        first, self._listed = not self._listed, True
+        first = self.at_seconds is None
         self._compare_clocks()
         self._at(_version(listed))
         self._replace(found, changed=first)
@@ -198,12 +199,13 @@ class ListWatch(Generic[Item]):
             async for event in events:
                 if event["type"] == OPENED:
                     self._lost_at = self.failure = None
+                    self.answered = True
                     self._compare_clocks()
                     self._at(self._resource_version)
                 else:
                     had_event = True
-                    self._apply(event["type"], event.get("object", {}))
-                    self._succeeded()
+                    self._apply(event["type"], event["object"])
+                    self._failures = self._expiries = 0
         lasted = self._clock() - began
         if not had_event and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
@@ -211,7 +213,7 @@ class ListWatch(Generic[Item]):
                 f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
                 " check whether a proxy before the server cuts long answers",
             )
-        self._succeeded()
+        self._failures = self._expiries = 0
 
     def _compare_clocks(self) -> None:
         try:
@@ -224,9 +226,6 @@ class ListWatch(Generic[Item]):
             self.errors["clock_skew"] += 1
         self.skew_seconds = skew_seconds
 
-    def _succeeded(self) -> None:
-        self._failures = self._expiries = 0
-
     def _at(self, version: str) -> None:
         """Record the time and the version of an answer or event."""
         self.at_seconds = self._clock()
@@ -236,10 +235,6 @@ class ListWatch(Generic[Item]):
                 self._newest = version
 
     def _apply(self, kind: object, shown: dict[str, Any]) -> None:
-        if kind == SKIPPED:
-            self.errors["too_large"] += 1
-            self.at_seconds = self._clock()
-            return
         if kind in {"ADDED", "MODIFIED"}:
             items = dict(self.items)
             self._take(shown, items)
@@ -380,6 +375,12 @@ class Lookups(Generic[Key, Item]):
             return self._outage
         refusals = (state.refusal for state in self._states.values() if state.refusal)
         return next((one for one in refusals if self._absent_is_problem or one.reason != "not_found"), None)
+
+    @property
+    def answered(self) -> bool:
+        """Whether each wanted key was read once, or cannot be read now."""
+        states = self._states.items()
+        return self._outage is not None or all(key in self.items or one.refusal or one.unready for key, one in states)
 
     def want(self, key: Key) -> None:
         """Request a key, at once if it was never read."""

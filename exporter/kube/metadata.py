@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -247,7 +246,6 @@ class Metadata:
         self._dra = DraReader(self._client, settings.node, clock=clock, steady=self._steady_now)
         self._endings = Endings()
         self._unexpected: dict[str, str] = {}
-        self._unexpected_count = 0
         self._steady = 0.0
         self._last_now: float | None = None
         self._asked_for: set[str] = set()
@@ -260,6 +258,11 @@ class Metadata:
     def _is_other_node(self) -> bool:
         """Whether the API has no node of the configured name, so that an empty list of its pods is not reliable."""
         return self._is_node_absent and not self._pods.items
+
+    @property
+    def address(self) -> str:
+        """URL of the API server for messages."""
+        return self._client.address
 
     @property
     def status(self) -> MetadataStatus:
@@ -305,17 +308,19 @@ class Metadata:
     @property
     def errors(self) -> Mapping[str, int]:
         """Counts since the start by reason, prefixed with the part except for pods."""
-        errors = Counter(self._pods.errors)
-        for part, counts in (
-            ("node", self._node.errors),
-            ("namespace", self._namespaces.errors),
-            ("phase", self._phases.errors),
-        ):
-            errors.update({f"{part}_{reason}": count for reason, count in counts.items()})
-        errors.update(self._dra.errors)
-        if self._unexpected_count:
-            errors["unexpected"] += self._unexpected_count
-        return dict(errors)
+        parts: Mapping[str, Mapping[str, int]] = {
+            "node": self._node.errors,
+            "namespace": self._namespaces.errors,
+            "phase": self._phases.errors,
+            **self._dra.errors,
+        }
+        by_part = {f"{part}_{reason}": count for part, counts in parts.items() for reason, count in counts.items()}
+        return {**self._pods.errors, **by_part}
+
+    @property
+    def answered(self) -> bool:
+        """Whether each part was read once, or cannot be read now."""
+        return all(one.answered for one in (self._pods, self._node, self._namespaces, self._phases, self._dra))
 
     async def run(self) -> None:
         """Read and follow everything until cancelled."""
@@ -341,7 +346,7 @@ class Metadata:
                 await run()
             except Exception as error:
                 LOG.exception("Kubernetes API: reading %s failed unexpectedly; it starts again", name)
-                self._unexpected_count += 1
+                self._pods.errors["unexpected"] += 1
                 self._unexpected[name] = f"{name}: unexpected {type(error).__name__}; the agent's log has the cause"
             await asyncio.sleep(_UNEXPECTED_SECONDS * (0.5 + self._client.random()))
             self._unexpected.pop(name, None)
