@@ -92,7 +92,7 @@ async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(
     assert set(found) == {"kubernetes API", "API rights"}
     assert view
     assert of_holders(config, view).cause == "owner and team known of all 1 pods that hold GPUs"
-    labels = checks.node_labels(view.node_facts, READING)
+    labels = checks.node_labels(view.node_facts)
     assert (labels.level, labels.cause) == (Level.OK, "p5.48xlarge, NVIDIA-L40S")
 
 
@@ -243,31 +243,9 @@ def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("product", "model", "level"),
-    [
-        ("NVIDIA-H100-80GB-HBM3", "NVIDIA H100 80GB HBM3", Level.OK),
-        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "NVIDIA H100 80GB HBM3", Level.OK),
-        ("NVIDIA-A100-SXM4-80GB-SHARED", "NVIDIA A100-SXM4-80GB", Level.OK),
-        ("nvidia-tesla-t4", "Tesla T4", Level.OK),
-        ("nvidia-h100-80gb", "NVIDIA H100 80GB HBM3", Level.OK),
-        ("h100", "NVIDIA H100 PCIe", Level.OK),
-        ("NVIDIA-RTX-6000-Ada-Generation", "NVIDIA RTX 6000 Ada Generation", Level.OK),
-        ("", "NVIDIA L40S", Level.OK),
-        ("nvidia", "NVIDIA L40S", Level.OK),
-        ("NVIDIA-A10", "NVIDIA A100-SXM4-80GB", Level.WARN),
-        ("NVIDIA-A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", Level.WARN),
-    ],
-)
-def test_the_product_in_the_labels_is_held_against_the_drivers_model(product: str, model: str, level: Level) -> None:
-    gpu = replace(READING.gpus[0], gpu=replace(READING.gpus[0].gpu, model=model))
-    finding = checks.node_labels(NodeFacts(gpu_product=product), replace(READING, gpus=(gpu,)))
-    assert finding.level is level
-
-
 def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_things() -> None:
-    assert checks.node_labels(None, READING).level is Level.WARN
-    assert "say nothing" in checks.node_labels(NodeFacts(), None).cause
+    assert checks.node_labels(None).level is Level.WARN
+    assert "say nothing" in checks.node_labels(NodeFacts()).cause
 
 
 def test_what_pods_say_and_cannot_be_understood_is_told() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,18 +10,15 @@ from pathlib import Path
 
 import pytest
 from config_support import configured
-from stub_support import compiler
 
 from exporter import doctor
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.config.types import Listen
 from exporter.doctor import host_engine, machine
-from exporter.doctor import host_engine as dcgm_library
 from exporter.doctor import machine as driver
 from exporter.doctor.checks import layer_agreement
 from exporter.doctor.findings import Finding, Level
-from exporter.doctor.host_engine import LibraryReport
 from exporter.gpu import wire
 from exporter.gpu.merge import merge
 from exporter.model import (
@@ -144,23 +140,20 @@ def test_nothing_is_said_of_profiling_that_was_not_asked_for() -> None:
     assert host_engine.profiling(reading(one()), None) is None
 
 
-def test_fields_of_the_file_that_the_library_or_the_gpus_do_not_have_are_named() -> None:
-    rows = {Field(1700): "DCGM_FI_DEV_NEW", Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
-    library = LibraryReport(soname="libdcgm.so.4", version="4.6.0", unknown=frozenset({Field(1700)}))
-    found = host_engine.fields(rows, library, reading(one(values={Field(63): 8})))
+def test_fields_of_the_file_that_the_gpus_do_not_have_are_named() -> None:
+    rows = {Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
+    found = host_engine.fields(rows, reading(one(values={Field(63): 8})))
     assert found is not None
     assert found.level is Level.WARN
-    assert found.cause == (
-        "libdcgm.so.4 4.6.0 does not know DCGM_FI_DEV_NEW; no GPU has a value of DCGM_FI_DEV_ECC_CURRENT"
-    )
-    assert host_engine.fields({}, library, reading(one())) is None
+    assert found.cause == "no GPU has a value of DCGM_FI_DEV_ECC_CURRENT"
+    assert host_engine.fields({}, reading(one())) is None
 
 
 def test_a_profiling_field_is_not_told_twice_while_nothing_is_profiled() -> None:
     rows = {Field(1013): "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE"}
     paused = reading(one(profiling=ProfilingState.PAUSED))
-    assert host_engine.fields(rows, LibraryReport(), paused) is None
-    running = host_engine.fields(rows, LibraryReport(), reading(one(profiling=ProfilingState.RUNNING)))
+    assert host_engine.fields(rows, paused) is None
+    running = host_engine.fields(rows, reading(one(profiling=ProfilingState.RUNNING)))
     assert running is not None
     assert running.level is Level.WARN
 
@@ -181,8 +174,7 @@ async def engine_finding(
         simulated=True,
         driver_deadline_seconds=deadline,
     )
-    found, _, last = await host_engine.examine(around, ())
-    return found, last
+    return await host_engine.examine(around, ())
 
 
 async def test_an_engine_that_answers_is_told_with_version_and_age_of_its_reading() -> None:
@@ -222,44 +214,6 @@ async def test_what_a_process_that_died_has_written_can_be_had() -> None:
     (found,), _ = await engine_finding([sys.executable, "-c", "import os; os.abort()"], settings())
     assert (found.level, "SIGABRT" in found.cause) == (Level.WARN, True)
     assert "--log-level debug" in found.fix
-
-
-async def test_a_library_that_is_not_there_is_named_with_what_to_install(tmp_path: Path) -> None:
-    library = await dcgm_library.look([Field(1001)], {"LD_LIBRARY_PATH": str(tmp_path)})
-    assert "libdcgm was not found" in library.problem
-    assert "install" in library.problem
-
-
-async def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
-    (tmp_path / "libdcgm.so.4").write_text("not a library")
-    library = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(tmp_path)})
-    assert "libdcgm.so.4: file too short" in library.problem
-
-
-def broken_library(directory: Path, code: str) -> str:
-    """The directory, with a libdcgm in it that has this code and nothing of DCGM's."""
-    source = directory / "crash.c"
-    source.write_text(f"#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n{code}\n")
-    library = directory / "libdcgm.so.4"
-    subprocess.run([compiler() or "cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    return str(directory)
-
-
-@pytest.mark.skipif(compiler() is None, reason="a library that crashes needs a C compiler")
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        ("__attribute__((constructor)) static void f(void) { abort(); }", "ended its process with Aborted"),
-        ("__attribute__((constructor)) static void f(void) { _exit(0); }", "ended its process without a word"),
-        ('__attribute__((destructor)) static void f(void) { puts("5\\nbye"); }', "libdcgm.so.4 lacks "),
-    ],
-)
-async def test_a_library_that_crashes_takes_its_own_process_along_and_not_the_doctor(
-    tmp_path: Path, code: str, told: str
-) -> None:
-    found = await dcgm_library.look([], {"LD_LIBRARY_PATH": broken_library(tmp_path, code)})
-    assert told in found.problem
-    assert "install" in found.problem
 
 
 def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:

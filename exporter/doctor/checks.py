@@ -1,11 +1,9 @@
 """Runs all checks in the order in which they depend on each other, and finds the layer of the node that failed."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -14,17 +12,12 @@ from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import host_engine, kubernetes, machine
 from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
-from exporter.doctor.host_engine import LibraryReport
 from exporter.errors import ConfigError
 from exporter.gpu.merge import alone, merge, supplement
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import Allocations, Attribution, DeviceState, NodeFacts, PodFacts, Reading
 
 _SHOWN = 3
-# Of a product's name what says nothing of the model: memory, form and ways of sharing.
-_NO_MODEL = re.compile(
-    r"[0-9]+g[bi]?b?|sxm[0-9]*|hbm[0-9]*[a-z]*|pcie|nvl[0-9]*|mig|[0-9]{1,3}c?[0-9]{0,3}g\.[0-9]{1,6}gb", re.ASCII
-)
 
 
 def of_holders(
@@ -63,38 +56,21 @@ def of_holders(
     return ok(name, f"owner and team known of all {len(pods)} pods that hold GPUs")
 
 
-def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
-    """The product in the node's labels should be the driver's model; prices go by the driver's word."""
+def node_labels(facts: NodeFacts | None) -> Finding:
+    """The node's labels should have what prices depend on."""
     name = "node labels"
     if facts is None:
-        return warn(
-            name,
-            "cannot be read: GPUs are unpriced where the price may depend on them",
-            "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
-        )
+        return warn(name, "cannot be read: GPUs are unpriced where the price may depend on them", _GRANT_NODES)
     known = (facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
-    labels = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"
-    models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
-    if models and not any(_is_same(facts.gpu_product, model) for model in models):
-        return warn(
-            name,
-            f"say {facts.gpu_product}, the driver says {', '.join(models)}",
-            "the labels are of an earlier GPU: restart gpu-feature-discovery on this node",
-        )
-    return ok(name, labels)
-
-
-def _is_same(product: str, model: str) -> bool:
-    """Return whether two spellings can mean one model; a label without a model's number is never wrong."""
-    named = [word for word in _words(product) if any(map(str.isdigit, word)) and not _NO_MODEL.fullmatch(word)]
-    return not named or named[0] in _words(model)
-
-
-def _words(text: str) -> list[str]:
-    return re.split(r"[\s_-]+", text.lower())
+    return ok(name, ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and product")
 
 
 _NAME = "price book"
+_GRANT_NODES = "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region"
+_ADD_ROW = (
+    "add a row; one that asks for region, instance or capacity type needs the option of that name, "
+    "or the node's label and --kube-metadata on"
+)
 
 
 def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float) -> Finding:
@@ -112,59 +88,34 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
         return fail(_NAME, first_of(error), "fix it, and try it: gpu-cost-exporter prices check FILE")
     if not read.rows and read.fallback is None:
         return ok(_NAME, "none: no prices, no money")
-    books = _summary(read)
-    unpriced = _unpriced(read, config, labelled, reading, now)
-    if unpriced:
-        return _without_price(f"{books}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
+    listed = [one for one in (read, read.fallback) if one is not None and one.rows]
+    books = "; else ".join(map(_summary, listed)) + ("" if read.fallback else "; no list prices behind it")
+    if unpriced := _unpriced(read, config, labelled, reading, now):
+        why = "" if labelled else ": it may depend on the node's labels, which could not be read"
+        fix = _ADD_ROW if labelled else _GRANT_NODES
+        return warn(_NAME, f"{books}; no price for {', '.join(unpriced)}{why}", fix)
     if read.warnings:
         return warn(_NAME, f"{books}; {first_of(read.warnings)}", "see: gpu-cost-exporter prices check FILE")
-    today = datetime.fromtimestamp(now, tz=UTC).date().isoformat()
-    if _days(read)[-1] > today:
+    if max(row.price.as_of for row in listed[0].rows) > datetime.fromtimestamp(now, tz=UTC).date().isoformat():
         return warn(_NAME, f"{books}: as_of lies in the future", "as_of is the day of the source, not of the effect")
     return ok(_NAME, books)
 
 
-def _without_price(cause: str, *, labels_read: bool) -> Finding:
-    if labels_read:
-        return warn(
-            _NAME,
-            cause,
-            "add a row; one that asks for region, instance or capacity type needs the option of that name, "
-            "or the node's label and --kube-metadata on",
-        )
-    return warn(
-        _NAME,
-        f"{cause}: it may depend on the node's labels, which could not be read",
-        "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
-    )
-
-
 def _summary(read: PriceBook) -> str:
-    books = [_one(one) for one in (read, read.fallback) if one is not None and one.rows]
-    return "; else ".join(books) if read.fallback else f"{books[0]}; no list prices behind it"
-
-
-def _one(read: PriceBook) -> str:
-    first, last = _days(read)[0], _days(read)[-1]
-    period = first if first == last else f"{first} to {last}"
+    days = sorted(row.price.as_of for row in read.rows)
+    period = " to ".join(dict.fromkeys((days[0], days[-1])))
     rows = "1 row" if len(read.rows) == 1 else f"{len(read.rows)} rows"
     return f"{read.name}: {rows}, {read.currency}, as of {period}"
-
-
-def _days(read: PriceBook) -> list[str]:
-    """The days of the sources, the oldest first."""
-    rows = read.rows or (read.fallback.rows if read.fallback else ())
-    return sorted(row.price.as_of for row in rows)
 
 
 def _unpriced(
     read: PriceBook, config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float
 ) -> list[str]:
-    given = config.prices.node_facts
+    """Return the models of this node's GPUs that have no price."""
     price = partial(
         read.price,
         node=config.attribution.node_name,
-        facts=settled_facts(given, labelled or NodeFacts()),
+        facts=settled_facts(config.prices.node_facts, labelled or NodeFacts()),
         at_seconds=now,
         facts_complete=labelled is not None,
     )
@@ -173,15 +124,6 @@ def _unpriced(
 
 
 NVML, DCGM = "NVML", "DCGM"
-
-
-class Layer(StrEnum):
-    """What stands between the hardware and a pod, from below."""
-
-    DRIVER = "driver"
-    CONTAINER_TOOLKIT = "container toolkit"
-    DEVICE_PLUGIN = "device plugin"
-    KUBELET = "kubelet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +146,25 @@ class Counts:
     by_claims: bool = False
     """Devices of this node are given out by DRA: then a kubelet that advertises none is as it should be."""
 
+    @property
+    def there(self) -> int | None:
+        """GPUs that the driver has, or the bus where it is not known; hosts without PCI GPUs (Tegra, WSL) have none."""
+        return self.in_driver if self.in_driver is not None else self.on_bus or None
+
+    @property
+    def place(self) -> str:
+        """Where ``there`` was counted."""
+        return "PCI bus" if self.in_driver is None else "driver"
+
+    @property
+    def known(self) -> int:
+        """GPUs that the kubelet knows."""
+        return max(self.advertised or 0, self.allocated or 0)
+
 
 _LAYERS = "layers"
+_DRIVER, _TOOLKIT, _PLUGIN, _KUBELET = "driver", "container toolkit", "device plugin", "kubelet"
+"""What stands between the hardware and a pod, from below."""
 _DRIVER_LOG = "see the kernel log (dmesg | grep -i -e nvrm -e xid), then reset the GPU or restart the node"
 _LOAD_DRIVER = "load the driver (modprobe nvidia), or see the driver's pod of the GPU operator"
 _SHOW_ALL = "see all GPUs: runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
@@ -227,51 +186,44 @@ def diagnose(counts: Counts) -> Finding:
         counts: Of one instant, as far as they are known; two layers that are known are compared though one between
             them is not.
     """
-    return _driver(counts) or _toolkit(counts) or _above(counts)
+    return _below_driver(counts) or _below_container(counts) or _above(counts)
 
 
-def _failed(layer: Layer, cause: str, fix: str) -> Finding:
-    level = fail if layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
-    return level(_LAYERS, f"{layer.value}: {cause}", fix)
+def _failed(layer: str, cause: str, fix: str) -> Finding:
+    level = fail if layer in {_DRIVER, _TOOLKIT} else warn
+    return level(_LAYERS, f"{layer}: {cause}", fix)
 
 
-def _driver(counts: Counts) -> Finding | None:
-    bus, driver, seen = counts.on_bus, counts.in_driver, counts.seen
-    if bus and driver is None and not seen and not counts.advertised:
-        return _failed(Layer.DRIVER, f"the PCI bus has {_gpus(bus)}, and no driver is loaded", _LOAD_DRIVER)
+def _below_driver(counts: Counts) -> Finding | None:
+    bus, driver, there = counts.on_bus, counts.in_driver, counts.there
+    if bus and driver is None and not counts.seen and not counts.advertised:
+        return _failed(_DRIVER, f"the PCI bus has {_gpus(bus)}, and no driver is loaded", _LOAD_DRIVER)
     if bus is not None and driver is not None and driver < bus:
-        cause = f"the PCI bus has {_gpus(bus)}, the driver has taken {driver}"
-        return _failed(Layer.DRIVER, cause, _DRIVER_LOG)
-    known = max(counts.advertised or 0, counts.allocated or 0)
-    # On hosts without PCI GPUs (Tegra, WSL) the bus is empty and all is well.
-    there = driver if driver is not None else bus or None
-    if there is not None and known > there:
-        cause = f"the kubelet knows {_gpus(known)}, the {'driver' if driver is not None else 'PCI bus'} has {there} now"
-        return _failed(Layer.DRIVER, f"{cause}: one fell off the bus", _DRIVER_LOG)
+        return _failed(_DRIVER, f"the PCI bus has {_gpus(bus)}, the driver has taken {driver}", _DRIVER_LOG)
+    if there is not None and counts.known > there:
+        cause = f"the kubelet knows {_gpus(counts.known)}, the {counts.place} has {there} now: one fell off the bus"
+        return _failed(_DRIVER, cause, _DRIVER_LOG)
     return None
 
 
-def _toolkit(counts: Counts) -> Finding | None:
+def _below_container(counts: Counts) -> Finding | None:
     """Compare what is shown here with what is there.
 
     The device plugin, which uses the same driver from another place, shows which layer fails when fewer are shown.
     """
-    seen, advertised = counts.seen or 0, counts.advertised
-    there = counts.in_driver if counts.in_driver is not None else counts.on_bus
-    known = max(advertised or 0, counts.allocated or 0)
-    if max(there or 0, known) <= seen:
+    seen, advertised = counts.seen or 0, counts.advertised or 0
+    there = max(counts.there or 0, counts.known)
+    if there <= seen:
         return None
-    by, where = counts.shown_by, "this container" if counts.shown_by == NVML else "its engine's container"
-    shown = f"{by} does not work here" if counts.seen is None else f"{by} shows {counts.seen} here"
-    show_all = f"let {where} {_SHOW_ALL}"
-    if advertised and advertised > seen:
-        more = f"; the device plugin is shown {advertised}"
-        return _failed(Layer.CONTAINER_TOOLKIT, f"{_there(counts, there)}{shown}{more}", show_all)
-    if advertised or (counts.allocated or 0) > seen:
+    where = "this container" if counts.shown_by == NVML else "its engine's container"
+    shown = f"{counts.shown_by} {'does not work' if counts.seen is None else f'shows {counts.seen}'} here"
+    if counts.there is not None:
+        shown = f"the {counts.place} has {_gpus(counts.there)}, {shown}"
+    if advertised <= seen and (advertised or counts.known > seen):
         rest = f"to {where} and to the device plugin" if advertised else "any more"
-        cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {rest}"
-        return _failed(Layer.DRIVER, cause, _DRIVER_LOG)
-    return _failed(Layer.CONTAINER_TOOLKIT, f"{_there(counts, there)}{shown}", show_all)
+        return _failed(_DRIVER, f"{shown}: the driver does not give all of {there} {rest}", _DRIVER_LOG)
+    more = f"; the device plugin is shown {advertised}" if advertised else ""
+    return _failed(_TOOLKIT, f"{shown}{more}", f"let {where} {_SHOW_ALL}")
 
 
 def _above(counts: Counts) -> Finding:
@@ -283,15 +235,14 @@ def _above(counts: Counts) -> Finding:
     if (counts.by_claims and not advertised) or (counts.inventory_refused and advertised is None):
         return _ok(counts, "given out by claims (DRA)" if counts.by_claims else "advertised devices not known")
     if advertised is None:
-        return _failed(
-            Layer.KUBELET, "the kubelet does not report its devices", "the kubelet is too old: use 1.23 or newer"
-        )
+        too_old = "the kubelet is too old: use 1.23 or newer"
+        return _failed(_KUBELET, "the kubelet does not report its devices", too_old)
     if not advertised and seen:
         return _nothing_advertised(seen, counts.allocated)
     if advertised < seen:
         plugin = "DRA driver or device plugin" if counts.by_claims else "device plugin"
         cause = f"the driver shows {_gpus(seen)}, the {plugin} advertises {advertised} as healthy"
-        return _failed(Layer.DEVICE_PLUGIN, cause, _PLUGIN_LOG)
+        return _failed(_PLUGIN, cause, _PLUGIN_LOG)
     return _ok(counts, "advertised")
 
 
@@ -299,9 +250,9 @@ def _nothing_advertised(seen: int, allocated: int | None) -> Finding:
     # The kubelet's checkpoint keeps allocations after the plugin's registration ends.
     if allocated:
         cause = f"{allocated} of {_gpus(seen)} are held and none is advertised: the device plugin is not registered"
-        return _failed(Layer.KUBELET, cause, _PLUGIN_LATE)
+        return _failed(_KUBELET, cause, _PLUGIN_LATE)
     cause = f"the driver shows {_gpus(seen)}, no device plugin advertises one"
-    return _failed(Layer.DEVICE_PLUGIN, cause, _PLUGIN_MISSING)
+    return _failed(_PLUGIN, cause, _PLUGIN_MISSING)
 
 
 def _ok(counts: Counts, how: str) -> Finding:
@@ -311,12 +262,6 @@ def _ok(counts: Counts, how: str) -> Finding:
     number = "" if advertised is None else f"{advertised} "
     held = "" if counts.allocated is None else f", {counts.allocated} held"
     return ok(_LAYERS, f"{_gpus(seen)} here, {number}{how}{held}")
-
-
-def _there(counts: Counts, there: int | None) -> str:
-    if there is None:
-        return ""
-    return f"the {'driver' if counts.in_driver is not None else 'PCI bus'} has {_gpus(there)}, "
 
 
 def _gpus(count: int) -> str:
@@ -411,14 +356,14 @@ async def examine(around: Surroundings) -> Examination:
     config = around.config
     wall, monotonic = around.wall(), around.monotonic()
     of_collectors, made = machine.collectors(config)
-    (found, nvml), (of_dcgm, library, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
+    (found, nvml), (of_dcgm, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
     found += of_dcgm
     if from_dcgm:
         rows = {row.field.field: row.name for row in made.dcgm_only}
         judged = (
             host_engine.devices(from_dcgm, nvml),
             host_engine.profiling(from_dcgm, nvml),
-            host_engine.fields(rows, library, from_dcgm),
+            host_engine.fields(rows, from_dcgm),
         )
         found += [one for one in judged if one]
     reading, _ = merge(nvml, from_dcgm)
@@ -457,12 +402,12 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     return found, reading
 
 
-async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], LibraryReport, Reading | None]:
-    """Library and engine, where DCGM is in use; which library there is, and the engine's last reading."""
+async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
+    """The engine, where DCGM is in use; and its last reading."""
     config = around.config
     if not config.sampling.dcgm_address:
         hint = await host_engine.hint() if config.sampling.source == "auto" and not around.simulated else None
-        return [hint] if hint else [], LibraryReport(), None
+        return [hint] if hint else [], None
     fields = (alone if config.sampling.source == "dcgm" else supplement)(made.fields)
     return await host_engine.examine(around, fields)
 
@@ -489,7 +434,7 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     if api and attribution:
         # Without the driver no holder is known.
         found += [of_holders(config, attribution, api.facts)] if reading else []
-        found.append(node_labels(api.node_facts, reading))
+        found.append(node_labels(api.node_facts))
     if not (config.attribution.enabled and config.owners.kube_metadata):
         return found, NodeFacts()
     return found, api.node_facts if api else None

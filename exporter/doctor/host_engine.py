@@ -2,14 +2,8 @@
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from exporter.config import AgentConfig
 from exporter.doctor import machine
@@ -20,65 +14,8 @@ from exporter.gpu.worker import child_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
 from exporter.model.fields import PROFILING
 
-_DEADLINE_SECONDS = 10.0
-_REINSTALL = "install DCGM's client library again, of the host engine's major version (docs/dcgm.md)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryReport:
-    """What there is of libdcgm; ``problem`` is empty when it works."""
-
-    soname: str = ""
-    version: str = ""
-    """``4.6.0``; empty where it does not report it."""
-    unknown: frozenset[Field] = frozenset()
-    problem: str = ""
-
-
-async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> LibraryReport:
-    """Which library the agent would load, and which of the fields it does not know."""
-    ids = ",".join(str(int(field)) for field in sorted(fields))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "exporter.gpu.child", "--check-libdcgm", "--fields", ids),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=None if env is None else {**os.environ, **env},
-    )
-    try:
-        async with asyncio.timeout(_DEADLINE_SECONDS):
-            out, _ = await process.communicate()
-    except TimeoutError:
-        return LibraryReport(problem=f"loading libdcgm did not end within {_DEADLINE_SECONDS:g} s; {_REINSTALL}")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    code = process.returncode or 0
-    if code:
-        how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-        return LibraryReport(problem=f"loading libdcgm ended its process with {how}; {_REINSTALL}")
-    report = _report(out)
-    if report is None:
-        return LibraryReport(problem=f"loading libdcgm ended its process without a word; {_REINSTALL}")
-    if "problem" in report:
-        return LibraryReport(problem=report["problem"])
-    unknown = frozenset(Field(one) for one in report["unknown"])
-    return LibraryReport(soname=report["soname"], version=report["version"], unknown=unknown)
-
-
-def _report(out: bytes) -> dict[str, Any] | None:
-    """The object that the process has written; a library may write lines of its own before it and after."""
-    for line in reversed(out.splitlines()):
-        with contextlib.suppress(ValueError):
-            report = json.loads(line)
-            if isinstance(report, dict):
-                return report
-    return None
-
-
-_LIBRARY, _ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
-    f"DCGM {what}" for what in ("library", "engine", "refusals", "devices", "profiling", "fields")
+_ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
+    f"DCGM {what}" for what in ("engine", "refusals", "devices", "profiling", "fields")
 )
 _OF_OTHER_CHECKS = frozenset(
     f"dcgm_{reason}"
@@ -116,10 +53,8 @@ _FIXES: Mapping[ProfilingState, str] = {
 """By state, the one that can be fixed at once first."""
 
 
-async def examine(
-    around: Surroundings, fields: Collection[Field]
-) -> tuple[list[Finding], LibraryReport, Reading | None]:
-    """Whether library and engine work, and the engine's last reading; ``None`` where there was none.
+async def examine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding], Reading | None]:
+    """Return whether the engine works, and its last reading; ``None`` where there was none.
 
     Args:
         around: The node.
@@ -128,31 +63,16 @@ async def examine(
     config = around.config
     # Alone it is all there is; with NVML the agent continues without it.
     bad = fail if config.sampling.source == "dcgm" else warn
-    library, found = LibraryReport(), []
-    if not around.simulated:
-        library = await look(fields, around.worker_env)
-        if library.problem:
-            return [bad(_LIBRARY, library.problem, "")], library, None
-        found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    command = around.dcgm_command or child_command(
-        interval_seconds(around.config), fields, config.sampling.dcgm_address
-    )
+    command = around.dcgm_command or child_command(interval_seconds(config), fields, config.sampling.dcgm_address)
     heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
-        return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None
+        return [bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
-        return [*found, bad(_ENGINE, str(no_values(config.sampling.dcgm_address, count)), "")], library, heard.last
+        return [bad(_ENGINE, str(no_values(config.sampling.dcgm_address, count)), "")], heard.last
     refused = refusals(heard.errors)
-    return (
-        [
-            *found,
-            _engine(config, heard.last, heard.first_after_seconds, around.wall()),
-            *([refused] if refused else []),
-        ],
-        library,
-        heard.last,
-    )
+    engine = _engine(config, heard.last, heard.first_after_seconds, around.wall())
+    return [engine, *([refused] if refused else [])], heard.last
 
 
 def _has_values(gpu: GpuReading) -> bool:
@@ -181,7 +101,8 @@ def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: 
     """What is wrong with the engine, and its fix where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
-        return cause, "run doctor again with --log-level debug: it shows what that process wrote"
+        fix = "install DCGM's client library of the engine's major version; --log-level debug shows what it wrote"
+        return cause, fix
     if heard.status.message:
         return cause, ""
     return f"{config.sampling.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
@@ -258,12 +179,11 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
     return warn(_PROFILING, f"{of}: their engines are not measured", _FIXES[state])
 
 
-def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> Finding | None:
+def fields(rows: Mapping[Field, str], dcgm: Reading) -> Finding | None:
     """Whether what the collectors file has for DCGM alone can be had; ``None`` where it has nothing of that kind.
 
     Args:
         rows: Name in the file by field, of what only DCGM measures.
-        library: Knows which fields there are.
         dcgm: Of the engine.
     """
     # Why the counters of engines are absent is a finding of the profiling.
@@ -273,16 +193,10 @@ def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> 
         return None
     had = {field for gpu in dcgm.gpus for field in (*gpu.values, *gpu.gpu.labels)}
     had |= {field for gpu in dcgm.gpus for part in gpu.instances for field in part.values}
-    unknown = [name for field, name in judged.items() if field in library.unknown]
-    absent = [name for field, name in judged.items() if field not in library.unknown | had]
-    causes = []
-    if unknown:
-        causes.append(f"{library.soname} {library.version} does not know {some(unknown, _SHOWN)}")
+    absent = [name for field, name in judged.items() if field not in had]
     if absent:
-        causes.append(f"no GPU has a value of {some(absent, _SHOWN)}")
-    if causes:
         fix = "take the rows out, or see why: dcgmi dmon -e ID (a newer DCGM has more; not every GPU has every field)"
-        return warn(_FIELDS, "; ".join(causes), fix)
+        return warn(_FIELDS, f"no GPU has a value of {some(absent, _SHOWN)}", fix)
     return ok(_FIELDS, f"{some(tuple(judged.values()), _SHOWN)}: measured, which only DCGM does")
 
 

@@ -24,11 +24,7 @@ from exporter.gpu.worker import Worker, child_command
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 
-_SECONDS = 1.0
-_PATIENCE_SECONDS = 0.5
-_MOST_BYTES = 65536
-_HANDSHAKE = b"\x16"
-"""First byte of all that a server says that goes into a TLS handshake; one that does not sends an alert, or no TLS."""
+_ANSWER_SECONDS = 1.0
 _REALM = "gpu-cost-exporter"
 
 
@@ -37,47 +33,27 @@ def answers(host: str, number: int) -> bool:
     address = host or "127.0.0.1"
     # The certificate is of the node's name, which is not this address; nothing secret is sent or received.
     context = ssl._create_unverified_context()  # noqa: S323, SLF001
-    return (
-        _is_ours(http.client.HTTPConnection(address, number, timeout=_SECONDS))
-        or _is_ours(http.client.HTTPSConnection(address, number, timeout=_SECONDS, context=context))
-        or _wants_certificate(address, number, context)
+    return _is_ours(http.client.HTTPConnection(address, number, timeout=_ANSWER_SECONDS)) or _is_ours(
+        http.client.HTTPSConnection(address, number, timeout=_ANSWER_SECONDS, context=context)
     )
 
 
 def _is_ours(connection: http.client.HTTPConnection) -> bool:
+    is_tls = False
     try:
+        connection.connect()
+        is_tls = isinstance(connection.sock, ssl.SSLSocket)
         connection.request("GET", "/healthz")
         response = connection.getresponse()
         refused = response.status == http.client.UNAUTHORIZED
         return response.read(16) == b"ok\n" or (refused and _REALM in response.headers.get("WWW-Authenticate", ""))
-    except (OSError, http.client.HTTPException):
+    except TimeoutError:
         return False
+    except (OSError, http.client.HTTPException) as error:
+        # A server that requires a client's certificate sends an alert, or closes the connection without one.
+        return is_tls or (isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""))
     finally:
         connection.close()
-
-
-def _wants_certificate(address: str, number: int, context: ssl.SSLContext) -> bool:
-    """Shake hands and request nothing: a server that requires a certificate hangs up, often without an alert."""
-    heard, incoming, outgoing = b"", ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(incoming, outgoing)
-    try:
-        with socket.create_connection((address, number), timeout=_PATIENCE_SECONDS) as connection:
-            while len(heard) < _MOST_BYTES:
-                try:
-                    tls.do_handshake()
-                    tls.read(1)
-                except ssl.SSLWantReadError:
-                    connection.sendall(outgoing.read())
-                received = connection.recv(4096)
-                if not received:
-                    break
-                heard += received
-                incoming.write(received)
-    except TimeoutError:
-        return False  # it waits for a request
-    except OSError:
-        pass  # an alert, or the kernel's word for an end
-    return heard.startswith(_HANDSHAKE)
 
 
 _BINDING = "nvidia-ml-py"
@@ -271,38 +247,27 @@ async def listen(around: Surroundings, name: str, command: Sequence[str], *, eno
         start_deadline_seconds=2 * deadline_seconds,
         env=around.worker_env,
     )
+    readings: list[Reading] = []
+    now = asyncio.get_running_loop().time
+    start, first_after = now(), 0.0
     task = asyncio.ensure_future(worker.run())
     try:
-        readings, first_after = await _readings(worker, task, deadline_seconds=deadline_seconds, enough=enough)
+        while now() - start < deadline_seconds and len(readings) < enough and not task.done():
+            await asyncio.sleep(_LOOK_SECONDS)
+            taken = worker.take()
+            if taken and not readings:
+                first_after = now() - start
+            readings += taken
+            if worker.status.state in _BAD_STATES:
+                break
         status = worker.status
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    errors: Counter[str] = Counter()
-    for reading in readings:
-        errors.update(reading.errors)
-    return ProbeAnswer(
-        last=readings[-1] if readings else None, first_after_seconds=first_after, status=status, errors=errors
-    )
-
-
-async def _readings(
-    worker: Worker, task: asyncio.Future[None], *, deadline_seconds: float, enough: int
-) -> tuple[list[Reading], float]:
-    """Readings until there are enough, something is wrong or time is up; and after how long the first one came."""
-    readings: list[Reading] = []
-    now = asyncio.get_running_loop().time
-    start, first_after = now(), 0.0
-    while now() - start < deadline_seconds and len(readings) < enough and not task.done():
-        await asyncio.sleep(_LOOK_SECONDS)
-        taken = worker.take()
-        if taken and not readings:
-            first_after = now() - start
-        readings += taken
-        if worker.status.state in _BAD_STATES:
-            break
-    return readings, first_after
+    errors = sum((Counter(reading.errors) for reading in readings), Counter[str]())
+    last = readings[-1] if readings else None
+    return ProbeAnswer(last=last, first_after_seconds=first_after, status=status, errors=errors)
 
 
 _ENOUGH_READINGS = 3

@@ -3,7 +3,6 @@
 import argparse
 import ctypes
 import gc
-import json
 import logging
 import math
 import os
@@ -73,13 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML must not read: they hang")
     parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it exists")
-    parser.add_argument("--check-libdcgm", action="store_true", help="describe libdcgm in one JSON object, and exit")
     arguments = parser.parse_args(argv)
-    if arguments.check_libdcgm:
-        from exporter.gpu.dcgm.engine import library_report  # noqa: PLC0415 - as in _source
-
-        sys.stdout.write(json.dumps(library_report(parse_fields(arguments.fields))) + "\n")
-        return 0
     out = prepare_process()
     source = _source(arguments)
     code = run(source, out, arguments.interval)

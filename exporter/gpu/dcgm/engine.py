@@ -3,7 +3,7 @@
 import ctypes
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from ctypes import byref
 from dataclasses import dataclass
 
@@ -279,22 +279,6 @@ def _version_of(library: Library, function: str, *handle: Handle) -> tuple[int, 
     code = library.call(function, *handle, byref(info))
     parts = (part.partition(":") for part in info.rawBuildInfoString.decode("ascii", "replace").split(";"))
     return code, {name: value for name, _, value in parts}.get("version") or None
-
-
-def library_report(field_ids: Iterable[int]) -> dict[str, object]:
-    """Return ``soname``, ``version`` and ``unknown`` (field ids) of libdcgm, or ``problem``, for a JSON object."""
-    try:
-        library = libdcgm.load()
-    except SourceError as error:
-        return {"problem": str(error)}
-    # It knows its fields only after initialisation, which opens no connection.
-    code = library.call("dcgmInit")
-    if code != Code.OK:
-        return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM again"}
-    _, version = _version_of(library, "dcgmVersionInfo")
-    unknown = [int(one) for one in field_ids if library.field_meta(one) is None]
-    library.call("dcgmShutdown")
-    return {"soname": library.soname, "version": version or "", "unknown": unknown}
 
 
 def _refusal(library: Library, address: str, code: int, *, silent: bool) -> SourceError:
