@@ -33,13 +33,12 @@ def hurry() -> None:
     """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures."""
     from exporter.agent import metering, sources  # noqa: PLC0415 - a child does without
     from exporter.gpu import worker  # noqa: PLC0415
-    from exporter.kube import api_client, kubelet, list_watch  # noqa: PLC0415
+    from exporter.kube import api_client, list_watch  # noqa: PLC0415
 
     for module, names in (
         (metering, ("HUNG_SECONDS",)),
         (api_client, ("FIRST_BACKOFF_SECONDS", "LONGEST_BACKOFF_SECONDS", "FORBIDDEN_SECONDS")),
         (list_watch, ("GONE_SPREAD_SECONDS", "SHORTEST_WATCH_SECONDS")),
-        (kubelet, ("LONGEST_WAIT_SECONDS", "LEAST_RETRY_SECONDS")),
         (worker, ("_GRACE_SECONDS", "_LAST_CHANCE_SECONDS")),
         (worker, ("_FIRST_RENEWAL_SECONDS", "_LONGEST_RENEWAL_SECONDS")),
         (worker, ("_FIRST_BACKOFF_SECONDS", "_LONGEST_BACKOFF_SECONDS", "_SETTLED_SECONDS")),

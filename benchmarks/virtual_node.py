@@ -89,7 +89,7 @@ class Api:
             if before is not None and before.uid == pod.uid:
                 items[pod.namespace, pod.name] = before
             elif parsed := parse_pod(_object_of(pod), frozenset()):
-                items[parsed[0]] = parsed[1]
+                items[pod.namespace, pod.name] = parsed
         before = self._followed
         if items != before.items:
             before.items = MappingProxyType(items)

@@ -43,10 +43,9 @@ def pod(name: str, *, uid: str = "", phase: str = "Running", node: str = NODE, *
     }
 
 
-def uid_of(shown: dict[str, Any]) -> tuple[tuple[str, str], str]:
-    """Parse a pod into its key and its UID."""
-    metadata = shown["metadata"]
-    return (metadata["namespace"], metadata["name"]), metadata["uid"]
+def uid_of(shown: dict[str, Any]) -> str:
+    """Parse a pod into its UID."""
+    return str(shown["metadata"]["uid"])
 
 
 async def until(holds: Callable[[], bool], what: str, seconds: float = 10.0) -> None:

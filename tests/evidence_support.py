@@ -13,9 +13,9 @@ def evidence_of(objects: ApiObjects) -> Evidence:
     """Everything that the API has, as a watcher with all rights would know it after a while."""
     running = [pod for pod in objects.pods if pod["status"]["phase"] not in _FINISHED]
     parsed = [parse_pod(pod, vgpu.KEYS) for pod in running]
-    pods = dict(entry for entry in parsed if entry is not None)
+    pods = {(pod.namespace, pod.name): pod for pod in parsed if pod is not None}
     names = [(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods]
-    slices = [found[1] for each in objects.resource_slices if (found := parse_slice(each)) is not None]
+    slices = [found for each in objects.resource_slices if (found := parse_slice(each)) is not None]
     pools = pools_of(slices, {})
     return Evidence(
         pods=pods,

@@ -28,7 +28,7 @@ def resource_slice(*devices: dict[str, Any], generation: int = 1, count: int = 1
 def parsed(item: dict[str, Any]) -> Slice:
     found = parse_slice(item)
     assert found is not None
-    return found[1]
+    return found
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def pod(**metadata: object) -> dict[str, Any]:
 def parsed(item: dict[str, Any]) -> PodMetadata:
     found = parse_pod(item, WANTED)
     assert found is not None
-    return found[1]
+    return found
 
 
 def test_a_pod_is_read_with_its_controller_and_only_wanted_annotations() -> None:
@@ -42,18 +42,15 @@ def test_a_pod_is_read_with_its_controller_and_only_wanted_annotations() -> None
         ],
         managedFields=[{}],
     )
-    assert parse_pod(item, WANTED) == (
-        ("ml", "train-0"),
-        PodMetadata(
-            namespace="ml",
-            name="train-0",
-            uid=UID,
-            labels={"app": "train"},
-            annotations={"team": "vision"},
-            owner_kind="Job",
-            owner_name="train",
-            owner_api="batch/v1",
-        ),
+    assert parse_pod(item, WANTED) == PodMetadata(
+        namespace="ml",
+        name="train-0",
+        uid=UID,
+        labels={"app": "train"},
+        annotations={"team": "vision"},
+        owner_kind="Job",
+        owner_name="train",
+        owner_api="batch/v1",
     )
 
 
@@ -101,6 +98,6 @@ def test_thousands_of_labels_are_not_all_kept() -> None:
 def test_whatever_stands_in_a_pod_it_is_read_and_its_text_can_be_encoded(metadata: dict[str, Any]) -> None:
     found = parse_pod(pod(**metadata), WANTED)
     if found is not None:
-        json.dumps([found[1].labels, found[1].annotations, found[1].uid], ensure_ascii=False).encode()
-        facts = facts_of(found[1], {}, {}, OwnerRules(team_keys=("team",), exported_annotations=("note",)))
+        json.dumps([found.labels, found.annotations, found.uid], ensure_ascii=False).encode()
+        facts = facts_of(found, {}, {}, OwnerRules(team_keys=("team",), exported_annotations=("note",)))
         assert facts.owner.name.isprintable()

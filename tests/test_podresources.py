@@ -346,7 +346,7 @@ async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_ne
     times = iter([NOW, NOW + 5, NOW + 10])
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: next(times))
     assert (poller.latest, poller.problem, poller.errors) == (None, "", {})
-    assert await poller.poll() == 5
+    await poller.poll()
     good = poller.latest
     assert good is not None
     node.faults[Fault.KUBELET_GARBAGE] = 0
@@ -359,19 +359,6 @@ async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_ne
     assert poller.problem == ""
     assert poller.latest is not None
     assert poller.latest.answered_at_seconds == NOW + 10
-
-
-async def test_the_poller_leaves_a_suffering_kubelet_in_peace_and_looks_often_for_one_that_is_gone(
-    server: KubeletServer, path: Path, node: Node
-) -> None:
-    poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=0.5, clock=lambda: NOW)
-    node.faults[Fault.KUBELET_GARBAGE] = 0
-    assert [await poller.poll() for _ in range(8)] == [1, 1, 2, 4, 8, 10, 10, 10]
-    node.faults.clear()
-    assert await poller.poll() == 0.5
-    await server.stop()
-    assert [await poller.poll() for _ in range(3)] == [0.5, 0.5, 0.5]
-    assert poller.errors == {"garbage": 8, "no_socket": 3}
 
 
 @pytest.mark.usefixtures("server")
@@ -404,7 +391,7 @@ async def test_an_answer_without_pods_after_one_with_pods_is_a_failed_lookup(ser
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: NOW)
     await poller.poll()
     await server.restart(starting_seconds=60.0)
-    assert await poller.poll() == 5
+    await poller.poll()
     assert poller.latest is not None
     assert pods_of(poller.latest) == {"train"}
     assert poller.errors == {"kubelet_starting": 1}

@@ -13,7 +13,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.errors import ApiError
 from exporter.kube.api_client import ApiClient, Request
-from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups, mapping_of, text_of
+from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups, mapping_at, text_of
 from exporter.model import Allocations
 
 LOG = logging.getLogger("exporter.kube.dra")
@@ -54,26 +54,22 @@ class Slice:
     devices: Devices
 
 
-def parse_slice(item: Mapping[str, Any]) -> tuple[tuple[str, str], Slice] | None:
+def parse_slice(item: Mapping[str, Any]) -> Slice | None:
     """Parse one slice; a slice without devices (shared counters) counts too.
 
     Returns:
-        ("", name) and the slice; ``None`` if it is not of NVIDIA's GPU driver.
+        The slice; ``None`` if it is not of NVIDIA's GPU driver.
     """
-    spec, pool = mapping_of(item.get("spec")), mapping_of(mapping_of(item.get("spec")).get("pool"))
-    name, pool_name = text_of(mapping_of(item.get("metadata")).get("name")), text_of(pool.get("name"))
-    if not name or not pool_name or spec.get("driver") != GPU_DRA_DRIVER:
+    spec, pool = mapping_at(item, "spec"), mapping_at(item, "spec", "pool")
+    pool_name = text_of(pool.get("name"))
+    if not pool_name or spec.get("driver") != GPU_DRA_DRIVER:
         return None
-    devices = {
-        text_of(device.get("name")): _device(device) for device in _mappings(spec.get("devices")) if device.get("name")
-    }
-    part = Slice(
+    return Slice(
         pool=pool_name,
         generation=_whole(pool.get("generation"), 0),
         slice_count=_whole(pool.get("resourceSliceCount"), 1),
-        devices=devices,
+        devices={text_of(one.get("name")): _device(one) for one in _mappings(spec.get("devices")) if one.get("name")},
     )
-    return ("", name), part
 
 
 def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str, Devices]:
@@ -104,12 +100,12 @@ def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str
 
 def uid_of(item: Mapping[str, Any]) -> str:
     """Return the UID of a claim's object, in lower case; empty if it has none."""
-    return text_of(mapping_of(item.get("metadata")).get("uid")).lower()
+    return text_of(mapping_at(item, "metadata").get("uid")).lower()
 
 
 def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | None:
     """Return the devices that a ResourceClaim has; ``None`` while it is not allocated."""
-    allocation = mapping_of(item.get("status")).get("allocation")
+    allocation = mapping_at(item, "status").get("allocation")
     if not isinstance(allocation, dict):
         return None
     return tuple(
@@ -119,9 +115,9 @@ def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | 
             device=text_of(result.get("device")),
             share_id=text_of(result.get("shareID")) or None,
             admin_access=result.get("adminAccess") is True,
-            consumed_memory_bytes=quantity(_named(mapping_of(result.get("consumedCapacity")), "memory")),
+            consumed_memory_bytes=quantity(_named(mapping_at(result, "consumedCapacity"), "memory")),
         )
-        for result in _mappings(mapping_of(allocation.get("devices")).get("results"))
+        for result in _mappings(mapping_at(allocation, "devices").get("results"))
     )
 
 
@@ -146,7 +142,7 @@ def quantity(value: object) -> int | None:
 def _device(device: Mapping[str, Any]) -> SliceDevice:
     basic = device.get("basic")
     body = basic if isinstance(basic, dict) else device
-    attributes, memory = mapping_of(body.get("attributes")), _named(mapping_of(body.get("capacity")), "memory")
+    attributes, memory = mapping_at(body, "attributes"), _named(mapping_at(body, "capacity"), "memory")
     uuid = _attribute(attributes, "uuid")
     return SliceDevice(
         kind=_attribute(attributes, "type") or {"GPU-": "gpu", "MIG-": "mig"}.get(uuid[:4], ""),
@@ -158,7 +154,7 @@ def _device(device: Mapping[str, Any]) -> SliceDevice:
 
 
 def _attribute(attributes: Mapping[str, Any], name: str) -> str:
-    value = mapping_of(_named(attributes, name))
+    value = mapping_at(_named(attributes, name))
     return next((text_of(value[kind]) for kind in ("string", "version", "int", "bool") if kind in value), "")
 
 

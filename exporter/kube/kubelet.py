@@ -139,15 +139,7 @@ _TOO_LARGE = (
     f"kubelet's answer on {{path}} is over the limit of {RECEIVE_LIMIT_BYTES >> 20} MiB: a device plugin of this node"
     " lists far too many ids (one per MiB?); make its unit larger"
 )
-LONGEST_WAIT_SECONDS = 10.0
-"""Longest interval of polls: cheap for the kubelet, and a recovered kubelet is noticed soon."""
-LEAST_RETRY_SECONDS = 1.0
 _MESSAGES = build_messages()
-# A check for an absent kubelet is cheap and must find it soon; an overloaded kubelet must not get more calls.
-_CHEAP_REASONS = frozenset(
-    {"no_socket", "no_permission", "not_a_socket", "bad_path", "refused", "unavailable", "kubelet_starting"}
-)
-
 PodName = tuple[str, str]
 """Namespace and name."""
 
@@ -416,9 +408,11 @@ class KubeletClient:
 class KubeletPoller:
     """Keeps the kubelet's last good answer, and the reason why there is no newer one.
 
+    Polls have one interval, failed or not: an absent kubelet must be found soon, and one that fails gets no more calls.
+
     Args:
         client: Client of the kubelet.
-        interval_seconds: Interval of polls without failures.
+        interval_seconds: Interval of polls.
         clock: Current Unix time.
     """
 
@@ -428,41 +422,27 @@ class KubeletPoller:
         self._clock = clock
         self.errors: Counter[str] = Counter()
         """Failed polls since the start, by reason; ``allocatable_<reason>`` if only the advertised devices failed."""
-        self._failures = 0
         self.latest: Allocations | None = None
         self.problem = ""
 
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            wait_seconds = await self.poll()
-            await asyncio.sleep(wait_seconds)
+            await self.poll()
+            await asyncio.sleep(self._interval_seconds)
 
-    async def poll(self) -> float:
-        """Poll once.
-
-        Returns:
-            Seconds to wait before the next poll.
-        """
+    async def poll(self) -> None:
+        """Poll once."""
         try:
             self.latest = await self._client.fetch(self._clock())
         except AttributionError as error:
             self.errors[error.reason] += 1
-            self._failures += 1
             self.problem = str(error)
-            return self._wait_after(error.reason)
-        self._failures = 0
+            return
         self.problem = ""
         if missed := self._client.allocatable_error:
             self.errors[f"allocatable_{missed.reason}"] += 1
             self.problem = f"advertised devices could not be read again: {missed}"
-        return self._interval_seconds
-
-    def _wait_after(self, reason: str) -> float:
-        if reason in _CHEAP_REASONS:
-            return self._interval_seconds
-        doubled = self._interval_seconds * 2.0 ** min(self._failures - 1, 10)
-        return max(min(doubled, LONGEST_WAIT_SECONDS), self._interval_seconds, LEAST_RETRY_SECONDS)
 
 
 def _claims(dynamic: Any) -> tuple[ClaimedDevice, ...]:  # noqa: ANN401 - as KubeletClient._call

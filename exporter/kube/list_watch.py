@@ -23,6 +23,8 @@ ObjectKey = tuple[str, str]
 
 TEXT_LIMIT = 4096
 """Maximum length of a value in characters; the rest is cut."""
+NAME_LIMIT = 253
+"""Maximum length of a name in characters, as the API has it."""
 SILENCE_SECONDS = 150.0
 """Silence after which a watch is renewed: a server sends no bookmark without a change, and a new watch is cheap."""
 INCOMPLETE = "incomplete"
@@ -51,7 +53,7 @@ class ListWatch(Generic[Item]):
         path: Path of the list, such as ``/api/v1/pods``; may be set to another version's later.
         query: Selectors.
         metadata_only: Whether to request only metadata; a server may still return whole objects.
-        parse: Returns key and item of an object, ``None`` for one to ignore; a LookupError, TypeError, ValueError or
+        parse: Returns the item of an object, ``None`` for one to ignore; a LookupError, TypeError, ValueError or
             AttributeError from it skips the object.
         clock: Returns Unix time.
         sleep: Waits for some seconds.
@@ -69,7 +71,7 @@ class ListWatch(Generic[Item]):
         path: str,
         query: Mapping[str, str],
         metadata_only: bool,
-        parse: Callable[[dict[str, Any]], tuple[ObjectKey, Item] | None],
+        parse: Callable[[dict[str, Any]], Item | None],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         lifetime_seconds: tuple[float, float] = (240, 480),
@@ -171,7 +173,7 @@ class ListWatch(Generic[Item]):
         self._replace(found, changed=first)
 
     def _has_canary(self, listed: Mapping[str, Any]) -> bool:
-        return self._canary is None or any(_key(each) == self._canary for each in listed["items"] or ())
+        return self._canary is None or any(key_of(each) == self._canary for each in listed["items"] or ())
 
     async def _get(self, query: Mapping[str, str]) -> dict[str, Any]:
         listed = await self._client.get(
@@ -240,24 +242,21 @@ class ListWatch(Generic[Item]):
             self._take(shown, items)
             self._replace(items)
         elif kind == "DELETED":
-            gone = _key(shown)
-            self._replace({key: item for key, item in self.items.items() if key != gone})
+            self._replace({key: item for key, item in self.items.items() if key != key_of(shown)})
         self._at(_version(shown))
 
     def _take(self, shown: Any, items: dict[ObjectKey, Item]) -> None:  # noqa: ANN401 - JSON
         """Add an object to ``items``; one that cannot be parsed keeps its earlier item."""
+        key = key_of(shown)
         try:
             parsed = self._parse(shown)
         except (LookupError, TypeError, ValueError, AttributeError):
             self.errors["unparsable"] += 1
-            key = _key(shown)
-            if key in self.items:
-                items[key] = self.items[key]
-            return
+            parsed = self.items.get(key)
         if parsed is not None:
-            items[parsed[0]] = parsed[1]
+            items[key] = parsed
         else:
-            items.pop(_key(shown), None)
+            items.pop(key, None)
 
     def _replace(self, items: dict[ObjectKey, Item], *, changed: bool = False) -> None:
         if changed or items != self.items:
@@ -265,8 +264,10 @@ class ListWatch(Generic[Item]):
             self.version += 1
 
 
-def mapping_of(value: object) -> Mapping[str, Any]:
-    """Return a JSON value if it is an object; otherwise an empty mapping."""
+def mapping_at(value: object, *path: str) -> Mapping[str, Any]:
+    """Return the JSON object at a path of keys; an empty mapping if there is none."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
@@ -282,13 +283,14 @@ def text_of(value: object, limit: int = TEXT_LIMIT) -> str:
     return value[:limit].encode(errors="replace").decode()
 
 
-def _key(shown: object) -> ObjectKey:
-    metadata = mapping_of(mapping_of(shown).get("metadata"))
-    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+def key_of(shown: object) -> ObjectKey:
+    """Return namespace and name of an object; empty where it has none."""
+    metadata = mapping_at(shown, "metadata")
+    return text_of(metadata.get("namespace"), NAME_LIMIT), text_of(metadata.get("name"), NAME_LIMIT)
 
 
 def _version(shown: object) -> str:
-    version = mapping_of(mapping_of(shown).get("metadata")).get("resourceVersion")
+    version = mapping_at(shown, "metadata").get("resourceVersion")
     return version if isinstance(version, str) else ""
 
 

@@ -15,7 +15,7 @@ from exporter.attribution.owner_rules import OwnerRules, facts_of, label_text, w
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.dra import DraReader
-from exporter.kube.list_watch import INCOMPLETE, TEXT_LIMIT, ListWatch, Lookups, mapping_of, text_of
+from exporter.kube.list_watch import INCOMPLETE, NAME_LIMIT, TEXT_LIMIT, ListWatch, Lookups, key_of, mapping_at, text_of
 from exporter.model import Allocations, MetadataStatus, NodeFacts, PodFacts, PodMetadata
 
 ON_DEMAND: Final = "on-demand"
@@ -83,13 +83,12 @@ LONG_KEYS = vgpu.KEYS
 """Annotations that are kept for every pod, whatever the configuration."""
 
 _KEY_LIMIT = 317
-_NAME_LIMIT = 253
 _CONFIG_HASH = "kubernetes.io/config.hash"
 _CONFIG_MIRROR = "kubernetes.io/config.mirror"
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
-def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[str, str], PodMetadata] | None:
+def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> PodMetadata | None:
     """Parse one pod.
 
     Args:
@@ -97,35 +96,33 @@ def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> tuple[tuple[st
         wanted: Annotations to keep, in addition to those of fractions of GPUs.
 
     Returns:
-        (namespace, name) and the pod; ``None`` for an object without a name.
+        The pod; ``None`` for an object without a name.
     """
-    metadata = mapping_of(item.get("metadata"))
-    namespace, name = text_of(metadata.get("namespace"), _NAME_LIMIT), text_of(metadata.get("name"), _NAME_LIMIT)
+    metadata, (namespace, name) = mapping_at(item, "metadata"), key_of(item)
     if not namespace or not name:
         return None
     controller = _controller(metadata.get("ownerReferences"))
-    kind = text_of(controller.get("kind"), _NAME_LIMIT)
-    pod = PodMetadata(
+    kind = text_of(controller.get("kind"), NAME_LIMIT)
+    return PodMetadata(
         namespace=intern(namespace),
         name=name,
         uid=_uid(metadata, kind),
         labels=labels_of(item),
         annotations=annotations_of(item, wanted | LONG_KEYS),
         owner_kind=intern(kind),
-        owner_name=text_of(controller.get("name"), _NAME_LIMIT),
-        owner_api=intern(text_of(controller.get("apiVersion"), _NAME_LIMIT)),
+        owner_name=text_of(controller.get("name"), NAME_LIMIT),
+        owner_api=intern(text_of(controller.get("apiVersion"), NAME_LIMIT)),
     )
-    return (pod.namespace, pod.name), pod
 
 
 def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels of an object with values that are text or can be converted."""
-    return _texts(mapping_of(mapping_of(item.get("metadata")).get("labels")))
+    return _texts(mapping_at(item, "metadata", "labels"))
 
 
 def annotations_of(item: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, str]:
     """Return the wanted annotations of an object."""
-    annotations = mapping_of(mapping_of(item.get("metadata")).get("annotations"))
+    annotations = mapping_at(item, "metadata", "annotations")
     return _texts({key: annotations[key] for key in wanted if key in annotations})
 
 
@@ -143,7 +140,7 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 def _controller(references: object) -> Mapping[str, Any]:
     if not isinstance(references, list):
         return {}
-    owners = (mapping_of(reference) for reference in references)
+    owners = (mapping_at(reference) for reference in references)
     return next((owner for owner in owners if owner.get("controller") is True), {})
 
 
@@ -152,11 +149,11 @@ def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
 
     Any client may write the hash; only the node may mark a pod as the mirror of a static one.
     """
-    annotations = mapping_of(metadata.get("annotations"))
-    file_hash = text_of(annotations.get(_CONFIG_HASH), _NAME_LIMIT)
+    annotations = mapping_at(metadata, "annotations")
+    file_hash = text_of(annotations.get(_CONFIG_HASH), NAME_LIMIT)
     if _HASH.fullmatch(file_hash) and (_CONFIG_MIRROR in annotations or owner_kind == "Node"):
         return file_hash
-    return text_of(metadata.get("uid"), _NAME_LIMIT).lower()
+    return text_of(metadata.get("uid"), NAME_LIMIT).lower()
 
 
 LOG = logging.getLogger("exporter.kube.metadata")
@@ -434,7 +431,6 @@ def _remark(skew_seconds: float | None) -> str:
 def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:
     """Return whether one pod has finished; a pod missing in the API may be a static one without a mirror."""
     for item in listed.get("items") or ():
-        metadata, status = item.get("metadata") or {}, item.get("status") or {}
-        if (metadata.get("namespace"), metadata.get("name")) == name:
-            return status.get("phase") in _FINISHED
+        if key_of(item) == name:
+            return mapping_at(item, "status").get("phase") in _FINISHED
     return False
