@@ -21,7 +21,7 @@ from samples_support import duplicate_series, samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.metrics.collectors_file import parse
+from exporter.metrics.collectors_file import default, parse
 from exporter.metrics.dcgm_names import LabelStyle
 from exporter.metrics.text_format import Family, render
 from exporter.model import (
@@ -70,6 +70,7 @@ GPU_LABELS = ["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "D
 HOLDER_LABELS = ["container", "namespace", "pod"]
 MIG_LABELS = [*GPU_LABELS[:5], "GPU_I_PROFILE", "GPU_I_ID", *GPU_LABELS[5:]]
 LEGACY = ExpositionOptions()
+NEW = ExpositionOptions(collectors=default("4.9"), dcgm_labels=LabelStyle(hostname="hostname"))
 
 
 def shown(view: Snapshot, options: ExpositionOptions = LEGACY) -> dict[str, Family]:
@@ -326,7 +327,7 @@ def test_rows_of_pods_have_their_uid_on_request_and_the_container_only_where_it_
 
 
 def test_no_series_is_on_a_page_twice() -> None:
-    for options in (LEGACY, ExpositionOptions(names="4.9", dcgm_labels=LabelStyle(hostname="hostname"))):
+    for options in (LEGACY, NEW):
         assert duplicate_series(families(snapshot(), options)) == []
 
 
@@ -348,7 +349,7 @@ def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_count
 
 
 def test_the_new_names_come_with_the_new_units_and_the_new_label_names() -> None:
-    page = shown(snapshot(exclusive()), ExpositionOptions(names="4.9", dcgm_labels=LabelStyle(hostname="hostname")))
+    page = shown(snapshot(exclusive()), NEW)
     ((pairs, value),) = rows(page, "DCGM_FI_DEV_GPU_UTIL_RATIO")
     assert (value, pairs["hostname"], pairs["DCGM_FI_SYSTEM_DRIVER_VERSION"]) == (0.87, "node-a", "580.65.06")
     assert rows(page, "DCGM_FI_DEV_FB_USED_BYTES")[0][1] == 41_000 * 1024 * 1024
@@ -356,9 +357,9 @@ def test_the_new_names_come_with_the_new_units_and_the_new_label_names() -> None
     assert "DCGM_FI_DEV_GPU_UTIL" not in page
 
 
-def test_a_collectors_file_replaces_the_default_whatever_the_names_option_says() -> None:
+def test_a_collectors_file_replaces_the_default() -> None:
     chosen = parse("DCGM_FI_DEV_FB_TOTAL, gauge, Memory\nDCGM_FI_DEV_SERIAL, label, Serial\n", "c.csv")
-    page = shown(snapshot(exclusive()), ExpositionOptions(collectors=chosen, names="4.9"))
+    page = shown(snapshot(exclusive()), ExpositionOptions(collectors=chosen))
     ((name, pairs, value),) = drop_in(page)
     assert (name, value, pairs["DCGM_FI_DEV_SERIAL"]) == ("DCGM_FI_DEV_FB_TOTAL", 81_559, "165000")
     assert "DCGM_FI_DRIVER_VERSION" not in pairs
@@ -501,7 +502,7 @@ def test_a_missing_gpu_is_expected_and_not_present() -> None:
         ("exposition_legacy.txt", LEGACY, False),
         (
             "exposition_4.9.openmetrics.txt",
-            ExpositionOptions(names="4.9", dcgm_labels=LabelStyle(hostname="hostname")),
+            NEW,
             True,
         ),
     ],

@@ -1,5 +1,4 @@
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from exporter.errors import ConfigError
 from exporter.metrics import collectors_file
 from exporter.metrics.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
-from exporter.metrics.dcgm_names import PREFIX, Era
+from exporter.metrics.dcgm_names import Era
 from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
@@ -167,12 +166,13 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
 
 
 def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
-    known = {id(make): (make, make()) for make, _ in collectors_file.other_fields().values()}.values()
-    others = [
-        ([PREFIX + name for name in make.args[3]], field)
-        for make, field in known
-        if field and isinstance(make, partial)
-    ]
+    by_field: dict[Field, list[str]] = {}
+    fields = {}
+    for name, (field, era) in collectors_file.other_fields().items():
+        if field and era is Era.LEGACY and not name.isdigit():
+            fields[field.field] = field
+            by_field.setdefault(field.field, []).append(name)
+    others = [(names, fields[field]) for field, names in by_field.items()]
 
     def rows_of(names: Iterable[str]) -> tuple[Row, ...]:
         kinds = [(name, field.kind) for name, (_, field) in zip(names, others, strict=True)]

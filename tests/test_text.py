@@ -3,7 +3,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from typing import Literal
 
 import pytest
 from exposition_support import snapshot
@@ -18,6 +17,7 @@ from prometheus_client.registry import Collector
 from samples_support import pairs, samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.collectors_file import default
 from exporter.metrics.text_format import Block, Family, Kind, labels, negotiate, number, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
@@ -232,8 +232,8 @@ def test_a_whole_page_is_read_by_both_parsers_with_the_same_samples() -> None:
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 @pytest.mark.parametrize("names", ["legacy", "4.9"])
-def test_promtool_finds_no_fault_but_the_spelling_of_dcgms_names(names: Literal["legacy", "4.9"]) -> None:
-    page = render(families(snapshot(), ExpositionOptions(names=names)), openmetrics=False)
+def test_promtool_finds_no_fault_but_the_spelling_of_dcgms_names(names: str) -> None:
+    page = render(families(snapshot(), ExpositionOptions(collectors=default(names))), openmetrics=False)
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("DCGM_FI_")]
     assert lines == []

@@ -92,7 +92,7 @@ async def run(
     Raises:
         ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
     """
-    collectors = read_collectors(config.exposition.collectors)
+    collectors = read_collectors(config.exposition.collectors, config.exposition.dcgm_names)
     load_prices = partial(price_book.load, config.prices.book)
     book = load_prices()
     missing = "" if "dcgm" in sources_of(config) else collectors.without_dcgm
@@ -121,7 +121,6 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
     settings = config.exposition
     return ExpositionOptions(
         collectors=collectors,
-        names=settings.dcgm_names,
         dcgm_labels=LabelStyle(
             hostname=settings.hostname_label,
             pod_uid=settings.dcgm_pod_uid,

@@ -7,7 +7,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -229,10 +229,11 @@ def _path_problems(values: _Values) -> Iterator[str]:
             yield f"{key}: {values[key]} is not a directory; allowed: {allowed}"
 
 
-def read_collectors(path: Path | None) -> "Collectors":
+def read_collectors(path: Path | None, names: str = "legacy") -> "Collectors":
     """Return the collectors of a file in dcgm-exporter's format, of a preset by its name, or the default set.
 
-    A file that has a preset's name is named by its absolute path.
+    The default set has ``legacy`` or ``4.9`` names and units; a file prints what it says. A file that has a preset's
+    name is named by its absolute path.
 
     Raises:
         ConfigError: With all mistakes of the file, each with its line, or that it cannot be read.
@@ -240,7 +241,7 @@ def read_collectors(path: Path | None) -> "Collectors":
     from exporter.metrics import collectors_file  # noqa: PLC0415 - keeps `--help` fast
 
     if path is None:
-        return collectors_file.DEFAULT
+        return collectors_file.default(names)
     if str(path) in COLLECTOR_PRESETS:
         text = files("exporter.metrics").joinpath(f"collectors-{path}.csv").read_text(encoding="utf-8")
         return collectors_file.parse(text, f"preset {path}")
@@ -255,9 +256,13 @@ def mistakes_in(key: str, path: Path | None) -> tuple[str, ...]:
         return ()
     from exporter.config import price_book, web_config  # noqa: PLC0415 - keeps `--help` fast
 
-    load = {"collectors": read_collectors, "price-book": price_book.load, "web-config": web_config.load}[key]
+    load: Mapping[str, Callable[[Path], object]] = {
+        "collectors": read_collectors,
+        "price-book": price_book.load,
+        "web-config": web_config.load,
+    }
     try:
-        load(path)
+        load[key](path)
     except ConfigError as error:
         return error.problems
     return ()

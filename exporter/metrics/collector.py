@@ -4,13 +4,12 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import exporter
 from exporter.metrics import catalog, collectors_file, dcgm_names, ledger_collector
 from exporter.metrics.catalog import DEVICE_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
 from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Row
-from exporter.metrics.dcgm_names import ANSWERING, Era, LabelStyle, Pairs
+from exporter.metrics.dcgm_names import ANSWERING, LabelStyle, Pairs
 from exporter.metrics.text_format import (
     NO_LABELS,
     Dropped,
@@ -47,11 +46,6 @@ _MEMORY_LIMIT_CELSIUS = 95
 
 _Row = tuple[Metric, Labels, float | None]
 
-_Held = tuple[Labels, PodUse, bool]
-"""A holder with its labels, and whether its device is up."""
-_ALWAYS = 3
-"""Series of a holder that do not depend on what is known of it."""
-
 _ALLOCATION_STATES = tuple(AllocationState)
 _DEVICE, _HOLDER = LabelNames(*DEVICE_LABELS), LabelNames(*POD_LABELS)
 _DEVICE_INFO = LabelNames(*catalog.GPU_INFO.labels[len(DEVICE_LABELS) :])
@@ -74,20 +68,16 @@ def collect_devices(page: PageBuilder, snapshot: Snapshot, *, series_limit: int)
         How many more series of the pod level may follow.
     """
     room = series_limit
-    shown: list[_Held] = []
     for view in snapshot.devices:
         identity, up = _identity(view, snapshot.node), view.state is DeviceState.UP
         page.rows(_device(view, snapshot, identity))
         for use in view.pods:
-            count = _series(use, up=up)
-            if count > room:
-                page.dropped_series += count
-                continue
-            room -= count
-            holder = use.holder
-            plain = _HOLDER.behind(identity, holder.namespace, holder.pod, holder.container, holder.pod_uid)
-            shown.append((plain, use, up))
-    _holders(page, shown)
+            rows = _holder(use, identity, up=up)
+            if len(rows) > room:
+                page.dropped_series += len(rows)
+            else:
+                room -= len(rows)
+                page.rows(rows)
     _devices(page, snapshot)
     _unresolved(page, snapshot)
     return room
@@ -206,31 +196,26 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
     return value * times if per == 1 else value * times / per
 
 
-def _series(use: PodUse, *, up: bool) -> int:
-    """How many series ``_holders`` makes of one."""
-    profile = use.activity and use.activity.profile
-    measured = (use.activity, profile, use.idle_for_seconds, use.memory_used_bytes) if up else ()
-    optional = (alerts_off_until_seconds(use.facts), *measured)
-    return _ALWAYS + len(optional) - optional.count(None)
-
-
-def _holders(page: PageBuilder, shown: list[_Held]) -> None:
-    carried, uses = [plain for plain, _, _ in shown], [use for _, use, _ in shown]
-    page.column(catalog.GPU_POD_INFO, [_info(plain, use) for plain, use, _ in shown], [1] * len(shown))
-    until = [alerts_off_until_seconds(use.facts) for use in uses]
-    page.column(catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, carried, until)
-    page.column(catalog.GPU_POD_SHARE_RATIO, carried, [use.holder.share_ratio for use in uses])
-    page.column(catalog.GPU_POD_AGE_SECONDS, carried, [use.age_seconds for use in uses])
-    measured = [(plain, use) for plain, use, up in shown if up]
-    active = [(plain, use.activity) for plain, use in measured if use.activity is not None]
-    sources = [plus(plain, ("source", activity.source)) for plain, activity in active]
-    page.column(catalog.GPU_POD_ACTIVITY_RATIO, sources, [activity.ratio for _, activity in active])
-    profiled = [(plain, activity.profile) for plain, activity in active if activity.profile]
-    ratios = [profile.effective_ratio for _, profile in profiled]
-    page.column(catalog.GPU_POD_EFFECTIVE_RATIO, [plain for plain, _ in profiled], ratios)
-    carried, uses = [plain for plain, _ in measured], [use for _, use in measured]
-    page.column(catalog.GPU_POD_IDLE_FOR_SECONDS, carried, [use.idle_for_seconds for use in uses])
-    page.column(catalog.GPU_POD_MEMORY_USED_BYTES, carried, [use.memory_used_bytes for use in uses])
+def _holder(use: PodUse, identity: Labels, *, up: bool) -> list[_Row]:
+    """Return the series of a holder, which are shown together or not at all."""
+    holder, activity = use.holder, use.activity
+    plain = _HOLDER.behind(identity, holder.namespace, holder.pod, holder.container, holder.pod_uid)
+    rows: list[_Row] = [
+        (catalog.GPU_POD_INFO, _info(plain, use), 1),
+        (catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio),
+        (catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds),
+    ]
+    if (until := alerts_off_until_seconds(use.facts)) is not None:
+        rows.append((catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, plain, until))
+    if up and activity is not None:
+        rows.append((catalog.GPU_POD_ACTIVITY_RATIO, plus(plain, ("source", activity.source)), activity.ratio))
+        if activity.profile:
+            rows.append((catalog.GPU_POD_EFFECTIVE_RATIO, plain, activity.profile.effective_ratio))
+    if up and use.idle_for_seconds is not None:
+        rows.append((catalog.GPU_POD_IDLE_FOR_SECONDS, plain, use.idle_for_seconds))
+    if up and use.memory_used_bytes is not None:
+        rows.append((catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes))
+    return rows
 
 
 def _info(plain: Labels, use: PodUse) -> Labels:
@@ -277,7 +262,6 @@ def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
 
 
 _PART = "exposition"
-_NEW_DEFAULT = collectors_file.default(Era.NEW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +269,6 @@ class ExpositionOptions:
     """How a snapshot is shown."""
 
     collectors: Collectors = collectors_file.DEFAULT
-    names: Literal["legacy", "4.9"] = "legacy"
-    """Names and units of the built-in default set; a collectors file prints what it says."""
     dcgm_labels: LabelStyle = dcgm_names.DEFAULT
     series_limit: int = 20_000
     """Most series of the pod level; a holder that does not fit whole is left out and counted."""
@@ -310,12 +292,6 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     return page.families(), dropped
 
 
-def _rows(options: ExpositionOptions) -> tuple[Row, ...]:
-    if Era(options.names) is Era.NEW and not options.collectors.from_file:
-        return _NEW_DEFAULT.rows
-    return options.collectors.rows
-
-
 _Values = Mapping[Field, int | float]
 _Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
 
@@ -328,7 +304,7 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
     its parent; values of the whole board stand once, on the board's own row. What the instances show the board's
     row leaves out, as dcgm-exporter does: a sum over all rows would count it twice.
     """
-    rows, style = _rows(options), options.dcgm_labels
+    rows, style = options.collectors.rows, options.dcgm_labels
     numbers = [row for row in rows if row.kind is not Kind.LABEL]
     texts = [row for row in rows if row.kind is Kind.LABEL]
     page.declare_all(numbers)

@@ -2,9 +2,8 @@
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from exporter.errors import ConfigError, expected
 from exporter.metrics import catalog
@@ -32,8 +31,8 @@ _BINARY, _STRING, _FLOAT = "b", "s", "d"
 _COUNTED = re.compile(r"\{(\d+)\}")
 
 
-_Known = tuple[Callable[[], DcgmField | None], Era]
-"""What makes a field, ``None`` for one that is not measured; and the era that decides its unit."""
+_Known = tuple[DcgmField | None, Era]
+"""A field, ``None`` for one that is not measured; and the era that decides its unit."""
 
 
 def other_fields() -> dict[str, _Known]:
@@ -49,11 +48,11 @@ def other_fields() -> dict[str, _Known]:
         first, _, last = span.partition("-")
         for place, number in enumerate(range(int(first), int(last or first) + 1, int(step or 1))):
             counted = [_counted(name, place) for name in names]
-            make = partial(_other_field, number, kind, level, counted, new)
-            known.update(dict.fromkeys((*(PREFIX + name for name in counted), str(number)), (make, Era.LEGACY)))
+            field = _other_field(number, kind, level, counted, new)
+            known.update(dict.fromkeys((*(PREFIX + name for name in counted), str(number)), (field, Era.LEGACY)))
             if new:
                 new_id, new_name, _ = new.split(" ")
-                known.update(dict.fromkeys((PREFIX + new_name, new_id), (make, Era.NEW)))
+                known.update(dict.fromkeys((PREFIX + new_name, new_id), (field, Era.NEW)))
     return known
 
 
@@ -136,8 +135,6 @@ class Collectors:
     events: tuple[Metric, ...] = ()
     """Counts of dcgm-exporter's own."""
     warnings: tuple[str, ...] = ()
-    from_file: bool = False
-    """A file's names are printed as written; only the built-in set follows ``--dcgm-names``."""
 
     @property
     def fields(self) -> frozenset[Field]:
@@ -218,7 +215,6 @@ def parse(text: str, source: str) -> Collectors:
         rows=tuple(row for row in rows.values() if isinstance(row, Row)),
         events=tuple(row for row in rows.values() if not isinstance(row, Row)),
         warnings=tuple(warnings),
-        from_file=True,
     )
 
 
@@ -260,8 +256,7 @@ def _field(name: str, others: Mapping[str, _Known]) -> tuple[DcgmField, Era] | N
     if name in BY_NAME:
         return BY_NAME[name]
     if name in others:
-        make, era = others[name]
-        field = make()
+        field, era = others[name]
         return (field, era) if field else None
     if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
