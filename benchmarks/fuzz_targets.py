@@ -49,6 +49,7 @@ from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusErro
 from exporter.gpu import wire
 from exporter.kube import api_client, metadata
 from exporter.kube.api_client import ApiClient
+from exporter.kube.credentials import Credentials
 from exporter.kube.list_watch import ListWatch
 from exporter.metrics.collector import ExpositionOptions
 from exporter.model import NodeFacts, PodMetadata, Reading
@@ -384,7 +385,7 @@ class FedApi(ApiClient):
     """The client with bodies put in where HTTP gives them, one per request."""
 
     def __init__(self, bodies: list[bytes]) -> None:
-        super().__init__(None, random=lambda: 0.5, environ={}, service_account=Scratch.folder())
+        super().__init__(Credentials(environ={}, service_account=Scratch.folder()), random=lambda: 0.5)
         self._bodies = bodies
         self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
 
@@ -401,7 +402,7 @@ async def _end(_seconds: float) -> None:
 async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
     """Pods after these answers of a server, until there are no more."""
     pods: ListWatch[PodMetadata] = ListWatch(
-        FedApi(bodies),
+        client=FedApi(bodies),
         path="/api/v1/pods",
         query={},
         metadata_only=True,

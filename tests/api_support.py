@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from exporter.kube.api_client import ApiClient
+from exporter.kube.credentials import Credentials
 from exporter.kube.list_watch import ListWatch
 from gpu_simulator.api_server import ApiObjects, ApiServer, ServerTls
 
@@ -71,7 +72,7 @@ class World:
             kubeconfig=self.kubeconfig,
             **{"bookmark_seconds": 0.2, **options},
         )
-        self.client = ApiClient(self.kubeconfig, random=random.random)
+        self.client = ApiClient(Credentials(kubeconfig=self.kubeconfig), random=random.random)
 
     def put(self, *pods: dict[str, Any]) -> None:
         self.objects = ApiObjects(pods=pods)
@@ -109,7 +110,7 @@ async def following(client: ApiClient, **options: Any) -> AsyncIterator[ListWatc
         "sleep": Waits(),
         "silence_seconds": 1.0,
     }
-    watcher: ListWatch[str] = ListWatch(client, **{**settings, **options})
+    watcher: ListWatch[str] = ListWatch(client=client, **{**settings, **options})
     task = asyncio.create_task(watcher.run())
     try:
         yield watcher
@@ -141,7 +142,7 @@ async def scripted(
     kubeconfig = folder / "scripted-kubeconfig"
     server = f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
     write_kubeconfig(kubeconfig, server, {"token": "secret"})
-    client = ApiClient(kubeconfig, random=random.random)
+    client = ApiClient(Credentials(kubeconfig=kubeconfig), random=random.random)
     try:
         yield client, requests
     finally:

@@ -18,7 +18,7 @@ from exporter.errors import ApiError
 from exporter.kube import api_client
 from exporter.kube import api_client as api_errors
 from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
-from exporter.kube.credentials import of_service_account
+from exporter.kube.credentials import Credentials, of_service_account
 from gpu_simulator.api_server import ServerTls
 from gpu_simulator.truth import Fault
 
@@ -26,9 +26,10 @@ LOOKS = """
 import asyncio, random, sys
 from pathlib import Path
 from exporter.kube.api_client import ApiClient, METADATA_LIST, METADATA_WATCH
+from exporter.kube.credentials import Credentials
 
 async def main():
-    client = ApiClient(Path(sys.argv[1]), random=random.random)
+    client = ApiClient(Credentials(kubeconfig=Path(sys.argv[1])), random=random.random)
     listed = await client.get("/api/v1/pods", {"resourceVersion": "0"}, accept=METADATA_LIST)
     assert listed["items"], listed
     events = []
@@ -49,11 +50,12 @@ IN_A_POD = """
 import asyncio, random, sys
 from pathlib import Path
 from exporter.kube.api_client import ApiClient, METADATA_LIST
+from exporter.kube.credentials import Credentials
 
 async def main():
     _, folder, host, port = sys.argv
     environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    client = ApiClient(None, random=random.random, environ=environ, service_account=Path(folder))
+    client = ApiClient(Credentials(environ=environ, service_account=Path(folder)), random=random.random)
     listed = await client.get("/api/v1/pods", {"resourceVersion": "0"}, accept=METADATA_LIST)
     assert listed["kind"] == "PartialObjectMetadataList", listed
     await client.close()
@@ -72,7 +74,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def new_client(kubeconfig: Path | None, **options: object) -> ApiClient:
-    return ApiClient(kubeconfig, random=random.random, **options)  # type: ignore[arg-type] # each test its own
+    credentials = Credentials(kubeconfig=kubeconfig, **options)  # type: ignore[arg-type] # each test its own
+    return ApiClient(credentials, random=random.random)
 
 
 async def refusal(client: ApiClient, path: str = PODS) -> ApiError:
@@ -473,7 +476,7 @@ def test_only_seconds_are_read_from_retry_after(header: str | None, seconds: flo
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.sampled_from(["timeout", "forbidden", "gone", "server_error"]))
 def test_a_wait_is_never_nothing_and_never_much_longer_than_a_minute(failures: int, part: float, reason: str) -> None:
-    client = ApiClient(None, random=lambda: part)
+    client = ApiClient(Credentials(), random=lambda: part)
     assert 0.1 <= client.retry_seconds(ApiError(reason, ""), failures) <= 75
 
 

@@ -11,6 +11,7 @@ from evidence_support import evidence_of
 from exporter.attribution.pod_lifecycle import SliceDevice
 from exporter.kube import kubelet
 from exporter.kube.api_client import METADATA_LIST, ApiClient
+from exporter.kube.credentials import Credentials
 from gpu_simulator import scenario, scenario_file
 from gpu_simulator.api_server import objects_of
 from gpu_simulator.kubelet import list_response
@@ -137,7 +138,7 @@ def test_claims_tell_who_only_monitors_and_what_a_share_has_and_the_kubelet_name
 async def test_a_simulated_node_serves_its_pods_to_who_reads_its_kubeconfig(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("kai"), tmp_path, time.time)
     await node.start()
-    client = ApiClient(node.kubeconfig, random=lambda: 0.5)
+    client = ApiClient(Credentials(kubeconfig=node.kubeconfig), random=lambda: 0.5)
     try:
         async with asyncio.timeout(20):
             query = {"fieldSelector": "spec.nodeName=sim-kai-01"}

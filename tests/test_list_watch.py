@@ -462,7 +462,7 @@ async def test_what_is_lost_for_longer_than_the_caller_minds_is_not_known(world:
 
 def offline(clock: Callable[[], float] = time.time) -> ListWatch[str]:
     return ListWatch(
-        None,  # type: ignore[arg-type] # never asked
+        client=None,  # type: ignore[arg-type] # never asked
         path=PODS,
         query=SELECTOR,
         metadata_only=True,

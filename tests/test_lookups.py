@@ -9,6 +9,7 @@ from pathlib import Path
 from metadata_support import Cluster
 
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
+from exporter.kube.credentials import Credentials
 from exporter.kube.list_watch import PATIENCE_SECONDS, Lookups
 from gpu_simulator.api_server import ApiServer
 from gpu_simulator.truth import Fault
@@ -40,9 +41,9 @@ async def looking_up(
         cluster.objects, lambda: cluster.faults, token_file=folder / "token", kubeconfig=folder / "kubeconfig"
     )
     await server.start()
-    client = ApiClient(folder / "kubeconfig", random=lambda: 0.1)
+    client = ApiClient(Credentials(kubeconfig=folder / "kubeconfig"), random=lambda: 0.1)
     lookups: Lookups[str, str] = Lookups(
-        client,
+        client=client,
         request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
         parse=lambda _name, item: item["metadata"]["labels"].get("team"),
         steady=cluster.clock,

@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import json
-import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
@@ -16,7 +14,7 @@ import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
 from exporter.errors import ApiError
-from exporter.kube.credentials import SERVICE_ACCOUNT, ApiSettings, Credentials, usable
+from exporter.kube.credentials import ApiSettings, Credentials, usable
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
@@ -119,22 +117,13 @@ class ApiClient:
     """One connection pool to the API server of this cluster; nothing is read or opened before the first request.
 
     Args:
-        kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
+        credentials: Address and credentials of the server.
         random: Returns 0..1, for waits that differ between thousands of agents.
-        environ: Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``.
-        service_account: Folder with the pod's ``token`` and ``ca.crt``.
     """
 
-    def __init__(
-        self,
-        kubeconfig: Path | None,
-        *,
-        random: Callable[[], float],
-        environ: Mapping[str, str] = os.environ,
-        service_account: Path = SERVICE_ACCOUNT,
-    ) -> None:
+    def __init__(self, credentials: Credentials, *, random: Callable[[], float]) -> None:
         self.random = random
-        self._credentials = Credentials(kubeconfig, environ=environ, service_account=service_account)
+        self._credentials = credentials
         self._session: aiohttp.ClientSession | None = None
         self._settings: tuple[ApiSettings, ssl.SSLContext] | None = None
         self._stale = False

@@ -11,7 +11,7 @@ import os
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -92,31 +92,22 @@ def _text(path: Path) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Settings of one cluster.
+    """Source of the settings of one cluster."""
 
-    Args:
-        kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
-        environ: Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``.
-        service_account: Folder with the pod's ``token`` and ``ca.crt``.
-    """
-
-    def __init__(
-        self,
-        kubeconfig: Path | None,
-        *,
-        environ: Mapping[str, str] = os.environ,
-        service_account: Path = SERVICE_ACCOUNT,
-    ) -> None:
-        self._kubeconfig = kubeconfig
-        self._environ = environ
-        self._service_account = service_account
+    kubeconfig: Path | None = None
+    """File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``."""
+    service_account: Path = SERVICE_ACCOUNT
+    """Folder with the pod's ``token`` and ``ca.crt``."""
 
     @property
     def place(self) -> str:
         """Source of the settings, for messages."""
         if self._in_pod:
-            return f"service account in {self._service_account}"
+            return f"service account in {self.service_account}"
         return f"kubeconfig {self._files}"
 
     async def read(self) -> ApiSettings:
@@ -127,7 +118,7 @@ class Credentials:
         """
         if self._in_pod:
             with usable(self.place):
-                return of_service_account(self._environ, self._service_account)
+                return of_service_account(self.environ, self.service_account)
         # Its unused dynamic client would load this validator where one is installed, which takes a second or two.
         sys.modules.setdefault("kubernetes_validate", None)  # type: ignore[arg-type]
         # By name, so a type checker does not read thousands of modules; in a thread, because it takes half a
@@ -147,13 +138,13 @@ class Credentials:
 
     @property
     def _in_pod(self) -> bool:
-        return self._kubeconfig is None and bool(self._environ.get("KUBERNETES_SERVICE_HOST"))
+        return self.kubeconfig is None and bool(self.environ.get("KUBERNETES_SERVICE_HOST"))
 
     @property
     def _files(self) -> str:
-        if self._kubeconfig is not None:
-            return str(self._kubeconfig)
-        return self._environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        if self.kubeconfig is not None:
+            return str(self.kubeconfig)
+        return self.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
     async def _read_kubeconfig(self, kube_config: Any, configuration: Any) -> None:  # noqa: ANN401 - the package has no types
         files = self._files

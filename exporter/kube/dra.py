@@ -212,7 +212,7 @@ class DraReader:
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
         self._claims: Lookups[_Claim, tuple[str, tuple[AllocatedDevice, ...]]] = Lookups(
-            client,
+            client=client,
             request=lambda claim: Request(
                 f"{GROUP_PATH}/{self._version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
             ),
@@ -296,7 +296,7 @@ class DraReader:
         self._version = await self._find_version()
         self._slices_version = -1
         self._slices = ListWatch(
-            self._client,
+            client=self._client,
             path=self._slices_path(),
             query={"fieldSelector": f"spec.nodeName={self._node},spec.driver={GPU_DRA_DRIVER}"},
             metadata_only=False,

@@ -7,9 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from exporter.errors import ApiError
@@ -42,80 +41,62 @@ _DOUBTFUL = frozenset({"server_error", "timeout"})
 _BROKEN = frozenset({"garbage", "forbidden", "not_found", "too_large", "unexpected"})
 
 
+@dataclass(kw_only=True, eq=False)
 class ListWatch(Generic[Item]):
     """The objects of one list, followed by one watch connection.
 
     ``items`` is replaced and not mutated, so a reader may keep it. An object leaves ``items``
     by an event, or when a complete list lacks it.
-
-    Args:
-        client: Client, shared with other users.
-        path: Path of the list, such as ``/api/v1/pods``; may be set to another version's later.
-        query: Selectors.
-        metadata_only: Whether to request only metadata; a server may still return whole objects.
-        parse: Returns the item of an object, ``None`` for one to ignore; a LookupError, TypeError, ValueError or
-            AttributeError from it skips the object.
-        clock: Returns Unix time.
-        sleep: Waits for some seconds.
-        lifetime_seconds: Shortest and longest time after which a watch is renewed.
-        silence_seconds: Time without an event after which a watch is renewed.
-        keep_seconds: Time for which ``known`` stays true after the stream was lost.
-        canary: An object that every complete list contains; a list without it is a failed lookup.
-        canary_fix: Fix for a missing canary, for the message.
     """
 
-    def __init__(  # noqa: PLR0913 - what to follow, what time is, and how patient to be
-        self,
-        client: ApiClient,
-        *,
-        path: str,
-        query: Mapping[str, str],
-        metadata_only: bool,
-        parse: Callable[[dict[str, Any]], Item | None],
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        lifetime_seconds: tuple[float, float] = (240, 480),
-        silence_seconds: float = SILENCE_SECONDS,
-        keep_seconds: float = math.inf,
-        canary: ObjectKey | None = None,
-        canary_fix: str = "",
-    ) -> None:
-        self._client = client
-        self._canary = canary
-        self._canary_fix = canary_fix
-        self.path = path
-        self._query = dict(query)
-        self._metadata_only = metadata_only
-        self._parse = parse
-        self._clock = clock
-        self._sleep = sleep
-        self._lifetime_seconds = lifetime_seconds
-        self._silence_seconds = silence_seconds
-        self._keep_seconds = keep_seconds
-        self._resource_version = ""
-        self._newest = ""
-        self._failures = 0
-        self._expiries = 0
-        self._lost_at: float | None = None
-        self.errors: Counter[str] = Counter()
-        """Counts by reason since the start; ``unparsable`` are objects that were skipped."""
-        self.items: Mapping[ObjectKey, Item] = MappingProxyType({})
-        self.version = 0
-        """Increases with each change of ``items``, and when they become known."""
-        self.at_seconds: float | None = None
-        """Unix time of the last answer or event."""
-        self.failure: ApiError | None = None
-        """The last error; ``None`` while the stream is open."""
-        self.answered = False
-        """Whether the server has opened the watch, or refused something."""
-        self.skew_seconds = 0.0
-        """Seconds by which this clock is ahead of the server's at the last answer; 0 if negligible."""
+    client: ApiClient
+    path: str
+    """Path of the list, such as ``/api/v1/pods``; may be set to another version's later."""
+    query: Mapping[str, str]
+    """Selectors."""
+    metadata_only: bool
+    """Whether to request only metadata; a server may still return whole objects."""
+    parse: Callable[[dict[str, Any]], Item | None]
+    """Returns the item of an object, ``None`` for one to ignore; a LookupError, TypeError, ValueError or AttributeError
+    from it skips the object."""
+    clock: Callable[[], float]
+    """Returns Unix time."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    lifetime_seconds: tuple[float, float] = (240, 480)
+    """Shortest and longest time after which a watch is renewed."""
+    silence_seconds: float = SILENCE_SECONDS
+    """Time without an event after which a watch is renewed."""
+    keep_seconds: float = math.inf
+    """Time for which ``known`` stays true after the stream was lost."""
+    canary: ObjectKey | None = None
+    """An object that every complete list contains; a list without it is a failed lookup."""
+    canary_fix: str = ""
+    """Fix for a missing canary, for the message."""
+
+    errors: Counter[str] = field(default_factory=Counter)
+    """Counts by reason since the start; ``unparsable`` are objects that were skipped."""
+    items: Mapping[ObjectKey, Item] = field(default_factory=dict)
+    version: int = 0
+    """Increases with each change of ``items``, and when they become known."""
+    at_seconds: float | None = None
+    """Unix time of the last answer or event."""
+    failure: ApiError | None = None
+    """The last error; ``None`` while the stream is open."""
+    answered: bool = False
+    """Whether the server has opened the watch, or refused something."""
+    skew_seconds: float = 0.0
+    """Seconds by which this clock is ahead of the server's at the last answer; 0 if negligible."""
+    _resource_version: str = ""
+    _newest: str = ""
+    _failures: int = 0
+    _expiries: int = 0
+    _lost_at: float | None = None
 
     @property
     def known(self) -> bool:
         """Whether ``items`` is valid: listed once, and the stream not lost for too long."""
         lost = self._lost_at
-        return self.at_seconds is not None and (lost is None or self._clock() - lost <= self._keep_seconds)
+        return self.at_seconds is not None and (lost is None or self.clock() - lost <= self.keep_seconds)
 
     @property
     def problem(self) -> str:
@@ -130,28 +111,28 @@ class ListWatch(Generic[Item]):
                     await self._list()
                 await self._watch()
             except ApiError as error:
-                await self._sleep(self._note(error))
+                await self.sleep(self._note(error))
             except Exception as error:
                 # An unexpected object must not end the agent, which meters without the API too.
                 LOG.exception("%s: unexpected; listed again later", self.path)
                 words = f"list {self.path}: unexpected {type(error).__name__}; the agent's log has the cause"
-                await self._sleep(self._note(ApiError("unexpected", words)))
+                await self.sleep(self._note(ApiError("unexpected", words)))
 
     def _note(self, error: ApiError) -> float:
         """Record a failure; return the seconds to wait."""
         self.errors[error.reason] += 1
         self._failures += 1
         if self._lost_at is None:
-            self._lost_at = self._clock()
+            self._lost_at = self.clock()
         if error.reason == "gone":
             self._resource_version = ""
             self._expiries += 1
             if self._expiries == 1:
-                return GONE_SPREAD_SECONDS * self._client.random()
+                return GONE_SPREAD_SECONDS * self.client.random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
         self.failure, self.answered = error, True
-        return self._client.retry_seconds(error, self._failures)
+        return self.client.retry_seconds(error, self._failures)
 
     async def _list(self) -> None:
         # Any server's cache is good enough, unless it is older than a seen version or than a watch can start from.
@@ -161,9 +142,9 @@ class ListWatch(Generic[Item]):
             listed = await self._get({})
         if not self._has_canary(listed):
             count = len(listed["items"] or ())
-            own = "/".join(self._canary or ())
-            words = f"{own}, the pod of this agent, is not among the {count} objects; {self._canary_fix}"
-            raise ApiError(INCOMPLETE, f"list {self.path} at {self._client.address}: {words}")
+            own = "/".join(self.canary or ())
+            words = f"{own}, the pod of this agent, is not among the {count} objects; {self.canary_fix}"
+            raise ApiError(INCOMPLETE, f"list {self.path} at {self.client.address}: {words}")
         found: dict[ObjectKey, Item] = {}
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
@@ -173,30 +154,30 @@ class ListWatch(Generic[Item]):
         self._replace(found, changed=first)
 
     def _has_canary(self, listed: Mapping[str, Any]) -> bool:
-        return self._canary is None or any(key_of(each) == self._canary for each in listed["items"] or ())
+        return self.canary is None or any(key_of(each) == self.canary for each in listed["items"] or ())
 
     async def _get(self, query: Mapping[str, str]) -> dict[str, Any]:
-        listed = await self._client.get(
+        listed = await self.client.get(
             self.path,
-            {**self._query, **query},
-            accept=METADATA_LIST if self._metadata_only else PLAIN,
+            {**self.query, **query},
+            accept=METADATA_LIST if self.metadata_only else PLAIN,
             timeout_seconds=LIST_SECONDS,
         )
         if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
-            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is not an object list")
+            raise ApiError("garbage", f"list {self.path} at {self.client.address}: the answer is not an object list")
         return listed
 
     async def _watch(self) -> None:
-        shortest, longest = self._lifetime_seconds
+        shortest, longest = self.lifetime_seconds
         query = {
-            **self._query,
+            **self.query,
             "resourceVersion": self._resource_version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._client.random()), 1)),
+            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self.client.random()), 1)),
         }
-        accept = METADATA_WATCH if self._metadata_only else PLAIN
-        began, had_event = self._clock(), False
-        stream = self._client.watch(self.path, query, accept=accept, silence_seconds=self._silence_seconds)
+        accept = METADATA_WATCH if self.metadata_only else PLAIN
+        began, had_event = self.clock(), False
+        stream = self.client.watch(self.path, query, accept=accept, silence_seconds=self.silence_seconds)
         async with aclosing(stream) as events:
             async for event in events:
                 if event["type"] == OPENED:
@@ -208,18 +189,18 @@ class ListWatch(Generic[Item]):
                     had_event = True
                     self._apply(event["type"], event["object"])
                     self._failures = self._expiries = 0
-        lasted = self._clock() - began
+        lasted = self.clock() - began
         if not had_event and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
                 "short_watch",
-                f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
+                f"watch {self.path} at {self.client.address}: the stream ended at once without an event;"
                 " check whether a proxy before the server cuts long answers",
             )
         self._failures = self._expiries = 0
 
     def _compare_clocks(self) -> None:
         try:
-            skew_seconds = self._clock() - parsedate_to_datetime(self._client.date).timestamp()
+            skew_seconds = self.clock() - parsedate_to_datetime(self.client.date).timestamp()
         except ValueError:  # a proxy may leave the date out
             return
         if abs(skew_seconds) <= SKEW_SECONDS:
@@ -230,7 +211,7 @@ class ListWatch(Generic[Item]):
 
     def _at(self, version: str) -> None:
         """Record the time and the version of an answer or event."""
-        self.at_seconds = self._clock()
+        self.at_seconds = self.clock()
         if version:
             self._resource_version = version
             if not _older(version, self._newest):
@@ -249,7 +230,7 @@ class ListWatch(Generic[Item]):
         """Add an object to ``items``; one that cannot be parsed keeps its earlier item."""
         key = key_of(shown)
         try:
-            parsed = self._parse(shown)
+            parsed = self.parse(shown)
         except (LookupError, TypeError, ValueError, AttributeError):
             self.errors["unparsable"] += 1
             parsed = self.items.get(key)
@@ -260,7 +241,7 @@ class ListWatch(Generic[Item]):
 
     def _replace(self, items: dict[ObjectKey, Item], *, changed: bool = False) -> None:
         if changed or items != self.items:
-            self.items = MappingProxyType(items)
+            self.items = items
             self.version += 1
 
 
@@ -331,44 +312,31 @@ class _State:
     """Why this key alone cannot be read."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Lookups(Generic[Key, Item]):
-    """Keeps the result of reading each wanted key.
+    """Keeps the result of reading each wanted key."""
 
-    Args:
-        client: Client of the API.
-        request: Returns the request for a key's object, or for a list that contains it.
-        parse: Parses the answer; ``None`` for an object that is not ready yet.
-        steady: Returns seconds of a monotonic clock.
-        renew_seconds: Time after which an object is read again, plus or minus a fifth; ``None`` for constant objects.
-        absent_is_problem: Whether an object that does not exist is a problem.
-        refused_seconds: Time after which a refused request is repeated.
-    """
+    client: ApiClient
+    request: Callable[[Key], Request]
+    """Returns the request for a key's object, or for a list that contains it."""
+    parse: Callable[[Key, dict[str, Any]], Item | None]
+    """Parses the answer; ``None`` for an object that is not ready yet."""
+    steady: Callable[[], float]
+    """Returns seconds of a monotonic clock."""
+    renew_seconds: float | None = 600.0
+    """Time after which an object is read again, plus or minus a fifth; ``None`` for constant objects."""
+    absent_is_problem: bool = False
+    """Whether an object that does not exist is a problem."""
+    refused_seconds: float = REFUSED_SECONDS
+    """Time after which a refused request is repeated."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        *,
-        request: Callable[[Key], Request],
-        parse: Callable[[Key, dict[str, Any]], Item | None],
-        steady: Callable[[], float],
-        renew_seconds: float | None = 600.0,
-        absent_is_problem: bool = False,
-        refused_seconds: float = REFUSED_SECONDS,
-    ) -> None:
-        self._client = client
-        self._request = request
-        self._parse = parse
-        self._steady = steady
-        self._renew_seconds = renew_seconds
-        self._absent_is_problem = absent_is_problem
-        self._refused_seconds = refused_seconds
-        self._states: dict[Key, _State] = {}
-        self._failures = 0
-        self._wake = asyncio.Event()
-        self._outage: ApiError | None = None
-        self.items: Mapping[Key, Item] = {}
-        """Items by key; replaced, not mutated, when one changes."""
-        self.errors: Counter[str] = Counter()
+    items: Mapping[Key, Item] = field(default_factory=dict)
+    """Items by key; replaced, not mutated, when one changes."""
+    errors: Counter[str] = field(default_factory=Counter)
+    _states: dict[Key, _State] = field(default_factory=dict)
+    _failures: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _outage: ApiError | None = None
 
     @property
     def problem(self) -> ApiError | None:
@@ -376,7 +344,7 @@ class Lookups(Generic[Key, Item]):
         if self._outage:
             return self._outage
         refusals = (state.refusal for state in self._states.values() if state.refusal)
-        return next((one for one in refusals if self._absent_is_problem or one.reason != "not_found"), None)
+        return next((one for one in refusals if self.absent_is_problem or one.reason != "not_found"), None)
 
     @property
     def answered(self) -> bool:
@@ -387,7 +355,7 @@ class Lookups(Generic[Key, Item]):
     def want(self, key: Key) -> None:
         """Request a key, at once if it was never read."""
         if key not in self._states:
-            self._states[key] = _State(asked_at=self._steady() if self._outage else None)
+            self._states[key] = _State(asked_at=self.steady() if self._outage else None)
             self._wake.set()
 
     def keep(self, keys: Iterable[Key]) -> None:
@@ -412,7 +380,7 @@ class Lookups(Generic[Key, Item]):
         if state is None or key in self.items:
             return False
         return state.refusal is not None or (
-            state.asked_at is not None and self._steady() - state.asked_at >= PATIENCE_SECONDS
+            state.asked_at is not None and self.steady() - state.asked_at >= PATIENCE_SECONDS
         )
 
     async def run(self) -> None:
@@ -437,9 +405,9 @@ class Lookups(Generic[Key, Item]):
             if state.due_seconds > loop_time() or self._states.get(key) is not state:
                 continue
             self._asked(state)
-            asked = self._request(key)
+            asked = self.request(key)
             try:
-                answer = await self._client.get(
+                answer = await self.client.get(
                     asked.path, asked.query, accept=asked.accept, timeout_seconds=TIMEOUT_SECONDS
                 )
             except ApiError as error:
@@ -449,11 +417,11 @@ class Lookups(Generic[Key, Item]):
                     self._outage = error
                     for other in self._states.values():
                         self._asked(other)
-                    return self._client.retry_seconds(error, self._failures)
+                    return self.client.retry_seconds(error, self._failures)
                 state.refusal = error
                 if error.reason == "not_found" and key in self.items:
                     self.items = {other: item for other, item in self.items.items() if other != key}
-                state.due_seconds = loop_time() + self._refused_seconds * self._jitter()
+                state.due_seconds = loop_time() + self.refused_seconds * self._jitter()
             else:
                 state.due_seconds = loop_time() + self._answered(key, state, answer)
             self._failures = 0
@@ -462,18 +430,18 @@ class Lookups(Generic[Key, Item]):
 
     def _asked(self, state: _State) -> None:
         if state.asked_at is None:
-            state.asked_at = self._steady()
+            state.asked_at = self.steady()
 
     def _answered(self, key: Key, state: _State, answer: dict[str, Any]) -> float:
         """Store an answer; return the seconds until the next request."""
         state.refusal = None
-        item = self._parse(key, answer)
+        item = self.parse(key, answer)
         if item is None:
             state.unready += 1
             return min(_FIRST_RETRY_SECONDS * 2.0 ** min(state.unready - 1, 10), _LONGEST_RETRY_SECONDS)
         if key in self._states and (key not in self.items or self.items[key] != item):
             self.items = {**self.items, key: item}
-        return float("inf") if self._renew_seconds is None else self._renew_seconds * self._jitter()
+        return float("inf") if self.renew_seconds is None else self.renew_seconds * self._jitter()
 
     def _jitter(self) -> float:
-        return 0.8 + 0.4 * self._client.random()
+        return 0.8 + 0.4 * self.client.random()

@@ -14,6 +14,7 @@ from exporter.attribution import vgpu
 from exporter.attribution.owner_rules import OwnerRules, facts_of, label_text, wanted_annotations
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
+from exporter.kube.credentials import Credentials
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, NAME_LIMIT, TEXT_LIMIT, ListWatch, Lookups, key_of, mapping_at, text_of
 from exporter.model import Allocations, MetadataStatus, NodeFacts, PodFacts, PodMetadata
@@ -205,9 +206,9 @@ class Metadata:
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._settings = settings
         wanted = wanted_annotations(settings.rules)
-        self._client = ApiClient(settings.kubeconfig, random=random)
+        self._client = ApiClient(Credentials(kubeconfig=settings.kubeconfig), random=random)
         self._pods = ListWatch(
-            self._client,
+            client=self._client,
             path="/api/v1/pods",
             query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
             metadata_only=True,
@@ -218,7 +219,7 @@ class Metadata:
             canary_fix=f"--node-name is {settings.node!r}: {NAME_NODE}",
         )
         self._phases: Lookups[PodName, bool] = Lookups(
-            self._client,
+            client=self._client,
             request=lambda name: Request(
                 f"/api/v1/namespaces/{name[0]}/pods",
                 {"fieldSelector": f"metadata.name={name[1]},spec.nodeName={settings.node}"},
@@ -227,7 +228,7 @@ class Metadata:
             steady=self._steady_now,
         )
         self._node: Lookups[str, NodeFacts] = Lookups(
-            self._client,
+            client=self._client,
             request=lambda name: Request(f"/api/v1/nodes/{name}", accept=METADATA_WATCH),
             parse=lambda _name, item: node_facts(labels_of(item)),
             steady=self._steady_now,
@@ -235,7 +236,7 @@ class Metadata:
         )
         self._node.want(settings.node)
         self._namespaces: Lookups[str, Namespace] = Lookups(
-            self._client,
+            client=self._client,
             request=lambda name: Request(f"/api/v1/namespaces/{name}", accept=METADATA_WATCH),
             parse=lambda _name, item: Namespace(labels=labels_of(item), annotations=annotations_of(item, wanted)),
             steady=self._steady_now,
