@@ -214,7 +214,8 @@ def _path_problems(values: _Values) -> Iterator[str]:
     for key in ("collectors", "price-book", "web-config"):
         yield from mistakes_in(key, values[key])
     if values["state-dir"]:
-        yield from _state_dir(values["state-dir"])
+        if problem := state_dir_problem(values["state-dir"]):
+            yield problem
     if values["simulate"]:
         return
     if values["attribution"] and values["kubelet-socket"]:
@@ -268,18 +269,19 @@ def mistakes_in(key: str, path: Path | None) -> tuple[str, ...]:
     return ()
 
 
-def _state_dir(path: Path) -> Iterator[str]:
+def state_dir_problem(path: Path) -> str:
+    """Return why the state cannot be kept in a directory, in one line; empty if it can."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        yield f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"
-        return
+        return f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"
     if not stat.S_ISDIR(mode):
-        yield f"state-dir: {path} is not a directory; allowed: a directory that can be written"
-    elif os.statvfs(path).f_flag & os.ST_RDONLY:
-        return  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
-    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        yield f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"
+        return f"state-dir: {path} is not a directory; allowed: a directory that can be written"
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return ""  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return f"state-dir: uid {os.geteuid()} may not write {path}; change its owner or its mode"
+    return ""
 
 
 def _kubelet_socket(path: Path) -> Iterator[str]:

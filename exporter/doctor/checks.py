@@ -388,13 +388,11 @@ async def examine(around: Surroundings) -> Examination:
 
 
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
-    """Binding, driver and devices, where NVML is asked; and its last reading."""
+    """Driver and devices, where NVML is asked; and its last reading."""
     config = around.config
     if config.sampling.source == "dcgm":
         return [], None
-    found = [machine.package()]
-    if not around.simulated:
-        found += [machine.device_nodes(around.dev_root), machine.kernel_module(config.attribution.proc_root)]
+    found = [] if around.simulated else [machine.device_nodes(around.dev_root)]
     finding, reading = await machine.read(around, made.fields)
     found.append(finding)
     if reading:

@@ -152,7 +152,7 @@ def _one_line(words: str) -> str:
 
 _PUBLIC = frozenset(
     {
-        *("package", "device nodes", "kernel module", "driver", "devices", "activity", "processes"),
+        *("device nodes", "driver", "devices", "activity", "processes"),
         *(f"DCGM {what}" for what in ("refusals", "devices", "profiling", "fields")),
         *("layers", "clock"),
     }

@@ -7,17 +7,15 @@ import http.client
 import os
 import socket
 import ssl
-import stat
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 from exporter.accounting.state_file import WriterLock
 from exporter.attribution.processes import sees_host_processes
-from exporter.config import AgentConfig, read_collectors, web_config
+from exporter.config import AgentConfig, read_collectors, state_dir_problem, web_config
 from exporter.doctor.findings import Finding, Surroundings, fail, first_of, interval_seconds, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker, child_command
@@ -56,22 +54,8 @@ def _is_ours(connection: http.client.HTTPConnection) -> bool:
         connection.close()
 
 
-_BINDING = "nvidia-ml-py"
 _FIRST_SANE_YEAR, _LAST_SANE_YEAR = 2025, 2099
 _STEP_SECONDS = 0.5
-
-
-def package() -> Finding:
-    """The module pynvml must come from nvidia-ml-py; an abandoned package provides one of the same name."""
-    name = "package"
-    owners = set(metadata.packages_distributions().get("pynvml", ()))
-    if _BINDING not in owners:
-        others = f"; the module pynvml is of {', '.join(sorted(owners))}" if owners else ""
-        return fail(name, f"{_BINDING} is not installed{others}", f"pip install {_BINDING}")
-    if owners != {_BINDING}:
-        rest = ", ".join(sorted(owners - {_BINDING}))
-        return warn(name, f"the module pynvml is also of {rest}", f"pip uninstall {rest}, then reinstall {_BINDING}")
-    return ok(name, f"{_BINDING} {metadata.version(_BINDING)}")
 
 
 def device_nodes(dev_root: Path) -> Finding:
@@ -88,17 +72,6 @@ def device_nodes(dev_root: Path) -> Finding:
     if closed:
         return fail(name, f"uid {os.geteuid()} may not open {', '.join(closed)}", "run as uid 0")
     return ok(name, f"{len(nodes)} GPU nodes in {dev_root}")
-
-
-def kernel_module(proc_root: Path) -> Finding:
-    """The loaded kernel module says its version, whatever library is installed."""
-    name = "kernel module"
-    path = proc_root / "driver" / "nvidia" / "version"
-    try:
-        first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    except OSError as error:
-        return fail(name, f"{path}: {error.strerror}", "load the NVIDIA kernel module: modprobe nvidia")
-    return ok(name, " ".join(first.removeprefix("NVRM version:").split()))
 
 
 def process_tree(proc_root: Path) -> Finding:
@@ -128,14 +101,10 @@ def state_dir(path: Path | None) -> Finding:
     name = "state directory"
     if path is None:
         return ok(name, "none: nothing is kept across restarts")
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        return fail(name, f"{path}: {error.strerror}", "create it or mount a volume there, and let the agent reach it")
-    if not stat.S_ISDIR(mode):
-        return fail(name, f"{path} is not a directory", "create it, or mount a volume there")
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return fail(name, f"uid {os.geteuid()} may not write {path}", "change its owner or its mode")
+    if problem := state_dir_problem(path):
+        return fail(name, problem, "")
+    if not os.access(path, os.W_OK):
+        return warn(name, f"{path} is read-only: the ledger is in memory only", "see why: mount, dmesg")
     free_mib = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize // 2**20
     return ok(name, f"{path}, {free_mib} MiB free")
 

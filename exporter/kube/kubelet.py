@@ -329,7 +329,19 @@ class KubeletClient:
         """
         socket = identity(self._path)
         listed = await self._call(LIST_METHOD, "ListPodResourcesResponse")
-        containers, others = self._containers(listed)
+        found = [
+            ContainerAllocation(
+                namespace=pod.namespace,
+                pod=pod.name,
+                container=one.name,
+                devices=self._devices(one.devices),
+                claims=_claims(one.dynamic_resources),
+            )
+            for pod in listed.pod_resources
+            for one in pod.containers
+        ]
+        containers = tuple(one for one in found if one.devices or one.claims)
+        others = tuple((one.namespace, one.pod, one.container) for one in found if not (one.devices or one.claims))
         self._completeness.check(
             {(pod.namespace, pod.name) for pod in listed.pod_resources},
             frozenset((one.namespace, one.pod, one.container) for one in containers),
@@ -365,30 +377,6 @@ class KubeletClient:
     async def _once(self, method: str) -> bytes:
         async with asyncio.timeout(self._deadline_seconds):
             return await _unary_call(self._path, method)
-
-    def _containers(
-        self,
-        answer: Any,  # noqa: ANN401 - as _call
-    ) -> tuple[tuple[ContainerAllocation, ...], tuple[tuple[str, str, str], ...]]:
-        """Return the containers with devices, and the names of those without."""
-        found: list[ContainerAllocation] = []
-        others: list[tuple[str, str, str]] = []
-        for pod in answer.pod_resources:
-            for container in pod.containers:
-                devices, claims = self._devices(container.devices), _claims(container.dynamic_resources)
-                if devices or claims:
-                    found.append(
-                        ContainerAllocation(
-                            namespace=pod.namespace,
-                            pod=pod.name,
-                            container=container.name,
-                            devices=devices,
-                            claims=claims,
-                        )
-                    )
-                else:
-                    others.append((pod.namespace, pod.name, container.name))
-        return tuple(found), tuple(others)
 
     def _devices(self, listed: Any) -> tuple[DeviceIds, ...]:  # noqa: ANN401 - as _call
         by_resource: dict[str, list[str]] = {}  # the kubelet lists a resource once per NUMA node

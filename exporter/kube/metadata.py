@@ -172,7 +172,6 @@ _WITHOUT_NODE = (
 )
 NAME_NODE = "set it (NODE_NAME) to spec.nodeName of the agent's pod, as `kubectl get nodes` prints it"
 _WITHOUT_NAMESPACES = "teams and cost labels that only namespaces name are not known (or set --namespace-teams off)"
-_FACTS_LIMIT = 4096
 _UNEXPECTED_SECONDS = 60.0
 """Mean wait before a part restarts after an unexpected error, plus or minus half."""
 _LONGEST_STEP_SECONDS = 10.0
@@ -271,7 +270,6 @@ class Metadata:
             at_seconds=self._pods.at_seconds,
             problem=self._problem,
             names_other_node=failure.reason == INCOMPLETE if failure else self._is_node_absent,
-            remark=_remark(self._pods.skew_seconds),
         )
 
     @property
@@ -395,8 +393,6 @@ class Metadata:
         cached = self._facts.get(name)
         if cached is not None and cached[0] is found and cached[1] is space:
             return cached[2]
-        if len(self._facts) >= _FACTS_LIMIT:
-            self._facts.clear()
         facts = facts_of(found, space.labels, space.annotations, self._settings.rules)
         self._facts[name] = (found, space, facts)
         return facts
@@ -419,14 +415,6 @@ class Metadata:
 
     def _steady_now(self) -> float:
         return self._steady
-
-
-def _remark(skew_seconds: float | None) -> str:
-    if not skew_seconds:
-        return ""
-    way = "ahead of" if skew_seconds > 0 else "behind"
-    remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
-    return f"{remark}: opt-outs and tokens end at the wrong time; check it with chronyc tracking"
 
 
 def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:
