@@ -239,12 +239,9 @@ def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
     assert machine.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
 
 
-def test_a_clock_in_another_century_fails_and_one_that_jumps_is_warned_of() -> None:
-    now = 1_800_000_000.0
-    assert machine.clock((now, now + 5), (10, 15)).level is Level.OK
-    assert machine.clock((now, now + 65), (10, 15)).level is Level.WARN
-    assert machine.clock((now, now + 5), (10, 75)).level is Level.WARN
-    assert machine.clock((0, 5), (10, 15)).level is Level.FAIL
+def test_a_clock_in_another_century_fails() -> None:
+    assert machine.clock(1_800_000_000.0).level is Level.OK
+    assert machine.clock(0.0).level is Level.FAIL
 
 
 @contextmanager

@@ -354,7 +354,7 @@ _NO_PROCESSES = warn(
 async def examine(around: Surroundings) -> Examination:
     """Run all checks; takes some seconds, at most the driver's deadline and the kubelet's."""
     config = around.config
-    wall, monotonic = around.wall(), around.monotonic()
+    wall, began = around.wall(), around.monotonic()
     of_collectors, made = machine.collectors(config)
     (found, nvml), (of_dcgm, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
     found += of_dcgm
@@ -381,10 +381,9 @@ async def examine(around: Surroundings) -> Examination:
     if config.serving.web_config:
         found.append(machine.face(config.serving.web_config))
     found.append(book(config, labelled, reading, wall))
-    ended = around.monotonic()
-    found.append(machine.clock((wall, around.wall()), (monotonic, ended)))
+    found.append(machine.clock(wall))
     readings = tuple(one for one in (nvml, from_dcgm) if one)
-    return Examination(findings=tuple(found), readings=readings, seconds=ended - monotonic)
+    return Examination(findings=tuple(found), readings=readings, seconds=around.monotonic() - began)
 
 
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:

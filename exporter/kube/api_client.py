@@ -213,10 +213,9 @@ class ApiClient:
                 response.close()
 
     async def close(self) -> None:
-        """Close all connections; a later request opens new ones."""
+        """Close all connections."""
         if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+            await self._session.close()
 
     def _event(self, line: bytes, request: Request) -> dict[str, Any]:
         event = _decode(line)

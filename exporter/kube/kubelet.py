@@ -31,7 +31,7 @@ READ_SCHEMA: Mapping[str, str] = {
     "ContainerDevices": "resource_name 1 string, device_ids 2 *string",
     "CDIDevice": "name 1 string",
     "ClaimResource": (
-        "cdi_devices 1 *CDIDevice, driver_name 2 string, pool_name 3 string, device_name 4 string, share_id 5 ?string"
+        "cdi_devices 1 *CDIDevice, driver_name 2 string, pool_name 3 string, device_name 4 string, share_id 5 string"
     ),
     "DynamicResource": "claim_name 2 string, claim_namespace 3 string, claim_resources 4 *ClaimResource",
     "ContainerResources": "name 1 string, devices 2 *ContainerDevices, dynamic_resources 5 *DynamicResource",
@@ -60,28 +60,18 @@ def build_messages(schema: Mapping[str, str] = READ_SCHEMA) -> Mapping[str, type
     for name, fields in schema.items():
         message = file.message_type.add(name=name)
         for spec in filter(None, fields.split(", ")):
-            _add_field(message, spec, schema)
+            field, number, kind = spec.split()
+            bare = kind.lstrip("*")
+            message.field.add(
+                name=field,
+                number=int(number),
+                label=FieldDescriptorProto.LABEL_OPTIONAL if kind == bare else FieldDescriptorProto.LABEL_REPEATED,
+                type=FieldDescriptorProto.TYPE_MESSAGE if bare in schema else _SCALARS[bare],
+                type_name=f".v1.{bare}" if bare in schema else None,
+            )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}")) for name in schema}
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, spec: str, schema: Mapping[str, str]) -> None:
-    name, number, kind = spec.split()
-    bare = kind.lstrip("*?")
-    repeated = kind.startswith("*")
-    field = message.field.add(
-        name=name,
-        number=int(number),
-        label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
-    )
-    if bare in schema:
-        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".v1.{bare}"
-    else:
-        field.type = _SCALARS[bare]
-    if kind.startswith("?"):  # proto3 represents "optional" as a oneof with one field
-        field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
-        message.oneof_decl.add(name=f"_{name}")
 
 
 LONGEST_PATH_BYTES = 107
@@ -281,10 +271,24 @@ def _message(path: str, headers: Mapping[str, str], answer: bytes) -> bytes:
     code = headers.get("grpc-status", "")
     if not code.isdecimal():
         raise ProtocolError(f"no status of a call, HTTP {headers.get(':status')}")
-    if status := int(code):
-        name = dict(enumerate(_STATUSES.split())).get(status, "UNKNOWN")
-        raise _refusal(name, " ".join(unquote(headers.get("grpc-message", "")).split())[:200], path)
-    return answer[5:]
+    status = dict(enumerate(_STATUSES.split())).get(int(code), "UNKNOWN")
+    details = " ".join(unquote(headers.get("grpc-message", "")).split())[:200]
+    match status:
+        case "OK":
+            return answer[5:]
+        case "RESOURCE_EXHAUSTED" if "rate limit" in details.lower():
+            raise AttributionError(
+                "rate_limited",
+                f"kubelet refused a call on {path}: its limit of 100 calls/s is used up by all clients of the socket"
+                " together; find the one that polls too often (CNI, topology or other GPU exporters)",
+            )
+        case "UNIMPLEMENTED":
+            missing = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
+            raise AttributionError("unimplemented", missing)
+        case "UNKNOWN" if "disabled" in details.lower():
+            raise AttributionError("unimplemented", f"kubelet has disabled this method: {details}")
+        case _:
+            raise AttributionError("kubelet_error", f"kubelet answered {status} on {path}: {details}")
 
 
 class KubeletClient:
@@ -441,27 +445,10 @@ def _claims(dynamic: Any) -> tuple[ClaimedDevice, ...]:  # noqa: ANN401 - as Kub
             driver=device.driver_name,
             pool=device.pool_name,
             device=device.device_name,
-            share_id=device.share_id if device.HasField("share_id") else None,
+            share_id=device.share_id or None,
             cdi_names=tuple(cdi.name for cdi in device.cdi_devices),
         )
         for claim in dynamic
         for device in claim.claim_resources
         if device.driver_name == GPU_DRA_DRIVER
     )
-
-
-def _refusal(status: str, details: str, path: str) -> AttributionError:
-    match status:
-        case "RESOURCE_EXHAUSTED" if "rate limit" in details.lower():
-            return AttributionError(
-                "rate_limited",
-                f"kubelet refused a call on {path}: its limit of 100 calls/s is used up by all clients of the socket"
-                " together; find the one that polls too often (CNI, topology or other GPU exporters)",
-            )
-        case "UNIMPLEMENTED":
-            missing = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
-            return AttributionError("unimplemented", missing)
-        case "UNKNOWN" if "disabled" in details.lower():
-            return AttributionError("unimplemented", f"kubelet has disabled this method: {details}")
-        case _:
-            return AttributionError("kubelet_error", f"kubelet answered {status} on {path}: {details}")

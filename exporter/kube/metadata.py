@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from sys import intern
@@ -365,7 +365,8 @@ class Metadata:
         if listed:
             self._endings.update(self._pods.items, self._steady)
             self._phases.keep(self._endings.strangers)
-        new = Evidence(
+        new = replace(
+            self._evidence,
             pods=self._endings.pods if listed else None,
             is_followed=self._is_known and not self._pods.problem,
             ended=self._endings.left | {name for name, finished in self._phases.items.items() if finished},
@@ -373,8 +374,6 @@ class Metadata:
             unreadable_claims=self._dra.unreadable,
             reads_claims=self._dra.reads_claims,
             devices=self._dra.devices,
-            own_pod=self._settings.own_pod,
-            reservation_namespaces=self._settings.reservation_namespaces,
         )
         if new != self._evidence:
             self._evidence = new
