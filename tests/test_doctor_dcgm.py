@@ -174,7 +174,8 @@ async def engine_finding(
         simulated=True,
         driver_deadline_seconds=deadline,
     )
-    return await host_engine.examine(around, ())
+    found, last = await host_engine.examine(around, ())
+    return [one for one in found if one], last
 
 
 async def test_an_engine_that_answers_is_told_with_version_and_age_of_its_reading() -> None:

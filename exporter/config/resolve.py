@@ -213,9 +213,8 @@ def _path_problems(values: _Values) -> Iterator[str]:
     """
     for key in ("collectors", "price-book", "web-config"):
         yield from mistakes_in(key, values[key])
-    if values["state-dir"]:
-        if problem := state_dir_problem(values["state-dir"]):
-            yield problem
+    if values["state-dir"] and (problem := state_dir_problem(values["state-dir"])):
+        yield problem
     if values["simulate"]:
         return
     if values["attribution"] and values["kubelet-socket"]:

@@ -356,16 +356,12 @@ async def examine(around: Surroundings) -> Examination:
     config = around.config
     wall, began = around.wall(), around.monotonic()
     of_collectors, made = machine.collectors(config)
-    (found, nvml), (of_dcgm, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
-    found += of_dcgm
+    (of_nvml, nvml), (of_dcgm, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
+    found = [*of_nvml, *of_dcgm]
     if from_dcgm:
         rows = {row.field.field: row.name for row in made.dcgm_only}
-        judged = (
-            host_engine.devices(from_dcgm, nvml),
-            host_engine.profiling(from_dcgm, nvml),
-            host_engine.fields(rows, from_dcgm),
-        )
-        found += [one for one in judged if one]
+        found += [host_engine.devices(from_dcgm, nvml), host_engine.profiling(from_dcgm, nvml)]
+        found.append(host_engine.fields(rows, from_dcgm))
     reading, _ = merge(nvml, from_dcgm)
     if reading:
         found.append(machine.activity(reading, dcgm=bool(config.sampling.dcgm_address)))
@@ -383,7 +379,8 @@ async def examine(around: Surroundings) -> Examination:
     found.append(book(config, labelled, reading, wall))
     found.append(machine.clock(wall))
     readings = tuple(one for one in (nvml, from_dcgm) if one)
-    return Examination(findings=tuple(found), readings=readings, seconds=around.monotonic() - began)
+    findings = tuple(one for one in found if one)
+    return Examination(findings=findings, readings=readings, seconds=around.monotonic() - began)
 
 
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
@@ -399,12 +396,11 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     return found, reading
 
 
-async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
+async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding | None], Reading | None]:
     """The engine, where DCGM is in use; and its last reading."""
     config = around.config
     if not config.sampling.dcgm_address:
-        hint = await host_engine.hint() if config.sampling.source == "auto" and not around.simulated else None
-        return [hint] if hint else [], None
+        return [await host_engine.hint()] if config.sampling.source == "auto" and not around.simulated else [], None
     fields = (alone if config.sampling.source == "dcgm" else supplement)(made.fields)
     return await host_engine.examine(around, fields)
 

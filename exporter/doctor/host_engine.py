@@ -53,7 +53,7 @@ _FIXES: Mapping[ProfilingState, str] = {
 """By state, the one that can be fixed at once first."""
 
 
-async def examine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding], Reading | None]:
+async def examine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding | None], Reading | None]:
     """Return whether the engine works, and its last reading; ``None`` where there was none.
 
     Args:
@@ -70,9 +70,8 @@ async def examine(around: Surroundings, fields: Collection[Field]) -> tuple[list
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
         return [bad(_ENGINE, str(no_values(config.sampling.dcgm_address, count)), "")], heard.last
-    refused = refusals(heard.errors)
     engine = _engine(config, heard.last, heard.first_after_seconds, around.wall())
-    return [engine, *([refused] if refused else [])], heard.last
+    return [engine, refusals(heard.errors)], heard.last
 
 
 def _has_values(gpu: GpuReading) -> bool:

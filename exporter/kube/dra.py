@@ -189,16 +189,9 @@ class DraReader:
     """
 
     def __init__(
-        self,
-        client: ApiClient,
-        node: str,
-        *,
-        clock: Callable[[], float],
-        steady: Callable[[], float],
+        self, client: ApiClient, node: str, *, clock: Callable[[], float], steady: Callable[[], float]
     ) -> None:
         self._client = client
-        self._node = node
-        self._clock = clock
         self._steady = steady
         self._seen = asyncio.Event()
         self._asked_at: float | None = None
@@ -206,8 +199,15 @@ class DraReader:
         self._is_absent = False
         self._discovery_problem: ApiError | None = None
         self._discovery_errors: Counter[str] = Counter()
-        self._slices: ListWatch[Slice] | None = None
-        self._slices_version = -1
+        self._slices: ListWatch[Slice] = ListWatch(
+            client=client,
+            path=GROUP_PATH,
+            query={"fieldSelector": f"spec.nodeName={node},spec.driver={GPU_DRA_DRIVER}"},
+            metadata_only=False,
+            parse=parse_slice,
+            clock=clock,
+        )
+        self._slices_version = 0
         self._pools: dict[str, Devices] = {}
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
@@ -224,7 +224,7 @@ class DraReader:
     @property
     def devices(self) -> Mapping[tuple[str, str], SliceDevice] | None:
         """Devices by (pool, name), the same object while nothing changes; ``None`` while no slice is known."""
-        if self._slices is not None and self._slices.version != self._slices_version:
+        if self._slices.version != self._slices_version:
             self._slices_version = self._slices.version
             self._pools = pools_of(self._slices.items.values(), self._pools)
             devices = {(pool, name): device for pool, some in self._pools.items() for name, device in some.items()}
@@ -259,20 +259,19 @@ class DraReader:
             for error in (self._discovery_problem, self._claims.problem)
             if error
         ]
-        if self._slices is not None and self._slices.failure:
+        if self._slices.failure:
             found.append((self._slices.failure.reason, str(self._slices.failure)))
         return found
 
     @property
     def errors(self) -> Mapping[str, Mapping[str, int]]:
         """Counts since the start, by part and reason."""
-        slices = self._slices.errors if self._slices is not None else Counter[str]()
-        return {"dra": self._discovery_errors, "claim": self._claims.errors, "slices": slices}
+        return {"dra": self._discovery_errors, "claim": self._claims.errors, "slices": self._slices.errors}
 
     @property
     def answered(self) -> bool:
         """Whether slices and claims, if they are needed, were read once, or cannot be read now."""
-        if self._slices is None:
+        if not self._version:
             return not self._listed or self._is_absent or self._discovery_problem is not None
         return self._slices.answered and self._claims.answered
 
@@ -293,60 +292,50 @@ class DraReader:
     async def run(self) -> None:
         """Wait for the first claim, then follow slices and read claims until cancelled."""
         await self._seen.wait()
-        self._version = await self._find_version()
-        self._slices_version = -1
-        self._slices = ListWatch(
-            client=self._client,
-            path=self._slices_path(),
-            query={"fieldSelector": f"spec.nodeName={self._node},spec.driver={GPU_DRA_DRIVER}"},
-            metadata_only=False,
-            parse=parse_slice,
-            clock=self._clock,
-        )
+        self._use(await self._find_version())
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slices.run())
             group.create_task(self._claims.run())
-            group.create_task(self._follow_version(self._slices))
+            group.create_task(self._follow_version())
 
-    async def _follow_version(self, slices: ListWatch[Slice]) -> None:
+    async def _follow_version(self) -> None:
         """Check the served version after each object that is not found: an upgraded server may serve another one."""
         seen = 0
         while True:
             await asyncio.sleep(VERSION_SECONDS)
-            missed = slices.errors["not_found"] + self._claims.errors["not_found"]
+            missed = self._slices.errors["not_found"] + self._claims.errors["not_found"]
             if missed == seen:
                 continue
             seen = missed
             served = await self._find_version()
             if served != self._version:
                 LOG.info("resource.k8s.io: served version changed: before=%s now=%s", self._version, served)
-                self._version = served
-                slices.path = self._slices_path()
+                self._use(served)
                 self._claims.retry_absent()
 
-    def _slices_path(self) -> str:
-        return f"{GROUP_PATH}/{self._version}/resourceslices"
+    def _use(self, version: str) -> None:
+        self._version = version
+        self._slices.path = f"{GROUP_PATH}/{version}/resourceslices"
 
     async def _find_version(self) -> str:
         failures = 0
         while True:
             if self._asked_at is None:
                 self._asked_at = self._steady()
-            wait_seconds = ABSENT_SECONDS * (0.8 + 0.4 * self._client.random())
+            version, problem = "", None
             try:
                 version = served_version(await self._client.get(GROUP_PATH))
             except ApiError as error:
-                self._is_absent = error.reason == "not_found"
-                self._discovery_problem = None if self._is_absent else error
-                if not self._is_absent:
-                    self._discovery_errors[error.reason] += 1
-                    failures += 1
-                    wait_seconds = self._client.retry_seconds(error, failures)
+                problem = None if error.reason == "not_found" else error
+            self._discovery_problem, self._is_absent = problem, not version and problem is None
+            if version:
+                return version
+            failures = failures + 1 if problem else 0
+            if problem:
+                self._discovery_errors[problem.reason] += 1
+                await asyncio.sleep(self._client.retry_seconds(problem, failures))
             else:
-                self._is_absent, self._discovery_problem, failures = not version, None, 0
-                if version:
-                    return version
-            await asyncio.sleep(wait_seconds)
+                await asyncio.sleep(ABSENT_SECONDS * (0.8 + 0.4 * self._client.random()))
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> tuple[str, tuple[AllocatedDevice, ...]] | None:

@@ -20,6 +20,7 @@ from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset, 
 from h2.exceptions import ProtocolError
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, significant_ids
+from exporter.attribution.pod_lifecycle import PodName
 from exporter.errors import AttributionError
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 
@@ -130,8 +131,6 @@ _TOO_LARGE = (
     " lists far too many ids (one per MiB?); make its unit larger"
 )
 _MESSAGES = build_messages()
-PodName = tuple[str, str]
-"""Namespace and name."""
 
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> PodName | None:

@@ -273,7 +273,6 @@ PATIENCE_SECONDS = 60.0
 
 _FIRST_RETRY_SECONDS = 2.0
 _LONGEST_RETRY_SECONDS = 60.0
-_LONGEST_SLEEP_SECONDS = 3600.0
 # Errors of one object; any other error is of the server or the connection and would affect the next object too.
 _OWN_REASONS = frozenset({"forbidden", "not_found", "garbage", "too_large"})
 
@@ -374,11 +373,10 @@ class Lookups(Generic[Key, Item]):
             if pause_seconds is not None:
                 await asyncio.sleep(pause_seconds)
                 continue
-            due_seconds = min((state.due_seconds for state in self._states.values()), default=float("inf"))
-            pause_seconds = min(max(due_seconds - loop.time(), 0.0), _LONGEST_SLEEP_SECONDS)
+            due_seconds = min((state.due_seconds for state in self._states.values()), default=math.inf)
             # Not wait_for: before Python 3.12 it can swallow a cancellation that arrives together with the wake-up.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_seconds):
+                async with asyncio.timeout_at(due_seconds):
                     await self._wake.wait()
 
     async def _read_due(self, loop_time: Callable[[], float]) -> float | None:
@@ -423,7 +421,7 @@ class Lookups(Generic[Key, Item]):
             return min(_FIRST_RETRY_SECONDS * 2.0 ** min(state.unready - 1, 10), _LONGEST_RETRY_SECONDS)
         if key in self._states and (key not in self.items or self.items[key] != item):
             self.items = {**self.items, key: item}
-        return float("inf") if self.renew_seconds is None else self.renew_seconds * self._jitter()
+        return math.inf if self.renew_seconds is None else self.renew_seconds * self._jitter()
 
     def _jitter(self) -> float:
         return 0.8 + 0.4 * self.client.random()

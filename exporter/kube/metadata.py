@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from sys import intern
-from typing import Any, Final
+from typing import Any
 
 from exporter.attribution import vgpu
 from exporter.attribution.owner_rules import OwnerRules, facts_of, label_text, wanted_annotations
@@ -18,10 +18,6 @@ from exporter.kube.credentials import Credentials
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, NAME_LIMIT, TEXT_LIMIT, ListWatch, Lookups, key_of, mapping_at, text_of
 from exporter.model import Allocations, MetadataStatus, NodeFacts, PodFacts, PodMetadata
-
-ON_DEMAND: Final = "on-demand"
-SPOT: Final = "spot"
-RESERVED: Final = "reserved"
 
 _INSTANCE_TYPE = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
@@ -33,12 +29,12 @@ _GPU_PRODUCT = (
     "gpu.nvidia.com/class",
 )
 _CAPACITY: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("karpenter.sh/capacity-type", {"spot": SPOT, "on-demand": ON_DEMAND, "reserved": RESERVED}),
-    ("eks.amazonaws.com/capacitytype", {"spot": SPOT, "on_demand": ON_DEMAND, "capacity_block": RESERVED}),
-    ("cloud.google.com/gke-spot", {"true": SPOT}),
-    ("cloud.google.com/gke-preemptible", {"true": SPOT}),
-    ("cloud.google.com/gke-provisioning", {"spot": SPOT, "preemptible": SPOT, "standard": ON_DEMAND}),
-    ("kubernetes.azure.com/scalesetpriority", {"spot": SPOT, "regular": ON_DEMAND}),
+    ("karpenter.sh/capacity-type", {"spot": "spot", "on-demand": "on-demand", "reserved": "reserved"}),
+    ("eks.amazonaws.com/capacitytype", {"spot": "spot", "on_demand": "on-demand", "capacity_block": "reserved"}),
+    ("cloud.google.com/gke-spot", {"true": "spot"}),
+    ("cloud.google.com/gke-preemptible", {"true": "spot"}),
+    ("cloud.google.com/gke-provisioning", {"spot": "spot", "preemptible": "spot", "standard": "on-demand"}),
+    ("kubernetes.azure.com/scalesetpriority", {"spot": "spot", "regular": "on-demand"}),
 )
 """Keys in lower case; the first one that is present and valid counts."""
 _LIMIT = 128
