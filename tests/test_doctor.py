@@ -23,8 +23,7 @@ from exporter.accounting.state_file import WriterLock
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.config.types import Listen
-from exporter.doctor import checks, kubernetes, machine
-from exporter.doctor import machine as driver
+from exporter.doctor import checks, kubernetes, machine, sources
 from exporter.doctor.checks import Counts, diagnose
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
 from exporter.gpu import wire
@@ -83,7 +82,7 @@ def speaking(*messages: Reading | SourceStatus) -> list[str]:
 
 async def driver_finding(command: list[str], deadline: float = 20.0) -> tuple[Finding, Reading | None]:
     node = replace(around(settings()), worker_command=command, driver_deadline_seconds=deadline)
-    return await driver.read(node, ())
+    return await sources.driver(node, ())
 
 
 async def test_a_driver_that_answers_is_ok_with_its_version() -> None:
@@ -108,24 +107,24 @@ async def test_a_driver_that_hangs_is_a_fail_within_the_deadline_and_not_a_hangi
 
 
 def test_devices_are_counted_by_model_and_a_bad_one_is_named() -> None:
-    assert driver.devices(reading(healthy(0), healthy(1))) == ok("devices", "2 x NVIDIA L40S")
+    assert sources.driver_devices(reading(healthy(0), healthy(1))) == ok("devices", "2 x NVIDIA L40S")
     lost = replace(healthy(1), state=DeviceState.RESET_REQUIRED)
-    finding = driver.devices(reading(healthy(0), lost))
+    finding = sources.driver_devices(reading(healthy(0), lost))
     assert finding.level is Level.FAIL
     assert "GPU 1 reset required" in finding.cause
-    assert driver.devices(reading()).level is Level.FAIL
+    assert sources.driver_devices(reading()).level is Level.FAIL
 
 
 def test_where_activity_comes_from_is_told_and_a_blind_device_warned_of() -> None:
-    assert "all 1 GPUs" in driver.activity(reading(healthy())).cause
-    mixed = driver.activity(reading(healthy(0), healthy(1, Field.GPU_UTIL)))
+    assert "all 1 GPUs" in sources.activity(reading(healthy())).cause
+    mixed = sources.activity(reading(healthy(0), healthy(1, Field.GPU_UTIL)))
     assert (mixed.level, "1 of 2" in mixed.cause) == (Level.OK, True)
-    assert driver.activity(reading(healthy(0, Field.FB_USED))).level is Level.WARN
+    assert sources.activity(reading(healthy(0, Field.FB_USED))).level is Level.WARN
 
 
 def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
-    assert driver.processes(reading(healthy())) == ok("processes", "1 processes listed")
-    assert driver.processes(reading(replace(healthy(), processes=None))).level is Level.WARN
+    assert sources.processes(reading(healthy())) == ok("processes", "1 processes listed")
+    assert sources.processes(reading(replace(healthy(), processes=None))).level is Level.WARN
 
 
 async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warning(tmp_path: Path) -> None:

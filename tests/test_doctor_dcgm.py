@@ -15,8 +15,7 @@ from exporter import doctor
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.config.types import Listen
-from exporter.doctor import host_engine, machine
-from exporter.doctor import machine as driver
+from exporter.doctor import machine, sources
 from exporter.doctor.checks import layer_agreement
 from exporter.doctor.findings import Finding, Level
 from exporter.gpu import wire
@@ -81,28 +80,28 @@ def nvml(*gpus: GpuReading) -> Reading:
 
 
 def test_an_engine_with_nvmls_gpus_and_instances_is_ok() -> None:
-    found = host_engine.devices(reading(one(0, instances=2), one(1)), nvml(one(0, instances=2), one(1)))
+    found = sources.engine_devices(reading(one(0, instances=2), one(1)), nvml(one(0, instances=2), one(1)))
     assert (found.level, found.cause) == (Level.OK, "2 x NVIDIA A100-SXM4-80GB, 2 MIG instances, as NVML has")
 
 
 def test_an_engine_that_lacks_an_instance_of_nvmls_is_warned_of_by_its_uuid() -> None:
-    found = host_engine.devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
+    found = sources.engine_devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
     assert found.level is Level.WARN
     assert found.cause == "of NVML's 1 GPUs, 3 MIG instances it has not MIG-0-1, MIG-0-2"
     assert "restart nvidia-dcgm" in found.fix
 
 
 def test_another_nodes_engine_is_told_by_its_gpus_and_the_mend_names_the_service() -> None:
-    found = host_engine.devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
+    found = sources.engine_devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
     assert (found.level, "none of its 2 GPUs" in found.cause) == (Level.WARN, True)
     assert "internalTrafficPolicy: Local" in found.fix
 
 
 def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
-    assert "restart" in host_engine.devices(reading(), nvml(one())).fix
-    lost = host_engine.devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
+    assert "restart" in sources.engine_devices(reading(), nvml(one())).fix
+    lost = sources.engine_devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
     assert (lost.level, "GPU 1 lost" in lost.cause) == (Level.WARN, True)
-    assert host_engine.devices(reading(one()), None) == Finding(
+    assert sources.engine_devices(reading(one()), None) == Finding(
         name="DCGM devices", level=Level.OK, cause="1 x NVIDIA A100-SXM4-80GB"
     )
 
@@ -119,41 +118,41 @@ def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
     ],
 )
 def test_each_state_of_profiling_has_its_mend(state: ProfilingState, level: Level, words: str) -> None:
-    found = host_engine.profiling(reading(one(profiling=state)), nvml(one()))
+    found = sources.profiling(reading(one(profiling=state)), nvml(one()))
     assert found is not None
     assert (found.level, words in found.fix) == (level, True)
 
 
 def test_profiling_that_dcgm_lacks_and_nvml_measures_is_no_warning() -> None:
     hopper = one(0, values={ENGINE: 0.5})
-    found = host_engine.profiling(reading(one(0, profiling=ProfilingState.NO_MODULE)), nvml(hopper))
+    found = sources.profiling(reading(one(0, profiling=ProfilingState.NO_MODULE)), nvml(hopper))
     assert found == Finding(
         name="DCGM profiling", level=Level.OK, cause="running on 0 of 1 GPUs; NVML measures the other 1 by itself"
     )
     mixed = reading(one(0, profiling=ProfilingState.NO_MODULE), one(1, profiling=ProfilingState.NO_MODULE))
-    blind = host_engine.profiling(mixed, nvml(hopper, one(1)))
+    blind = sources.profiling(mixed, nvml(hopper, one(1)))
     assert blind is not None
     assert (blind.level, "1 no module" in blind.cause) == (Level.WARN, True)
 
 
 def test_nothing_is_said_of_profiling_that_was_not_asked_for() -> None:
-    assert host_engine.profiling(reading(one()), None) is None
+    assert sources.profiling(reading(one()), None) is None
 
 
 def test_fields_of_the_file_that_the_gpus_do_not_have_are_named() -> None:
     rows = {Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
-    found = host_engine.fields(rows, reading(one(values={Field(63): 8})))
+    found = sources.fields(rows, reading(one(values={Field(63): 8})))
     assert found is not None
     assert found.level is Level.WARN
     assert found.cause == "no GPU has a value of DCGM_FI_DEV_ECC_CURRENT"
-    assert host_engine.fields({}, reading(one())) is None
+    assert sources.fields({}, reading(one())) is None
 
 
 def test_a_profiling_field_is_not_told_twice_while_nothing_is_profiled() -> None:
     rows = {Field(1013): "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE"}
     paused = reading(one(profiling=ProfilingState.PAUSED))
-    assert host_engine.fields(rows, paused) is None
-    running = host_engine.fields(rows, reading(one(profiling=ProfilingState.RUNNING)))
+    assert sources.fields(rows, paused) is None
+    running = sources.fields(rows, reading(one(profiling=ProfilingState.RUNNING)))
     assert running is not None
     assert running.level is Level.WARN
 
@@ -174,7 +173,7 @@ async def engine_finding(
         simulated=True,
         driver_deadline_seconds=deadline,
     )
-    found, last = await host_engine.examine(around, ())
+    found, last = await sources.engine(around, ())
     return [one for one in found if one], last
 
 
@@ -219,11 +218,11 @@ async def test_what_a_process_that_died_has_written_can_be_had() -> None:
 
 def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
     blind = nvml(one(0, instances=2))
-    assert "--dcgm-address" in driver.activity(blind).fix
-    assert "--dcgm-address" not in driver.activity(blind, dcgm=True).fix
+    assert "--dcgm-address" in sources.activity(blind).fix
+    assert "--dcgm-address" not in sources.activity(blind, dcgm=True).fix
     whole, _ = merge(None, reading(replace(one(), instances=(part(gpu(), 0, PROF_GR_ENGINE_ACTIVE=0.5),))))
     assert whole is not None
-    found = driver.activity(whole, dcgm=True)
+    found = sources.activity(whole, dcgm=True)
     assert (found.level, found.cause) == (Level.OK, "engine counters on all 1 GPUs, on 1 of them by DCGM")
 
 
@@ -246,10 +245,10 @@ def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
 async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-        found = await host_engine.hint(port)
+        found = await sources.hint(port)
     assert found is not None
     assert (found.level, f"--dcgm-address localhost:{port}" in found.cause) == (Level.OK, True)
-    assert await host_engine.hint(port) is None
+    assert await sources.hint(port) is None
 
 
 async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ async def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
 
 async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_unexpected() -> None:
     stream = FedApi([b'{"object":{}}\n']).watch("/api/v1/pods", {}, accept="", silence_seconds=1)
-    with pytest.raises(ApiError, match="an event has no type") as told:
+    with pytest.raises(ApiError, match="an event has no type or no object") as told:
         _ = [event async for event in stream]
     assert told.value.reason == "garbage"
 

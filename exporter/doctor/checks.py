@@ -10,7 +10,7 @@ from pathlib import Path
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, price_book
-from exporter.doctor import host_engine, kubernetes, machine
+from exporter.doctor import kubernetes, machine, sources
 from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
 from exporter.errors import ConfigError
 from exporter.gpu.merge import alone, merge, supplement
@@ -360,12 +360,12 @@ async def examine(around: Surroundings) -> Examination:
     found = [*of_nvml, *of_dcgm]
     if from_dcgm:
         rows = {row.field.field: row.name for row in made.dcgm_only}
-        found += [host_engine.devices(from_dcgm, nvml), host_engine.profiling(from_dcgm, nvml)]
-        found.append(host_engine.fields(rows, from_dcgm))
+        found += [sources.engine_devices(from_dcgm, nvml), sources.profiling(from_dcgm, nvml)]
+        found.append(sources.fields(rows, from_dcgm))
     reading, _ = merge(nvml, from_dcgm)
     if reading:
-        found.append(machine.activity(reading, dcgm=bool(config.sampling.dcgm_address)))
-        found.append(machine.processes(reading) if nvml else _NO_PROCESSES)
+        found.append(sources.activity(reading, dcgm=bool(config.sampling.dcgm_address)))
+        found.append(sources.processes(reading) if nvml else _NO_PROCESSES)
     of_owners, labelled = await _attribution(around, reading)
     found += of_owners
     found.append(machine.process_tree(config.attribution.proc_root))
@@ -389,10 +389,10 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     if config.sampling.source == "dcgm":
         return [], None
     found = [] if around.simulated else [machine.device_nodes(around.dev_root)]
-    finding, reading = await machine.read(around, made.fields)
+    finding, reading = await sources.driver(around, made.fields)
     found.append(finding)
     if reading:
-        found.append(machine.devices(reading))
+        found.append(sources.driver_devices(reading))
     return found, reading
 
 
@@ -400,9 +400,9 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding | 
     """The engine, where DCGM is in use; and its last reading."""
     config = around.config
     if not config.sampling.dcgm_address:
-        return [await host_engine.hint()] if config.sampling.source == "auto" and not around.simulated else [], None
+        return [await sources.hint()] if config.sampling.source == "auto" and not around.simulated else [], None
     fields = (alone if config.sampling.source == "dcgm" else supplement)(made.fields)
-    return await host_engine.examine(around, fields)
+    return await sources.engine(around, fields)
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:

@@ -1,26 +1,19 @@
-"""Checks the host and container: packages, driver, device nodes, /proc, directories, clock and port."""
+"""Checks the host and container: device nodes, /proc, directories, clock, port and files of settings."""
 
-import asyncio
-import contextlib
 import errno
 import http.client
 import os
 import socket
 import ssl
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter.accounting.state_file import WriterLock
 from exporter.attribution.processes import sees_host_processes
 from exporter.config import AgentConfig, read_collectors, state_dir_problem, web_config
-from exporter.doctor.findings import Finding, Surroundings, fail, first_of, interval_seconds, ok, warn
+from exporter.doctor.findings import Finding, fail, first_of, ok, warn
 from exporter.errors import ConfigError
-from exporter.gpu.worker import Worker, child_command
 from exporter.metrics.collectors_file import Collectors
-from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 
 _ANSWER_SECONDS = 1.0
 _REALM = "gpu-cost-exporter"
@@ -170,169 +163,6 @@ def collectors(config: AgentConfig) -> tuple[Finding, Collectors]:
 def options(config: AgentConfig) -> list[Finding]:
     """What was set and does nothing, or something else than it says; each as the agent would log it at its start."""
     return [warn("options", warning, "take it out to silence this") for warning in config.warnings]
-
-
-_LOOK_SECONDS = 0.05
-_BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeAnswer:
-    """What a child has said."""
-
-    last: Reading | None
-    """``None``: no reading within the deadline."""
-    first_after_seconds: float
-    status: SourceStatus
-    errors: Mapping[str, int]
-    """Of all its readings, by reason."""
-
-    def trouble(self, deadline_seconds: float) -> str:
-        """Why there is no reading, in one line."""
-        status = self.status
-        return status.message or status.reason.replace("_", " ") or f"no answer within {deadline_seconds:g} s"
-
-
-async def listen(around: Surroundings, name: str, command: Sequence[str], *, enough: int) -> ProbeAnswer:
-    """Start a source's child, and end it after so many readings, at its first trouble or at the deadline.
-
-    Args:
-        around: The node; its deadline is for all readings together.
-        name: Of the source.
-        command: Of the child.
-        enough: How many readings are wanted.
-    """
-    deadline_seconds = around.driver_deadline_seconds
-    worker = Worker(
-        name=name,
-        command=command,
-        interval_seconds=interval_seconds(around.config),
-        # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
-        deadline_seconds=2 * deadline_seconds,
-        start_deadline_seconds=2 * deadline_seconds,
-        env=around.worker_env,
-    )
-    readings: list[Reading] = []
-    now = asyncio.get_running_loop().time
-    start, first_after = now(), 0.0
-    task = asyncio.ensure_future(worker.run())
-    try:
-        while now() - start < deadline_seconds and len(readings) < enough and not task.done():
-            await asyncio.sleep(_LOOK_SECONDS)
-            taken = worker.take()
-            if taken and not readings:
-                first_after = now() - start
-            readings += taken
-            if worker.status.state in _BAD_STATES:
-                break
-        status = worker.status
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    errors = sum((Counter(reading.errors) for reading in readings), Counter[str]())
-    last = readings[-1] if readings else None
-    return ProbeAnswer(last=last, first_after_seconds=first_after, status=status, errors=errors)
-
-
-_ENOUGH_READINGS = 3
-"""Rates and engine counters are differences: the first reading cannot have them."""
-_BLIND = "see the lines of DCGM; the driver may refuse profiling, too: see dmesg"
-_BLIND_WITHOUT_DCGM = (
-    "MIG before Hopper is measured by DCGM alone: run its host engine and name it, --dcgm-address HOST:5555"
-    " (docs/dcgm.md); elsewhere the driver may refuse profiling: see dmesg"
-)
-
-
-async def read(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
-    """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    command = around.worker_command or child_command(interval_seconds(around.config), fields)
-    heard = await listen(around, "nvml", command, enough=_ENOUGH_READINGS)
-    if heard.last is None:
-        fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
-        return fail("driver", heard.trouble(around.driver_deadline_seconds), fix), None
-    version = f"driver {heard.last.driver_version or 'of unknown version'}"
-    return ok("driver", f"{version}, first reading after {heard.first_after_seconds:.1f} s"), heard.last
-
-
-def devices(reading: Reading) -> Finding:
-    """Every GPU that the driver lists must be up."""
-    if bad := not_up(reading):
-        return fail("devices", f"{bad}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node")
-    if not reading.gpus:
-        fix = "check lspci and the kernel log; set NVIDIA_VISIBLE_DEVICES=all"
-        return fail("devices", "the driver lists no GPU", fix)
-    return ok("devices", by_model(reading))
-
-
-def not_up(reading: Reading) -> str:
-    """Name the GPUs that are not up, each with its state."""
-    bad = [gpu for gpu in reading.gpus if gpu.state is not DeviceState.UP]
-    return ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
-
-
-def by_model(reading: Reading) -> str:
-    """Count the GPUs of each model, and the MIG instances."""
-    models = Counter(gpu.gpu.model for gpu in reading.gpus)
-    return ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) + instances(reading)
-
-
-def instances(reading: Reading) -> str:
-    """Count the MIG instances; empty where there are none."""
-    count = sum(len(gpu.instances) for gpu in reading.gpus)
-    return f", {count} MIG instances" if count else ""
-
-
-def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
-    """Where activity comes from: engine counters where there are some, else utilisation, else nowhere.
-
-    Args:
-        reading: Of all sources together.
-        dcgm: Whether DCGM is one of them.
-    """
-    up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
-    if not up:
-        return warn("activity", "no GPU is up, so that none is measured", "see the checks above")
-    blind = sum(not _is_measured(gpu) for gpu in up)
-    engine = sum(has_engine(gpu) for gpu in up)
-    if blind:
-        return warn(
-            "activity",
-            f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown",
-            _BLIND if dcgm else _BLIND_WITHOUT_DCGM,
-        )
-    by_dcgm = sum(has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
-    by = f", on {by_dcgm} of them by DCGM" if by_dcgm else ""
-    if engine < len(up):
-        return ok("activity", f"engine counters on {engine} of {len(up)} GPUs{by}, utilisation on the others")
-    return ok("activity", f"engine counters on all {len(up)} GPUs{by}")
-
-
-def _is_of_dcgm(reading: GpuReading) -> bool:
-    parts = [part.from_dcgm for part in reading.instances] or [reading.from_dcgm]
-    return any(Field.PROF_GR_ENGINE_ACTIVE in fields for fields in parts)
-
-
-def has_engine(reading: GpuReading) -> bool:
-    """Return whether engine counters are there of a GPU, or of all its instances."""
-    parts = [part.values for part in reading.instances] or [reading.values]
-    return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
-
-
-def _is_measured(reading: GpuReading) -> bool:
-    return has_engine(reading) or (not reading.instances and Field.GPU_UTIL in reading.values)
-
-
-def processes(reading: Reading) -> Finding:
-    """The process list, which NVML alone has, divides a shared device between its holders."""
-    up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
-    silent = sum(gpu.processes is None and all(part.processes is None for part in gpu.instances) for gpu in up)
-    if silent:
-        return warn(
-            "processes", f"{silent} of {len(up)} GPUs do not list their processes", "set hostPID: true and run as uid 0"
-        )
-    count = sum(len(gpu.processes or ()) + sum(len(part.processes or ()) for part in gpu.instances) for gpu in up)
-    return ok("processes", f"{count} processes listed")
 
 
 _NAME = "web config"

@@ -218,16 +218,14 @@ class ApiClient:
             await self._session.close()
 
     def _event(self, line: bytes, request: Request) -> dict[str, Any]:
-        event = _decode(line)
-        if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-            raise self._error("garbage", request, "an event has no object")
-        if not isinstance(event.get("type"), str):
-            raise self._error("garbage", request, "an event has no type")
-        if event["type"] == "ERROR":
-            status = event["object"]
-            details = self._without_token(str(status.get("message") or ""))
-            raise of_status(status.get("code"), self.address, request, details=details)
-        return event
+        match _decode(line):
+            case {"type": "ERROR", "object": dict(status)}:
+                details = self._without_token(str(status.get("message") or ""))
+                raise of_status(status.get("code"), self.address, request, details=details)
+            case {"type": str(kind), "object": dict(shown)}:
+                return {"type": kind, "object": shown}
+            case _:
+                raise self._error("garbage", request, "an event has no type or no object")
 
     async def _body(self, response: aiohttp.ClientResponse, request: Request) -> bytes:
         body = bytearray()

@@ -225,9 +225,6 @@ class EventCount(StrEnum):
     HEALTH = "DCGM_EXP_GPU_HEALTH_STATUS"
 
 
-RECENT = frozenset({EventCount.XIDS_RECENT, EventCount.CLOCK_EVENTS_RECENT})
-"""Those of a window, which go up and down."""
-
 NOT_MADE: Mapping[str, str] = {
     "DCGM_EXP_P2P_STATUS": "gpu_nvlink_errors_total, or DCGM_FI_DEV_P2P_NVLINK_STATUS with DCGM",
 }
@@ -287,8 +284,8 @@ _SIGNS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
 def event_metric(name: str, text: str) -> Metric:
     """The metric of a name of ``EventCount``, of its true type; without a help of its own it gets ours."""
     count = EventCount(name)
-    falls = count in RECENT or count is EventCount.HEALTH
-    return Metric(name=count, kind=Kind.GAUGE if falls else Kind.COUNTER, help=text or _HELP[count])
+    kind = Kind.COUNTER if count.endswith("_TOTAL") else Kind.GAUGE
+    return Metric(name=count, kind=kind, help=text or _HELP[count])
 
 
 def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:

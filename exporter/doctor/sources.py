@@ -1,18 +1,181 @@
-"""Checks DCGM: library, host engine, devices against NVML's, profiling and fields."""
+"""Checks the sources of readings: the driver, and DCGM's engine, its devices against NVML's, profiling and fields."""
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from exporter.config import AgentConfig
-from exporter.doctor import machine
 from exporter.doctor.findings import Finding, Surroundings, fail, interval_seconds, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
 from exporter.gpu.merge import of_one_machine
-from exporter.gpu.worker import child_command
-from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
+from exporter.gpu.worker import Worker, child_command
+from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState, SourceStatus
 from exporter.model.fields import PROFILING
+
+_LOOK_SECONDS = 0.05
+_BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer:
+    """What a child has said."""
+
+    last: Reading | None
+    """``None``: no reading within the deadline."""
+    first_after_seconds: float
+    status: SourceStatus
+    errors: Mapping[str, int]
+    """Of all its readings, by reason."""
+
+    def trouble(self, deadline_seconds: float) -> str:
+        """Why there is no reading, in one line."""
+        status = self.status
+        return status.message or status.reason.replace("_", " ") or f"no answer within {deadline_seconds:g} s"
+
+
+async def listen(around: Surroundings, name: str, command: Sequence[str], *, enough: int) -> ProbeAnswer:
+    """Start a source's child, and end it after so many readings, at its first trouble or at the deadline.
+
+    Args:
+        around: The node; its deadline is for all readings together.
+        name: Of the source.
+        command: Of the child.
+        enough: How many readings are wanted.
+    """
+    deadline_seconds = around.driver_deadline_seconds
+    worker = Worker(
+        name=name,
+        command=command,
+        interval_seconds=interval_seconds(around.config),
+        # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
+        deadline_seconds=2 * deadline_seconds,
+        start_deadline_seconds=2 * deadline_seconds,
+        env=around.worker_env,
+    )
+    readings: list[Reading] = []
+    now = asyncio.get_running_loop().time
+    start, first_after = now(), 0.0
+    task = asyncio.ensure_future(worker.run())
+    try:
+        while now() - start < deadline_seconds and len(readings) < enough and not task.done():
+            await asyncio.sleep(_LOOK_SECONDS)
+            taken = worker.take()
+            if taken and not readings:
+                first_after = now() - start
+            readings += taken
+            if worker.status.state in _BAD_STATES:
+                break
+        status = worker.status
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    errors = sum((Counter(reading.errors) for reading in readings), Counter[str]())
+    last = readings[-1] if readings else None
+    return ProbeAnswer(last=last, first_after_seconds=first_after, status=status, errors=errors)
+
+
+_ENOUGH_OF_DRIVER = 3
+"""Rates and engine counters are differences: the first reading cannot have them."""
+_BLIND = "see the lines of DCGM; the driver may refuse profiling, too: see dmesg"
+_BLIND_WITHOUT_DCGM = (
+    "MIG before Hopper is measured by DCGM alone: run its host engine and name it, --dcgm-address HOST:5555"
+    " (docs/dcgm.md); elsewhere the driver may refuse profiling: see dmesg"
+)
+
+
+async def driver(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
+    """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
+    command = around.worker_command or child_command(interval_seconds(around.config), fields)
+    heard = await listen(around, "nvml", command, enough=_ENOUGH_OF_DRIVER)
+    if heard.last is None:
+        fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
+        return fail("driver", heard.trouble(around.driver_deadline_seconds), fix), None
+    version = f"driver {heard.last.driver_version or 'of unknown version'}"
+    return ok("driver", f"{version}, first reading after {heard.first_after_seconds:.1f} s"), heard.last
+
+
+def driver_devices(reading: Reading) -> Finding:
+    """Every GPU that the driver lists must be up."""
+    if bad := _not_up(reading):
+        return fail("devices", f"{bad}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node")
+    if not reading.gpus:
+        fix = "check lspci and the kernel log; set NVIDIA_VISIBLE_DEVICES=all"
+        return fail("devices", "the driver lists no GPU", fix)
+    return ok("devices", _by_model(reading))
+
+
+def _not_up(reading: Reading) -> str:
+    """Name the GPUs that are not up, each with its state."""
+    bad = [gpu for gpu in reading.gpus if gpu.state is not DeviceState.UP]
+    return ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
+
+
+def _by_model(reading: Reading) -> str:
+    """Count the GPUs of each model, and the MIG instances."""
+    models = Counter(gpu.gpu.model for gpu in reading.gpus)
+    return ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) + _instances(reading)
+
+
+def _instances(reading: Reading) -> str:
+    """Count the MIG instances; empty where there are none."""
+    count = sum(len(gpu.instances) for gpu in reading.gpus)
+    return f", {count} MIG instances" if count else ""
+
+
+def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
+    """Where activity comes from: engine counters where there are some, else utilisation, else nowhere.
+
+    Args:
+        reading: Of all sources together.
+        dcgm: Whether DCGM is one of them.
+    """
+    up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
+    if not up:
+        return warn("activity", "no GPU is up, so that none is measured", "see the checks above")
+    blind = sum(not _is_measured(gpu) for gpu in up)
+    engine = sum(_has_engine(gpu) for gpu in up)
+    if blind:
+        return warn(
+            "activity",
+            f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown",
+            _BLIND if dcgm else _BLIND_WITHOUT_DCGM,
+        )
+    by_dcgm = sum(_has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
+    by = f", on {by_dcgm} of them by DCGM" if by_dcgm else ""
+    if engine < len(up):
+        return ok("activity", f"engine counters on {engine} of {len(up)} GPUs{by}, utilisation on the others")
+    return ok("activity", f"engine counters on all {len(up)} GPUs{by}")
+
+
+def _is_of_dcgm(reading: GpuReading) -> bool:
+    parts = [part.from_dcgm for part in reading.instances] or [reading.from_dcgm]
+    return any(Field.PROF_GR_ENGINE_ACTIVE in fields for fields in parts)
+
+
+def _has_engine(reading: GpuReading) -> bool:
+    """Return whether engine counters are there of a GPU, or of all its instances."""
+    parts = [part.values for part in reading.instances] or [reading.values]
+    return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
+
+
+def _is_measured(reading: GpuReading) -> bool:
+    return _has_engine(reading) or (not reading.instances and Field.GPU_UTIL in reading.values)
+
+
+def processes(reading: Reading) -> Finding:
+    """The process list, which NVML alone has, divides a shared device between its holders."""
+    up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
+    silent = sum(gpu.processes is None and all(part.processes is None for part in gpu.instances) for gpu in up)
+    if silent:
+        return warn(
+            "processes", f"{silent} of {len(up)} GPUs do not list their processes", "set hostPID: true and run as uid 0"
+        )
+    count = sum(len(gpu.processes or ()) + sum(len(part.processes or ()) for part in gpu.instances) for gpu in up)
+    return ok("processes", f"{count} processes listed")
+
 
 _ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
     f"DCGM {what}" for what in ("engine", "refusals", "devices", "profiling", "fields")
@@ -29,7 +192,7 @@ _OF_OTHER_CHECKS = frozenset(
         *("requires_root", "driver_too_old"),
     )
 )
-_ENOUGH_READINGS = 4
+_ENOUGH_OF_ENGINE = 4
 """The first reading of a profiling field is blank, and some fields are slower than the others."""
 _USUAL_HOST, _USUAL_PORT = "localhost", 5555
 _PROBE_SECONDS = 0.5
@@ -53,7 +216,7 @@ _FIXES: Mapping[ProfilingState, str] = {
 """By state, the one that can be fixed at once first."""
 
 
-async def examine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding | None], Reading | None]:
+async def engine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding | None], Reading | None]:
     """Return whether the engine works, and its last reading; ``None`` where there was none.
 
     Args:
@@ -64,14 +227,14 @@ async def examine(around: Surroundings, fields: Collection[Field]) -> tuple[list
     # Alone it is all there is; with NVML the agent continues without it.
     bad = fail if config.sampling.source == "dcgm" else warn
     command = around.dcgm_command or child_command(interval_seconds(config), fields, config.sampling.dcgm_address)
-    heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
+    heard = await listen(around, "dcgm", command, enough=_ENOUGH_OF_ENGINE)
     if heard.last is None:
         return [bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
         return [bad(_ENGINE, str(no_values(config.sampling.dcgm_address, count)), "")], heard.last
-    engine = _engine(config, heard.last, heard.first_after_seconds, around.wall())
-    return [engine, refusals(heard.errors)], heard.last
+    judged = _engine(config, heard.last, heard.first_after_seconds, around.wall())
+    return [judged, refusals(heard.errors)], heard.last
 
 
 def _has_values(gpu: GpuReading) -> bool:
@@ -96,7 +259,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     return warn(_REFUSALS, f"refused, by reason: {', '.join(reasons)}", fix)
 
 
-def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
+def _trouble(config: AgentConfig, heard: ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
     """What is wrong with the engine, and its fix where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
@@ -119,7 +282,7 @@ def _engine(config: AgentConfig, last: Reading, first_after_seconds: float, now:
     return ok(_ENGINE, engine)
 
 
-def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
+def engine_devices(dcgm: Reading, nvml: Reading | None) -> Finding:
     """The engine's GPUs and instances must be this node's, and all of them.
 
     Args:
@@ -140,9 +303,9 @@ def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
     if missing:
         fix = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
         return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {some(sorted(missing), _SHOWN)}", fix)
-    if bad := machine.not_up(dcgm):
+    if bad := _not_up(dcgm):
         return warn(_DEVICES, f"{bad}; the others go on", "see the kernel log, and: dcgmi discovery -l")
-    return ok(_DEVICES, machine.by_model(dcgm) + (", as NVML has" if ours else ""))
+    return ok(_DEVICES, _by_model(dcgm) + (", as NVML has" if ours else ""))
 
 
 def _uuids(readings: Iterable[Reading]) -> set[str]:
@@ -151,7 +314,7 @@ def _uuids(readings: Iterable[Reading]) -> set[str]:
 
 
 def _count(reading: Reading | None) -> str:
-    return f"{len(reading.gpus)} GPUs{machine.instances(reading)}" if reading else ""
+    return f"{len(reading.gpus)} GPUs{_instances(reading)}" if reading else ""
 
 
 def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
@@ -159,7 +322,7 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
 
     Where NVML measures them itself, DCGM's word does not matter.
     """
-    measured = {gpu.gpu.uuid for gpu in nvml.gpus if machine.has_engine(gpu)} if nvml else set()
+    measured = {gpu.gpu.uuid for gpu in nvml.gpus if _has_engine(gpu)} if nvml else set()
     up = [gpu for gpu in dcgm.gpus if gpu.state is DeviceState.UP]
     states = [gpu.profiling for gpu in up if gpu.profiling is not None]
     if not states:
