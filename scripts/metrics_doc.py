@@ -224,7 +224,7 @@ def _events() -> str:
         own = ("clock_event",) if "CLOCK" in count else ("xid",)
         if count is dcgm_names.EventCount.HEALTH:
             own = ("health_error_code", "health_watch")
-        window = ("window_size_in_ms",) if count in dcgm_names.RECENT else ()
+        window = ("window_size_in_ms",) if count.endswith("_COUNT") else ()
         rows.append((f"`{row.name}`", row.kind, _code(sorted((*own, *window))), row.help))
     head = ("Metric", "Type", "Labels", "Meaning")
     return "".join(f"{line}\n" for line in markdown_table(head, rows))

@@ -1,4 +1,4 @@
-"""Checks whether a node is ready for the agent, and says what to fix."""
+"""Checks whether a node is ready for the agent, and reports what to fix."""
 
 # ruff: noqa: I001 - one statement per module: every name is exported under itself.
 

@@ -1,4 +1,4 @@
-"""Runs all checks in the order in which they depend on each other, and finds the layer of the node that failed."""
+"""Runs all checks in the order of their dependencies, and finds the layer of the node that failed."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _SHOWN = 3
 def of_holders(
     config: AgentConfig, attribution: Attribution, facts_of: Callable[[str, str], PodFacts | None]
 ) -> Finding:
-    """Every pod that holds a GPU should have an owner with a team, and say nothing that cannot be understood."""
+    """Check that each pod with a GPU has an owner with a team, and only labels and annotations that are understood."""
     name = "owners"
     pods = sorted(kubernetes.holders(attribution))
     facts = {pod: facts_of(*pod) for pod in pods}
@@ -57,7 +57,7 @@ def of_holders(
 
 
 def node_labels(facts: NodeFacts | None) -> Finding:
-    """The node's labels should have what prices depend on."""
+    """Check that the node's labels were read, and show those that prices depend on."""
     name = "node labels"
     if facts is None:
         return warn(name, "cannot be read: GPUs are unpriced where the price may depend on them", _GRANT_NODES)
@@ -74,12 +74,12 @@ _ADD_ROW = (
 
 
 def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float) -> Finding:
-    """A book with mistakes stops the start; a GPU without a price has GPU-hours but no money.
+    """Check the price book: mistakes stop the start, and a GPU without a price has GPU-hours but no money.
 
     Args:
-        config: Names the book, and says what the node is.
-        labelled: What the node's labels say; empty if the API is not used, ``None`` if they could not be read.
-        reading: The GPUs of this node, ``None`` where they are not known.
+        config: Path of the book, and facts of the node.
+        labelled: Facts in the node's labels; empty if the API is not used, ``None`` if they could not be read.
+        reading: The GPUs of this node; ``None`` if they are not known.
         now: Unix time, at which prices are looked up.
     """
     try:
@@ -128,27 +128,27 @@ NVML, DCGM = "NVML", "DCGM"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Physical GPUs that each layer knows; ``None`` where it is not known."""
+    """Number of physical GPUs that each layer knows; ``None`` where it is not known."""
 
     on_bus: int | None = None
     """NVIDIA GPUs on the PCI bus that are not passed through to virtual machines."""
     in_driver: int | None = None
     """Known to the kernel driver of the host."""
     seen: int | None = None
-    """Given out by NVML, or by DCGM, here; ``None`` where it does not work."""
+    """Listed here by NVML, or by DCGM; ``None`` where it does not work."""
     shown_by: str = NVML
     advertised: int | None = None
-    """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where it is not known."""
+    """Healthy for the kubelet, or in the slices of a DRA driver; ``None`` where it is not known."""
     allocated: int | None = None
     """GPUs with a holder, seen here or not."""
     inventory_refused: bool = False
-    """Whether the kubelet did not answer what it advertises, though it may know."""
+    """Whether the kubelet refused to list the advertised devices."""
     by_claims: bool = False
-    """Devices of this node are given out by DRA: then a kubelet that advertises none is as it should be."""
+    """Whether DRA allocates devices of this node: then a kubelet that advertises none is correct."""
 
     @property
     def there(self) -> int | None:
-        """GPUs that the driver has, or the bus where it is not known; hosts without PCI GPUs (Tegra, WSL) have none."""
+        """GPUs of the driver, or of the PCI bus if that is unknown; a bus without GPUs (Tegra, WSL) is unknown, too."""
         return self.in_driver if self.in_driver is not None else self.on_bus or None
 
     @property
@@ -164,7 +164,7 @@ class Counts:
 
 _LAYERS = "layers"
 _DRIVER, _TOOLKIT, _PLUGIN, _KUBELET = "driver", "container toolkit", "device plugin", "kubelet"
-"""What stands between the hardware and a pod, from below."""
+"""Layers between the hardware and a pod, from below."""
 _DRIVER_LOG = "see the kernel log (dmesg | grep -i -e nvrm -e xid), then reset the GPU or restart the node"
 _LOAD_DRIVER = "load the driver (modprobe nvidia), or see the driver's pod of the GPU operator"
 _SHOW_ALL = "see all GPUs: runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
@@ -180,11 +180,10 @@ _PLUGIN_LATE = "it registers within a minute after the kubelet's start; else res
 
 
 def diagnose(counts: Counts) -> Finding:
-    """Find the lowest layer that knows fewer GPUs than the one below it: those above it cannot be right either.
+    """Find the lowest layer that knows fewer GPUs than the one below it; no layer above it can be right.
 
     Args:
-        counts: Of one instant, as far as they are known; two layers that are known are compared though one between
-            them is not.
+        counts: Counts of one instant. Two known layers are compared even if a layer between them is unknown.
     """
     return _below_driver(counts) or _below_container(counts) or _above(counts)
 
@@ -207,9 +206,9 @@ def _below_driver(counts: Counts) -> Finding | None:
 
 
 def _below_container(counts: Counts) -> Finding | None:
-    """Compare what is shown here with what is there.
+    """Compare the GPUs that are listed here with those of the driver.
 
-    The device plugin, which uses the same driver from another place, shows which layer fails when fewer are shown.
+    The device plugin uses the same driver from another container, so its count shows which layer fails.
     """
     seen, advertised = counts.seen or 0, counts.advertised or 0
     there = max(counts.there or 0, counts.known)
@@ -284,9 +283,9 @@ def layer_agreement(
     """Compare PCI bus, kernel driver, NVML or DCGM, and kubelet.
 
     Args:
-        around: Says where bus and driver are looked at, and which source is asked.
-        reading: ``None`` where no source works.
-        attribution: The join, ``None`` where no kubelet was asked or answered.
+        around: Paths of bus and driver, and the source of readings.
+        reading: The last reading; ``None`` if no source works.
+        attribution: The join; ``None`` without an answer of the kubelet.
         allocations: The kubelet's answer.
         inventory_refused: Whether the kubelet refused to list what it advertises.
     """
@@ -317,7 +316,7 @@ def on_bus(sys_root: Path) -> int | None:
 def in_driver(proc_root: Path) -> int | None:
     """Count the GPUs of the kernel driver; ``None`` where it does not report them, or only those of a container.
 
-    The container toolkit lays a directory of the container's own GPUs over the driver's.
+    The container toolkit mounts a directory of the container's own GPUs over the driver's.
     """
     place = proc_root / "driver" / "nvidia"
     try:
@@ -352,7 +351,7 @@ _NO_PROCESSES = warn(
 
 
 async def examine(around: Surroundings) -> Examination:
-    """Run all checks; takes some seconds, at most the driver's deadline and the kubelet's."""
+    """Run all checks, which takes some seconds: at most the deadlines of driver and kubelet."""
     config = around.config
     wall, began = around.wall(), around.monotonic()
     of_collectors, made = machine.collectors(config)
@@ -384,7 +383,7 @@ async def examine(around: Surroundings) -> Examination:
 
 
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
-    """Driver and devices, where NVML is asked; and its last reading."""
+    """Check driver and devices, if NVML is a source; return its last reading, too."""
     config = around.config
     if config.sampling.source == "dcgm":
         return [], None
@@ -397,7 +396,7 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
 
 
 async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding | None], Reading | None]:
-    """The engine, where DCGM is in use; and its last reading."""
+    """Check the engine, if DCGM is a source; return its last reading, too."""
     config = around.config
     if not config.sampling.dcgm_address:
         return [await sources.hint()] if config.sampling.source == "auto" and not around.simulated else [], None
@@ -406,7 +405,7 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding | 
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
-    """Return findings on holders, owners and layers of the node, and what its labels say."""
+    """Return findings on holders, owners and layers of the node, and the facts in its labels."""
     config = around.config
     if config.attribution.enabled and config.attribution.workload_manager != "kubernetes":
         judged = layer_agreement(around, reading)

@@ -1,4 +1,4 @@
-"""What checks look at and what they find; findings as text and JSON, and the hardware report."""
+"""Input and results of checks; findings as text and JSON, and the hardware report."""
 
 import json
 import os
@@ -27,9 +27,9 @@ _LONGEST_INTERVAL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the checks look at.
+    """Input of the checks.
 
-    ``worker_command`` replaces the NVML child, ``dcgm_command`` DCGM's: a simulated one, or a test's.
+    ``worker_command`` replaces the NVML child, ``dcgm_command`` DCGM's, on simulated nodes and in tests.
     """
 
     config: AgentConfig
@@ -46,12 +46,12 @@ class Surroundings:
 
 
 def interval_seconds(config: AgentConfig) -> float:
-    """Between the readings of the checks: an agent that samples every 30 s would leave too few of them to judge by."""
+    """Return the time between readings of the checks; a long sample interval would leave too few of them."""
     return min(config.sampling.interval_seconds, _LONGEST_INTERVAL_SECONDS)
 
 
 class Level(StrEnum):
-    """How bad it is; a fail is what keeps the agent from doing its work."""
+    """Severity of a finding; with a fail the agent cannot do its work."""
 
     OK = "ok"
     WARN = "warn"
@@ -60,7 +60,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the doctor: the check, how it went, what was seen, and how to fix it (empty when all is well)."""
+    """One line of the doctor: check, severity, observation, and fix (empty if all is well)."""
 
     name: str
     level: Level
@@ -70,27 +70,27 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """All that the doctor has found."""
+    """Results of all checks."""
 
     findings: tuple[Finding, ...]
     readings: tuple[Reading, ...]
-    """The last one of each source that works."""
+    """The last reading of each source that works."""
     seconds: float
     """Duration of the checks."""
 
 
 def ok(name: str, cause: str) -> Finding:
-    """All is well."""
+    """Return a finding for a check that passed."""
     return Finding(name=name, level=Level.OK, cause=cause)
 
 
 def warn(name: str, cause: str, fix: str) -> Finding:
-    """The agent works, but some of what it shows is missing or unsure."""
+    """Return a finding for a node on which some data of the agent is missing or unsure."""
     return Finding(name=name, level=Level.WARN, cause=cause, fix=fix)
 
 
 def fail(name: str, cause: str, fix: str) -> Finding:
-    """The agent cannot do its work."""
+    """Return a finding for a node on which the agent cannot do its work."""
     return Finding(name=name, level=Level.FAIL, cause=cause, fix=fix)
 
 
@@ -111,7 +111,7 @@ _NAME_WIDTH = 19
 
 
 def write_text(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) -> None:
-    """One line per finding, and a last one with the counts."""
+    """Write one line per finding, and a last line with the counts."""
     console = Console(file=stream, soft_wrap=True, highlight=False)
     if simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
@@ -127,7 +127,7 @@ def write_text(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) 
 
 
 def write_json(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) -> None:
-    """One object: ``simulated``, ``level`` (the worst) and ``findings``."""
+    """Write one object: ``simulated``, ``level`` (the worst) and ``findings``."""
     listed = [
         {
             "name": finding.name,
@@ -142,7 +142,7 @@ def write_json(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) 
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The worst level among the findings."""
+    """Return the worst level of the findings."""
     return max((finding.level for finding in findings), key=list(Level).index, default=Level.OK)
 
 
@@ -157,7 +157,7 @@ _PUBLIC = frozenset(
         *("layers", "clock"),
     }
 )
-"""Checks whose words are of hardware and drivers; of all others the report has the level alone."""
+"""Checks with texts on hardware and drivers only; of all others the report has just the level."""
 _UUID = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F]{8})-[0-9a-fA-F-]+")
 _PACKAGES = ("nvidia-ml-py", "nvidia-dcgm", "protobuf")
 

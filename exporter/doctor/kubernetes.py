@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.05
 
 
 def off() -> Finding:
-    """Say what an agent that does not ask the API does without."""
+    """Report what an agent without the API lacks."""
     cost = (
         "off: owners are namespaces, without workload and team; instance type and region come from options; claims "
         "(DRA) are taken at the kubelet's word, and fractions of HAMi, volcano-vgpu and KAI are unknown"
@@ -96,10 +96,10 @@ _NO_PODS = (
 
 
 async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None]:
-    """Whether the kubelet answers, how fast and how much; and its answer.
+    """Check whether the kubelet answers, and how fast; return its answer, too.
 
-    An answer without the inventory, which was refused, has no ``allocatable`` and is a warning. Outside a pod an answer
-    without any pod is a warning and no answer: a kubelet that has just started gives it as well.
+    If only the advertised devices were refused, the answer has no ``allocatable``, and a warning reports it. Outside a
+    pod an answer without any pod is a warning and no answer: a kubelet that has just started returns it as well.
     """
     settings = around.config.attribution
     if not settings.enabled:
@@ -122,7 +122,7 @@ async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None
 def join(
     config: AgentConfig, allocations: Allocations | None, reading: Reading | None, evidence: Evidence
 ) -> Attribution | None:
-    """Return holders as the agent finds them; ``None`` where the kubelet did not answer."""
+    """Return the holders as the agent finds them; ``None`` if the kubelet did not answer."""
     if allocations is None:
         return None
     attribution = attribute(allocations, reading.gpus if reading else (), evidence)
@@ -133,14 +133,14 @@ def join(
 
 
 def holders(attribution: Attribution | None) -> set[PodName]:
-    """Namespace and name of the pods that hold devices."""
+    """Return namespace and name of the pods that hold devices."""
     return {(one.namespace, one.pod) for of in attribution.holders.values() for one in of} if attribution else set()
 
 
 def agreement(attribution: Attribution) -> Finding:
-    """Every device that the kubelet lists with a container should be one that the driver shows."""
+    """Check that the driver shows each device that the kubelet lists with a container."""
     name = "kubelet and driver"
-    # What a virtual machine has the driver cannot see, and nothing is wrong with that.
+    # The driver cannot see the devices of virtual machines, which is no fault.
     unmatched = [one for one in attribution.unresolved if one.reason != "dra_passed_through"]
     if unmatched:
         first = unmatched[0]
@@ -157,8 +157,8 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
     """Report the holders that the agent finds now.
 
     Args:
-        config: Says which manager.
-        reading: ``None`` where NVML does not work.
+        config: Selects the manager.
+        reading: The last reading; ``None`` if NVML does not work.
         now: Unix time.
     """
     manager, mapping = config.attribution.workload_manager, config.attribution.job_mapping_dir

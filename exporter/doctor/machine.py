@@ -20,7 +20,7 @@ _REALM = "gpu-cost-exporter"
 
 
 def answers(host: str, number: int) -> bool:
-    """Request ``/healthz``; a server that requires our password, or a client's certificate, counts as an agent."""
+    """Return whether an agent serves there: by ``/healthz``, our password realm, or a required client certificate."""
     address = host or "127.0.0.1"
     # The certificate is of the node's name, which is not this address; nothing secret is sent or received.
     context = ssl._create_unverified_context()  # noqa: S323, SLF001
@@ -51,7 +51,7 @@ _FIRST_SANE_YEAR, _LAST_SANE_YEAR = 2025, 2099
 
 
 def device_nodes(dev_root: Path) -> Finding:
-    """The driver is talked to through device nodes; a container sees them only if its runtime gives them."""
+    """Check the driver's device nodes, which a container has only if its runtime mounts them."""
     name = "device nodes"
     nodes = sorted(path.name for path in dev_root.glob("nvidia[0-9]*"))
     if not nodes or not (dev_root / "nvidiactl").exists():
@@ -67,7 +67,7 @@ def device_nodes(dev_root: Path) -> Finding:
 
 
 def process_tree(proc_root: Path) -> Finding:
-    """Only the host's PID namespace shows the processes of a GPU; there process 2 is the kernel's thread daemon."""
+    """Check that /proc is the host's: only its PID namespace has the processes of a GPU."""
     name = "PID namespace"
     fix = "set hostPID: true, or mount the host's /proc and name it with --proc-root"
     if sees_host_processes(proc_root):
@@ -76,7 +76,7 @@ def process_tree(proc_root: Path) -> Finding:
 
 
 def pod_logs(pod_log_root: Path) -> Finding:
-    """The names of the pod-log directories give a pod's name by its uid, without the API server."""
+    """Check the pod-log directories, whose names map a pod's UID to its name without the API server."""
     name = "pod logs"
     fix = "mount the host's /var/log/pods read-only, or name it with --pod-log-root"
     try:
@@ -89,7 +89,7 @@ def pod_logs(pod_log_root: Path) -> Finding:
 
 
 def state_dir(path: Path | None) -> Finding:
-    """What is kept across restarts needs a directory that can be written."""
+    """Check that the ledger can be kept across restarts."""
     name = "state directory"
     if path is None:
         return ok(name, "none: nothing is kept across restarts")
@@ -102,7 +102,7 @@ def state_dir(path: Path | None) -> Finding:
 
 
 def writer_lock(config: AgentConfig) -> Finding:
-    """One agent per node writes the ledger; a lock of the host decides which one."""
+    """Check the host's lock, with which one agent per node writes the ledger."""
     name = "ledger lock"
     running = config.running
     lock = WriterLock(node=config.attribution.node_name, directory=running.lock_dir, state_directory=running.state_dir)
@@ -120,7 +120,7 @@ def writer_lock(config: AgentConfig) -> Finding:
 
 
 def clock(now: float) -> Finding:
-    """The year must be sane."""
+    """Check that the clock was set."""
     name = "clock"
     at = datetime.fromtimestamp(now, tz=UTC)
     if not _FIRST_SANE_YEAR <= at.year <= _LAST_SANE_YEAR:
@@ -129,7 +129,7 @@ def clock(now: float) -> Finding:
 
 
 def port(host: str, number: int) -> Finding:
-    """The port must be free, or an agent must already answer on it."""
+    """Check that the port is free, or that an agent already answers on it."""
     name = "port"
     where = f"{host or 'every interface'}, port {number}"
     both = not host and socket.has_dualstack_ipv6()  # as the agent binds, or a listener on [::] goes unseen
@@ -145,7 +145,7 @@ def port(host: str, number: int) -> Finding:
 
 
 def collectors(config: AgentConfig) -> tuple[Finding, Collectors]:
-    """The collectors file must be readable and right, or the agent will not start; the default set stands for it."""
+    """Check the collectors file, without which the agent does not start; return the default set in its place."""
     name = "collectors"
     try:
         made = read_collectors(config.exposition.collectors)
@@ -161,7 +161,7 @@ def collectors(config: AgentConfig) -> tuple[Finding, Collectors]:
 
 
 def options(config: AgentConfig) -> list[Finding]:
-    """What was set and does nothing, or something else than it says; each as the agent would log it at its start."""
+    """Report options without effect, or with another effect than expected, as the agent logs them at its start."""
     return [warn("options", warning, "take it out to silence this") for warning in config.warnings]
 
 
@@ -169,7 +169,7 @@ _NAME = "web config"
 
 
 def face(path: Path) -> Finding:
-    """A file with mistakes stops the start."""
+    """Check the web configuration, of which a mistake stops the start."""
     try:
         settings = web_config.load(path)
     except ConfigError as error:

@@ -20,36 +20,36 @@ _BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """What a child has said."""
+    """Readings and state of a source's child."""
 
     last: Reading | None
-    """``None``: no reading within the deadline."""
+    """The last reading; ``None`` without a reading within the deadline."""
     first_after_seconds: float
     status: SourceStatus
     errors: Mapping[str, int]
-    """Of all its readings, by reason."""
+    """Errors of all readings, by reason."""
 
     def trouble(self, deadline_seconds: float) -> str:
-        """Why there is no reading, in one line."""
+        """Return why there is no reading, in one line."""
         status = self.status
         return status.message or status.reason.replace("_", " ") or f"no answer within {deadline_seconds:g} s"
 
 
 async def listen(around: Surroundings, name: str, command: Sequence[str], *, enough: int) -> ProbeAnswer:
-    """Start a source's child, and end it after so many readings, at its first trouble or at the deadline.
+    """Run a source's child until it has made enough readings, fails, or reaches the deadline.
 
     Args:
-        around: The node; its deadline is for all readings together.
-        name: Of the source.
-        command: Of the child.
-        enough: How many readings are wanted.
+        around: The node; its deadline covers all readings together.
+        name: Name of the source.
+        command: Command line of the child.
+        enough: Number of readings.
     """
     deadline_seconds = around.driver_deadline_seconds
     worker = Worker(
         name=name,
         command=command,
         interval_seconds=interval_seconds(around.config),
-        # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
+        # Longer than the check's own deadline, so the worker does not restart its child.
         deadline_seconds=2 * deadline_seconds,
         start_deadline_seconds=2 * deadline_seconds,
         env=around.worker_env,
@@ -87,7 +87,7 @@ _BLIND_WITHOUT_DCGM = (
 
 
 async def driver(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
-    """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
+    """Check the driver; return its last reading, too, or ``None`` without one within the deadline."""
     command = around.worker_command or child_command(interval_seconds(around.config), fields)
     heard = await listen(around, "nvml", command, enough=_ENOUGH_OF_DRIVER)
     if heard.last is None:
@@ -98,7 +98,7 @@ async def driver(around: Surroundings, fields: Collection[Field]) -> tuple[Findi
 
 
 def driver_devices(reading: Reading) -> Finding:
-    """Every GPU that the driver lists must be up."""
+    """Check that each GPU of the driver is up."""
     if bad := _not_up(reading):
         return fail("devices", f"{bad}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node")
     if not reading.gpus:
@@ -126,11 +126,11 @@ def _instances(reading: Reading) -> str:
 
 
 def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
-    """Where activity comes from: engine counters where there are some, else utilisation, else nowhere.
+    """Report the source of activity: engine counters, utilisation, or none.
 
     Args:
-        reading: Of all sources together.
-        dcgm: Whether DCGM is one of them.
+        reading: Merged reading of all sources.
+        dcgm: Whether DCGM is a source.
     """
     up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
     if not up:
@@ -156,7 +156,7 @@ def _is_of_dcgm(reading: GpuReading) -> bool:
 
 
 def _has_engine(reading: GpuReading) -> bool:
-    """Return whether engine counters are there of a GPU, or of all its instances."""
+    """Return whether a GPU, or each of its instances, has engine counters."""
     parts = [part.values for part in reading.instances] or [reading.values]
     return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
 
@@ -166,7 +166,7 @@ def _is_measured(reading: GpuReading) -> bool:
 
 
 def processes(reading: Reading) -> Finding:
-    """The process list, which NVML alone has, divides a shared device between its holders."""
+    """Check the process lists, by which shared devices are divided; only NVML has them."""
     up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
     silent = sum(gpu.processes is None and all(part.processes is None for part in gpu.instances) for gpu in up)
     if silent:
@@ -213,18 +213,18 @@ _FIXES: Mapping[ProfilingState, str] = {
         " driver be replaced"
     ),
 }
-"""By state, the one that can be fixed at once first."""
+"""Fix by state; states that are fixed at once come first."""
 
 
 async def engine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding | None], Reading | None]:
-    """Return whether the engine works, and its last reading; ``None`` where there was none.
+    """Check the engine; return its last reading, too, or ``None`` without one.
 
     Args:
         around: The node.
-        fields: What is asked for.
+        fields: Requested fields.
     """
     config = around.config
-    # Alone it is all there is; with NVML the agent continues without it.
+    # With NVML the agent continues without the engine.
     bad = fail if config.sampling.source == "dcgm" else warn
     command = around.dcgm_command or child_command(interval_seconds(config), fields, config.sampling.dcgm_address)
     heard = await listen(around, "dcgm", command, enough=_ENOUGH_OF_ENGINE)
@@ -243,7 +243,7 @@ def _has_values(gpu: GpuReading) -> bool:
 
 
 def refusals(errors: Mapping[str, int]) -> Finding | None:
-    """What the engine refused or left stale; ``None`` where all went well, or another check shows why.
+    """Report what the engine refused or left stale; ``None`` without errors, or if other checks report them.
 
     Args:
         errors: Counts by reason.
@@ -260,7 +260,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
 
 
 def _trouble(config: AgentConfig, heard: ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
-    """What is wrong with the engine, and its fix where the child has not said it itself."""
+    """Return the engine's fault, and its fix if the child's message has none."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
         fix = "install DCGM's client library of the engine's major version; --log-level debug shows what it wrote"
@@ -283,11 +283,11 @@ def _engine(config: AgentConfig, last: Reading, first_after_seconds: float, now:
 
 
 def engine_devices(dcgm: Reading, nvml: Reading | None) -> Finding:
-    """The engine's GPUs and instances must be this node's, and all of them.
+    """Check that the engine has all GPUs and instances of this node.
 
     Args:
-        dcgm: Of the engine.
-        nvml: ``None`` where NVML is not asked or does not work: then nothing can be compared.
+        dcgm: The engine's reading.
+        nvml: NVML's reading; ``None`` if NVML is no source or does not work: then nothing is compared.
     """
     theirs, ours = _uuids([dcgm]), _uuids([nvml] if nvml else [])
     if not dcgm.gpus:
@@ -318,9 +318,9 @@ def _count(reading: Reading | None) -> str:
 
 
 def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
-    """Whether engines are measured, GPU by GPU; ``None`` where DCGM was not asked that.
+    """Check whether the engines of each GPU are measured; ``None`` if DCGM was not to profile.
 
-    Where NVML measures them itself, DCGM's word does not matter.
+    If NVML measures the engines of a GPU, DCGM need not.
     """
     measured = {gpu.gpu.uuid for gpu in nvml.gpus if _has_engine(gpu)} if nvml else set()
     up = [gpu for gpu in dcgm.gpus if gpu.state is DeviceState.UP]
@@ -342,13 +342,13 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
 
 
 def fields(rows: Mapping[Field, str], dcgm: Reading) -> Finding | None:
-    """Whether what the collectors file has for DCGM alone can be had; ``None`` where it has nothing of that kind.
+    """Check the rows of the collectors file that only DCGM measures; ``None`` without such rows.
 
     Args:
-        rows: Name in the file by field, of what only DCGM measures.
-        dcgm: Of the engine.
+        rows: Name in the file by field.
+        dcgm: The engine's reading.
     """
-    # Why the counters of engines are absent is a finding of the profiling.
+    # The check of the profiling reports absent counters of engines.
     measuring = any(gpu.profiling is ProfilingState.RUNNING for gpu in dcgm.gpus)
     judged = {field: name for field, name in rows.items() if measuring or field not in PROFILING}
     if not judged:

@@ -1,4 +1,4 @@
-"""Every metric of our own, one value each, with its full name: the place to look, and the source of docs/metrics.md."""
+"""Lists every metric of our own with its full name; the source of docs/metrics.md."""
 
 import math
 import re
@@ -11,10 +11,10 @@ from exporter.metrics.text_format import plain as _own
 from exporter.model import Field, Owner, PodFacts, PodUse, Snapshot
 
 FOR_GOOD_SECONDS = 253_402_300_799
-"""9999-12-31T23:59:59Z: how "for good" is spelt where a Unix time stands, since infinity is neither JSON nor shown."""
+"""9999-12-31T23:59:59Z: the Unix time that means "for good", since JSON has no infinity."""
 
 EXPORTED_PREFIXES = ("label_", "annotation_")
-"""None of our own labels begins so: what a pod's makers write can never be taken for what we say."""
+"""Prefixes of labels with a pod's own labels and annotations; no other label has them."""
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
@@ -25,18 +25,18 @@ def owner_of(use: PodUse) -> Owner:
 
 
 def alerts_off_until_seconds(facts: PodFacts | None) -> float | None:
-    """Unix time, whole where it is whole; ``FOR_GOOD_SECONDS`` at most; ``None`` where alerts are on."""
+    """Return the Unix time until which alerts are off, at most ``FOR_GOOD_SECONDS``; ``None`` if they are on."""
     return shown_until_seconds(facts.opt_out_until_seconds if facts else None)
 
 
 def shown_until_seconds(until: float | None) -> float | None:
-    """The end of an opt-out as it is shown: ``FOR_GOOD_SECONDS`` at most; ``None`` where there is none."""
+    """Return the end of an opt-out, at most ``FOR_GOOD_SECONDS``; ``None`` without one."""
     return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
 
 
 @lru_cache(maxsize=1024)  # as many pods, each page again; a renderer forgets them with the label sets
 def exported_labels(exported: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The exported pairs that a series can carry: one wrong or repeated name would cost the whole page."""
+    """Return the exported pairs with valid, distinct names: one other pair would make the page invalid."""
     kept: dict[str, str] = {}
     for name, value in exported:
         if name.startswith(EXPORTED_PREFIXES) and _LABEL_NAME.fullmatch(name):
@@ -45,7 +45,7 @@ def exported_labels(exported: Sequence[tuple[str, str]]) -> tuple[tuple[str, str
 
 
 def problems(snapshot: Snapshot) -> dict[str, int]:
-    """Pods by what in their own words could not be understood; a pod of several devices counts once."""
+    """Return the number of pods by problem in their labels and annotations; a pod with several devices counts once."""
     pods = {
         (problem, use.holder.namespace, use.holder.pod)
         for view in snapshot.devices
@@ -61,30 +61,30 @@ DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
 """Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
 OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "cost_labels", "model", "mode")
-"""Owner, model and mode: exclusive, mig, shared. What is not known of an owner is absent."""
+"""Owner, model and mode: exclusive, mig, shared. Unknown parts of an owner are absent."""
 
 WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
-"""Holder; a pod without a known workload stands for itself, with the kind Pod."""
+"""Owner of holders; a pod without a known workload is its own, of the kind Pod."""
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 
 def _device(name: str, *labels: str) -> Metric:
-    """A metric of a GPU or MIG instance."""
+    """Return a metric of a GPU or MIG instance."""
     return _own(name, *DEVICE_LABELS, *labels)
 
 
 def _pod(name: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
-    """A metric of a container that holds a device."""
+    """Return a metric of a container that holds a device."""
     return _own(name, *DEVICE_LABELS, *POD_LABELS, *labels, prefixes=prefixes)
 
 
 def _owner(name: str, *labels: str) -> Metric:
-    """A metric of a ledger."""
+    """Return a metric of a ledger."""
     return _own(name, "ledger", *OWNER_LABELS, *labels)
 
 
 def _workload(name: str, *labels: str) -> Metric:
-    """A metric of what an owner holds and uses."""
+    """Return a metric of the devices that an owner holds and uses."""
     return _own(name, *WORKLOAD_LABELS, *labels)
 
 
@@ -478,7 +478,7 @@ PROCESS: tuple[Metric, ...] = (
         "Objects that Python's garbage collector could not free."
     ),
 )
-"""Of the agent's own process, under the usual names of Prometheus clients; read when the page is rendered."""
+"""Metrics of the agent's process, under the usual names of Prometheus clients; read when the page is rendered."""
 
 ALL: tuple[Metric, ...] = (*(value for value in list(globals().values()) if isinstance(value, Metric)), *PROCESS)
 """In the order above, which is the order on the page."""
@@ -518,7 +518,7 @@ HEALTH_LABELLED: Mapping[Metric, Mapping[str, Field]] = {
 }
 """By value of the metric's last label."""
 NVLINK_RECOVERIES = (Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS)
-"""Two generations of NVLink, which count the same at two places."""
+"""The same count of two generations of NVLink."""
 
 THROTTLE_TIMES = {
     "power": Field.POWER_VIOLATION,
@@ -544,4 +544,4 @@ HEALTH_FIELDS: frozenset[Field] = frozenset(
         Field.CLOCK_THROTTLE_REASONS,
     }
 )
-"""What the health series are made of."""
+"""Fields of the health series."""

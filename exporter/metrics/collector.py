@@ -42,7 +42,7 @@ _BYTES_PER_MIB = 1 << 20
 _MILLIJOULES = 1000
 _NANOSECONDS = 1_000_000_000
 _MEMORY_LIMIT_CELSIUS = 95
-"""Where the driver names none: the limit of HBM on boards whose driver does."""
+"""Assumed limit if the driver has none: that of HBM on boards with a known limit."""
 
 _Row = tuple[Metric, Labels, float | None]
 
@@ -61,11 +61,11 @@ _PLAIN: tuple[tuple[Metric, Field], ...] = (
 def collect_devices(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
     """Add the series of every device and holder, and of what could not be matched to a device.
 
-    A device that is not up keeps its identity, its holders, its price and its Xid counts; it has no measured values,
-    but a GPU that needs a reset still says so.
+    A device that is not up keeps its identity, its holders, its price and its Xid counts, and a GPU that needs a reset
+    its recovery action. It has no measured values.
 
     Returns:
-        How many more series of the pod level may follow.
+        Number of further series of the pod level that are allowed.
     """
     room = series_limit
     for view in snapshot.devices:
@@ -135,7 +135,7 @@ def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottlenec
 
 
 def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[_Row]:
-    """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is absent."""
+    """Yield a device's Xids, and the other health series of a whole GPU that answers."""
     for xid, count in sorted(view.xids.items()):
         yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
     is_board = view.instance is None and view.state in ANSWERING
@@ -183,7 +183,7 @@ def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
 
 
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
-    """Values of the whole board, which a MIG instance does not have."""
+    """Yield the values of a whole board, which a MIG instance does not have."""
     for metric, field in _PLAIN:
         yield metric, identity, view.values.get(field)
     yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
@@ -219,7 +219,7 @@ def _holder(use: PodUse, identity: Labels, *, up: bool) -> list[_Row]:
 
 
 def _info(plain: Labels, use: PodUse) -> Labels:
-    """With the owner spelt as the ledger spells it, so that the two can be joined."""
+    """Return the labels of a holder's info series, with the owner as in the ledger, so queries can join the two."""
     holder, facts = use.holder, use.facts
     estimated = "true" if holder.share_estimated else "false"
     how = (holder.resource, holder.mode, holder.source, estimated)
@@ -247,7 +247,7 @@ def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
 
 
 def present(snapshot: Snapshot) -> int:
-    """Physical GPUs that the driver enumerates and that have not fallen off the bus."""
+    """Return the number of physical GPUs that the driver lists and that are not lost."""
     gone = {DeviceState.LOST, DeviceState.MISSING}
     return sum(1 for view in snapshot.devices if view.instance is None and view.state not in gone)
 
@@ -266,21 +266,21 @@ _PART = "exposition"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpositionOptions:
-    """How a snapshot is shown."""
+    """Options of the page."""
 
     collectors: Collectors = collectors_file.DEFAULT
     dcgm_labels: LabelStyle = dcgm_names.DEFAULT
     series_limit: int = 20_000
-    """Most series of the pod level; a holder that does not fit whole is left out and counted."""
+    """Maximum number of series of the pod level; a holder that does not fit is left out as a whole and counted."""
 
 
 def families(snapshot: Snapshot, options: ExpositionOptions) -> list[Family]:
-    """Everything that the snapshot has to say, in a stable order; a pure function."""
+    """Return all families of a snapshot, in a stable order; a pure function."""
     return build(snapshot, options, Dropped())[0]
 
 
 def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> tuple[list[Family], Dropped]:
-    """The families of a page, and what was left out of this page and of all ``earlier`` ones."""
+    """Return the families of a page, and the counts of series left out of this page and of ``earlier`` ones."""
     page = PageBuilder()
     page.declare_all(catalog.ALL)
     room = collect_devices(page, snapshot, series_limit=options.series_limit)
@@ -300,9 +300,9 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
     """Add the `DCGM_FI_*` rows of every device that answers, and the Xids of all.
 
     A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
-    holder only for what was measured per holder. A MIG instance shows what is measured on it, with the labels of
-    its parent; values of the whole board stand once, on the board's own row. What the instances show the board's
-    row leaves out, as dcgm-exporter does: a sum over all rows would count it twice.
+    holder only for values that were measured per holder. A MIG instance has the values that are measured on it, with
+    the labels of its parent; values of the whole board are on the board's own row only. The board's row leaves out the
+    fields of its instances, as in dcgm-exporter: a sum over all rows would count them twice.
     """
     rows, style = options.collectors.rows, options.dcgm_labels
     numbers = [row for row in rows if row.kind is not Kind.LABEL]
@@ -322,7 +322,7 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
         for event in options.collectors.events:
             for more, count in dcgm_names.event_samples(event.name, view, snapshot):
                 page.metric(event, plus(before, *more, *holder_labels), count)
-        # The last Xid of a GPU that is gone may say why it is.
+        # The last Xid of a lost GPU may be the cause.
         page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
         if view.state not in ANSWERING:
             continue
@@ -335,7 +335,7 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
 
 
 def _columns(rows: Iterable[Row]) -> _Columns:
-    """The rows of each field, and what converts its values; those of the last Xid are made apart: they carry more."""
+    """Return rows and converters by field, except of the last Xid, whose rows have more labels."""
     columns: dict[Field, list[tuple[Row, Callable[[float], int | float]]]] = {}
     for row in rows:
         if row.field.field is not Field.XID_ERRORS:
@@ -344,7 +344,7 @@ def _columns(rows: Iterable[Row]) -> _Columns:
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
-    """The only holder of the whole device, if there is one."""
+    """Return the only holder of a whole device, if there is one."""
     if len(pods) == 1:
         holder = pods[0].holder
         if holder.mode is not ShareMode.SHARED and holder.device_share_ratio >= 1:
@@ -353,11 +353,11 @@ def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
 
 
 def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping[str, frozenset[Field]]:
-    """By UUID of the board the fields that rows of its instances show."""
+    """Return the fields that are in rows of instances, by UUID of their board."""
     shown: dict[str, frozenset[Field]] = {}
     for view in devices:
         if view.instance and view.state in ANSWERING:
-            # A board's profile next to silent instances would be taken for theirs.
+            # A board's profile next to instances without values would be read as theirs.
             profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
             in_parts = profiled | (of_instance.keys() & view.values.keys())
             shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | in_parts
@@ -384,7 +384,7 @@ def _last_xid(
 
 
 def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, int]]:
-    """GPU instances with several compute instances, which only one more label keeps apart."""
+    """Return the GPU instances with several compute instances, which need one more label."""
     counts = Counter((view.gpu.uuid, view.instance.gpu_instance_id) for view in devices if view.instance)
     return frozenset(key for key, count in counts.items() if count > 1)
 
@@ -403,7 +403,7 @@ def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
         Field.DRIVER_VERSION: reading.driver_version if reading else None,
         Field.NVML_VERSION: reading.nvml_version if reading else None,
     }
-    # An instance has a text of its own, which is not its board's.
+    # An instance has its own text.
     other = None if instance and row.field.per_instance else view.gpu.labels.get(row.field.field)
     return known.get(row.field.field, other)
 

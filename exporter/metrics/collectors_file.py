@@ -38,7 +38,7 @@ _Known = tuple[DcgmField | None, Era]
 def other_fields() -> dict[str, _Known]:
     """Return the fields that NVML does not answer, by each of their names and by number.
 
-    Read from a file at each call, as only a collectors file needs it and an agent without one is not to keep it.
+    They are read from a file at each call and not kept, because only a collectors file needs them.
     """
     known: dict[str, _Known] = {}
     for line in table_lines("dcgm_ids.txt"):
@@ -61,7 +61,7 @@ def _counted(name: str, place: int) -> str:
 
 
 def _other_field(number: int, kind: str, level: str, names: Sequence[str], new: str) -> DcgmField | None:
-    """Make a field that DCGM alone measures, in a unit of its own; ``None`` for one that is not asked for."""
+    """Return a field that only DCGM measures, in its own unit; ``None`` for a field that is not requested."""
     if level not in _MEASURED_LEVELS or kind == _BINARY:
         return None
     is_float = kind == _FLOAT
@@ -82,14 +82,14 @@ _EVENT_NAMES = frozenset(EventCount)
 
 ALWAYS_READ: frozenset[Field] = frozenset(
     {
-        # What activity is made of.
+        # Activity.
         Field.PROF_GR_ENGINE_ACTIVE,
         Field.GPU_UTIL,
         Field.ENC_UTIL,
         Field.DEC_UTIL,
         Field.JPG_UTIL,
         Field.OFA_UTIL,
-        # What effective time is made of.
+        # Effective time.
         *PIPES,
         Field.PROF_DRAM_ACTIVE,
         Field.PROF_PCIE_TX_BYTES,
@@ -101,7 +101,7 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.PCIE_LINK_GEN,
         Field.PCIE_MAX_LINK_GEN,
         Field.PCIE_LINK_WIDTH,
-        # What the own metrics show.
+        # Our own metrics.
         Field.FB_USED,
         Field.FB_TOTAL,
         Field.POWER_USAGE,
@@ -112,10 +112,10 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.XID_ERRORS,
     }
 )
-"""Fields that are read whatever the collectors file says."""
+"""Fields that are read with any collectors file."""
 
 BY_IDENTITY = (Field(50), Field(54), Field(57))
-"""Name, UUID and PCI address: texts that are known of every device, whichever source answers."""
+"""Name, UUID and PCI address: texts that every source has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Row(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectors:
-    """What the drop-in family shows, in order. ``warnings`` are one line each, for the log at start."""
+    """Rows of the drop-in family, in order. ``warnings`` are one line each, for the log at start."""
 
     rows: tuple[Row, ...]
     events: tuple[Metric, ...] = ()
@@ -138,17 +138,17 @@ class Collectors:
 
     @property
     def fields(self) -> frozenset[Field]:
-        """What the sources must read: the rows' fields and those that are always read."""
+        """Fields that the sources must read: the rows' fields and those that are always read."""
         return ALWAYS_READ | {row.field.field for row in self.rows if row.field.field not in BY_IDENTITY}
 
     @property
     def dcgm_only(self) -> tuple[Row, ...]:
-        """The rows that NVML has no answer to: without DCGM they show nothing."""
+        """Rows of fields that NVML lacks: without DCGM they show nothing."""
         return tuple(row for row in self.rows if row.field.field.only_dcgm and row.field.field not in BY_IDENTITY)
 
     @property
     def without_dcgm(self) -> str:
-        """One line for agents without DCGM: the rows that show nothing, and the fix; empty where there is none."""
+        """Rows that show nothing without DCGM, and the fix, in one line; empty without such rows."""
         names = [row.name for row in self.dcgm_only]
         if not names:
             return ""
@@ -160,7 +160,7 @@ class Collectors:
 
 
 def default(names: str) -> Collectors:
-    """The default set of dcgm-exporter with ``legacy`` (up to 4.8) or ``4.9`` names and units."""
+    """Return the default set of dcgm-exporter with ``legacy`` (up to 4.8) or ``4.9`` names and units."""
     era = Era(names)
     rows = []
     for row in TABLE:
@@ -171,7 +171,7 @@ def default(names: str) -> Collectors:
 
 
 DEFAULT = default(Era.LEGACY)
-"""What is shown without a collectors file."""
+"""The set without a collectors file."""
 
 
 def parse(text: str, source: str) -> Collectors:
@@ -219,7 +219,7 @@ def parse(text: str, source: str) -> Collectors:
 
 
 def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
-    """A line's row and what to warn of; ``ValueError`` says what is wrong with it and what is allowed."""
+    """Return a line's row and a warning; a ``ValueError`` has the mistake and what is allowed."""
     name, kind_text, text = _columns(line)
     try:
         kind = Kind(kind_text)
@@ -252,7 +252,7 @@ def _check_kind(name: str, written: Kind, true: Kind) -> None:
 
 
 def _field(name: str, others: Mapping[str, _Known]) -> tuple[DcgmField, Era] | None:
-    """The field of a name or number and the era of its unit; ``None`` for one that exists and is not measured."""
+    """Return the field of a name or number and the era of its unit; ``None`` if it exists and is not measured."""
     if name in BY_NAME:
         return BY_NAME[name]
     if name in others:
@@ -260,7 +260,7 @@ def _field(name: str, others: Mapping[str, _Known]) -> tuple[DcgmField, Era] | N
         return (field, era) if field else None
     if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
-    # A number that looks like another one is not nearer to it than any other.
+    # No number is a misspelling of another.
     known = () if name.isdecimal() else (*BY_NAME, *others, *EventCount, *NOT_MADE)
     raise ValueError(f"unknown field {name!r}{expected(name, known, 'DCGM field names and ids', cutoff=0.8)}")
 

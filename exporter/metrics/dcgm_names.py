@@ -1,4 +1,4 @@
-"""What dcgm-exporter shows: fields with their names and units in each era, labels, and its counts of events.
+"""Defines fields with names and units of each era, labels, and counts of events as dcgm-exporter has them.
 
 Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL_RATIO`` and means percent; 4.7
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
@@ -63,7 +63,7 @@ class DcgmField:
         return int(self.field) if era is Era.LEGACY else self.new_id
 
     def converter(self, era: Era) -> Callable[[float], int | float]:
-        """What turns a value in the legacy unit into what the era shows; a part of a whole number stays a fraction."""
+        """Return the conversion from the legacy unit to the era's; a fraction of a whole number stays one."""
         if era is Era.LEGACY:
             return _whole_if_exact if self.whole else float
         times, per = self.times, self.per
@@ -161,10 +161,10 @@ TAKEN = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelStyle:
-    """What is chosen of the labels."""
+    """Options of the labels."""
 
     hostname: str = "Hostname"
-    """Name of the label with the node's name; empty: there is none."""
+    """Name of the label with the node's name; empty for no such label."""
     pod_uid: bool = False
     """Whether rows that name a pod have its ``pod_uid`` too, where it is known."""
     old_names: bool = False
@@ -173,7 +173,7 @@ class LabelStyle:
     """``NVIDIA-H100-80GB-HBM3``, as with its --replace-blanks-in-model-name."""
 
     engine_host: str = ""
-    """Host of a DCGM engine on another machine, which stands for the node's name while DCGM alone is read."""
+    """Host of a DCGM engine on another machine, the value of ``hostname`` while DCGM is the only source."""
 
     def node(self, snapshot: Snapshot) -> str:
         """Return the value of the host label: the node, or the machine of a remote engine."""
@@ -181,7 +181,7 @@ class LabelStyle:
         return self.engine_host if self.engine_host and alone else snapshot.node
 
     def device(self, view: DeviceView, node: str, *, crowded: bool) -> Pairs:
-        """What says which device a row is of; ``crowded``: of one of several compute instances of a GPU instance."""
+        """Return the labels of a device; ``crowded``: for one of several compute instances of a GPU instance."""
         gpu, instance = view.gpu, view.instance
         pairs: Pairs = [
             ("gpu", str(gpu.index)),
@@ -205,18 +205,18 @@ class LabelStyle:
 
 
 DEFAULT = LabelStyle()
-"""As dcgm-exporter has them without a flag."""
+"""Labels of dcgm-exporter without flags."""
 
 
 ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
-"""One that needs a reset has no activity any more, and still says what is wrong."""
+"""A GPU that needs a reset has no activity, but reports its fault."""
 
 _MILLISECONDS = 1000
 _NO_EVENTS = DeviceEvents()
 
 
 class EventCount(StrEnum):
-    """What can be made, under dcgm-exporter's names."""
+    """dcgm-exporter's event counts that this agent has."""
 
     XIDS_RECENT = "DCGM_EXP_XID_ERRORS_COUNT"
     XIDS = "DCGM_EXP_XID_ERRORS_TOTAL"
@@ -228,7 +228,7 @@ class EventCount(StrEnum):
 NOT_MADE: Mapping[str, str] = {
     "DCGM_EXP_P2P_STATUS": "gpu_nvlink_errors_total, or DCGM_FI_DEV_P2P_NVLINK_STATUS with DCGM",
 }
-"""dcgm-exporter's others, each with what shows the same or more here."""
+"""dcgm-exporter's other counts, each with a replacement."""
 
 _HELP = {
     EventCount.XIDS_RECENT: "Xid events in the window, by code; 0 without a code where there was none.",
@@ -264,7 +264,7 @@ _XIDS: Mapping[str, Mapping[int, _Verdict]] = {
     "NVLINK": dict.fromkeys((73, 121, 137), _SERIOUS),
     "INFOROM": {93: (_WARN, "DCGM_FR_CORRUPT_INFOROM")},
 }
-"""By watch: what DCGM's own health check says of an Xid."""
+"""Verdict of DCGM's own health check on an Xid, by watch."""
 _SIGNS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
     "MEM": {
         (Field.ROW_REMAP_FAILURE, 1): (_FAIL, "DCGM_FR_ROW_REMAP_FAILURE"),
@@ -278,20 +278,21 @@ _SIGNS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
         (Field.GPU_RECOVERY_ACTION, 5): (_FAIL, "DCGM_FR_GPU_RECOVERY_IMEX_DOMAIN"),
     },
 }
-"""By watch: field and value that mean trouble."""
+"""Verdict on a value of a field, by watch."""
 
 
 def event_metric(name: str, text: str) -> Metric:
-    """The metric of a name of ``EventCount``, of its true type; without a help of its own it gets ours."""
+    """Return the metric of a name of ``EventCount``, with its true type; an empty text is replaced by our help."""
     count = EventCount(name)
     kind = Kind.COUNTER if count.endswith("_TOTAL") else Kind.GAUGE
     return Metric(name=count, kind=kind, help=text or _HELP[count])
 
 
 def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
-    """Labels and values of one device, of a metric with a name of ``EventCount``.
+    """Yield labels and values of one device for a metric with a name of ``EventCount``.
 
-    Clock events are the board's, and stand on its row alone. A device that is down keeps its Xids, which may be why.
+    Clock events belong to the board and are only on its row. A device that is down keeps its Xids, which may be the
+    cause.
     """
     events = snapshot.events.get(view.uuid, _NO_EVENTS)
     up = view.state is DeviceState.UP
@@ -352,7 +353,7 @@ _TEXTS = dict(line.split(" ", 1) for line in table_lines("xid_texts.txt"))
 
 
 def xid_text(code: int) -> str:
-    """What an Xid code means, in a few words."""
+    """Return the meaning of an Xid code, in a few words."""
     if code == 0:
         return "No error"
     return _TEXTS.get(str(code), "Unknown error")

@@ -31,7 +31,7 @@ _POD_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
     (catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, attrgetter("seconds.unknown")),
 )
 
-# As good as all: seconds are sums of floats.
+# Seconds are sums of floats, so "all" allows for rounding.
 _NEARLY_ALL = 1 - 1e-9
 
 
@@ -52,7 +52,7 @@ def collect_ledger(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) 
 
 
 def energy_joules(totals: Totals) -> float | None:
-    """The energy of an account, ``None`` where it was never measured; without seconds nothing was yet."""
+    """Return the energy of an account; ``None`` if it was never measured, as in an account without seconds."""
     never = totals.energy_unknown_seconds >= totals.seconds.total * _NEARLY_ALL
     return None if never and not totals.energy_joules else totals.energy_joules
 
@@ -77,7 +77,7 @@ def _pods(page: PageBuilder, ledger: LedgerView, node: str, room: int) -> None:
 
 
 def _owners(page: PageBuilder, ledger: ShownLedger, node: str) -> None:
-    """Add the series of one ledger; a series is there from its first second, joule or cent on."""
+    """Add the series of one ledger; a series exists from its first second, joule or cent on."""
     of_ledger = labels(("ledger", ledger.identity), ("node", node))
     page.metric(catalog.GPU_LEDGER_CREATED_TIMESTAMP_SECONDS, of_ledger, ledger.created_at_seconds)
     page.metric(catalog.LEDGER_CAPACITY_SECONDS_TOTAL, labels(("ledger", ledger.identity)), ledger.capacity_seconds)
@@ -103,7 +103,7 @@ def _by_state(page: PageBuilder, metric: Metric, carried: Iterable[Labels], figu
 
 
 def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[ByState]]:
-    """The sums of each currency."""
+    """Return label sets and money by state, one of each per account and currency."""
     priced, money = [], []
     for one, totals in zip(carried, shown, strict=True):
         for currency in sorted(totals.money):
@@ -133,11 +133,11 @@ def _itself(page: PageBuilder, ledger: LedgerView) -> None:
 _WORKLOAD, _POOL = LabelNames(*WORKLOAD_LABELS), LabelNames(*catalog.POOL_LABELS)
 _SHARED = LabelNames("node", "gpu", "uuid", "gpu_instance")
 _DIGITS = 3
-"""Decimals of GPU-seconds over a window; they are interpolated, so that more would be noise."""
+"""Decimals of GPU-seconds over a window, which are interpolated: more would be noise."""
 
 
 def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
-    """Add the series of owners, pools and shared devices; none where no ledger is shown."""
+    """Add the series of owners, pools and shared devices, if a ledger is shown."""
     view, facts = snapshot.metering.owners, snapshot.metering.node_facts
     if view is None:
         return

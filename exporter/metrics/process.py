@@ -11,7 +11,7 @@ from exporter.metrics.text_format import Family, Kind, labels
 
 
 class ProcessMetrics:
-    """Reads ``/proc/self`` and the garbage collector's counters when asked."""
+    """Reads ``/proc/self`` and the garbage collector's counters at each call."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -19,7 +19,7 @@ class ProcessMetrics:
         GCCollector(registry=self._registry)
 
     def families(self) -> list[Family]:
-        """The families that the catalogue lists, in its order; none where there is no ``/proc``."""
+        """Return the families of the catalogue, in its order; none without ``/proc``."""
         found = {family.name: family for family in _families(self._registry.collect())}
         return [found[metric.name] for metric in catalog.PROCESS if metric.name in found]
 

@@ -13,12 +13,12 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 Labels = NewType("Labels", str)
 """An ordered label set as its text, ``name="value",...`` without braces, escaped: the same in both text formats.
 
-A text knows its hash, and is shared by all series that carry it: nothing else is kept of a label set.
+A string caches its hash, and all series with the same labels share it.
 """
 
 NO_LABELS = Labels("")
 _MOST_SETS = 1 << 16
-"""Of one turn; more than any page has."""
+"""Maximum number of label sets between two turns, more than any page has."""
 
 
 class Kind(StrEnum):
@@ -30,14 +30,14 @@ class Kind(StrEnum):
 
 
 class _Sets:
-    """Label sets by what they were made of: from page to page nearly all are the same."""
+    """Caches label sets by their parts: nearly all are the same from page to page."""
 
     def __init__(self) -> None:
         self.now: dict[Hashable, Labels] = {}
         self._before: dict[Hashable, Labels] = {}
 
     def new(self, parts: Hashable, base: Labels, more: Iterable[tuple[str, str | None]]) -> Labels:
-        """Make or find one that has not been asked for since the last turn."""
+        """Return a label set that was not requested since the last turn."""
         if len(self.now) >= _MOST_SETS:
             self.turn()
         found = self._before.get(parts)
@@ -48,28 +48,28 @@ class _Sets:
         return found
 
     def turn(self) -> None:
-        """Forget those that were not used since the last turn."""
+        """Drop the label sets that were not used since the last turn."""
         self.now, self._before = {}, self.now
 
 
 _SETS = _Sets()
 forget_unused = _SETS.turn
-"""Forgets the label sets that were not asked for since the last call: those of pods that ended, above all."""
+"""Drops the label sets that were not requested since the last call, such as those of ended pods."""
 
 
 def labels(*pairs: tuple[str, str | None]) -> Labels:
-    """A label set in the given order; empty values are left out, since Prometheus holds empty for absent."""
+    """Return a label set in the given order, without empty values, which mean absent in Prometheus."""
     return plus(NO_LABELS, *pairs)
 
 
 def plus(base: Labels, *more: tuple[str, str | None]) -> Labels:
-    """A label set with more labels behind; empty values are left out."""
+    """Return a label set with more labels appended; empty values are left out."""
     parts = (base, more)
     return _SETS.now.get(parts) or _SETS.new(parts, base, more)
 
 
 class LabelNames:
-    """Names of labels that go together: for what a page has many of, cheaper than pairs."""
+    """Names of a group of labels; for frequent label sets cheaper than pairs."""
 
     __slots__ = ("_names",)
 
@@ -77,18 +77,18 @@ class LabelNames:
         self._names = names
 
     def of(self, *values: str | None) -> Labels:
-        """As ``labels``, of one value for each name."""
+        """Do the same as ``labels``, with one value per name."""
         return self.behind(NO_LABELS, *values)
 
     def behind(self, base: Labels, *values: str | None) -> Labels:
-        """As ``plus``, of one value for each name."""
+        """Do the same as ``plus``, with one value per name."""
         parts = (self, base, values)
         return _SETS.now.get(parts) or _SETS.new(parts, base, zip(self._names, values, strict=True))
 
 
 @lru_cache(maxsize=1024)  # new sets are made of the same few hundred pairs
 def _pair(name: str, value: str) -> str:
-    # What is no valid Unicode is replaced here, so that two sets that would be shown alike are known to be alike.
+    # Invalid Unicode is replaced here, so two sets with the same text on the page are equal.
     valid = value if value.isascii() else value.encode("utf-8", "replace").decode()
     return f'{name}="{valid.translate(_ESCAPES)}"'
 
@@ -112,9 +112,9 @@ _PURE = ({int}, {float})
 
 
 def number(value: float) -> str:
-    """A value as text: whole numbers whole, floats in the shortest form that reads back the same.
+    """Return a value as text: integers without a point, floats in the shortest form that parses to the same value.
 
-    Floats are spelt as prometheus_client spells them, so that both give the same bytes.
+    The form of floats is that of prometheus_client.
     """
     if isinstance(value, int):
         return str(int(value))
@@ -133,13 +133,13 @@ def number(value: float) -> str:
 
 
 class Block:
-    """The lines of a family, for as long as pages show it: of a line only the value is made again for a page.
+    """The lines of a family, kept from page to page; only the text of values is made again.
 
-    What stands before the values is kept with them, as pieces of text that need only be joined, until label sets come,
-    go or change. A family of which nothing has changed is kept whole.
+    Names and labels are kept as pieces of text until a label set comes, goes or changes. An unchanged family is kept as
+    a whole.
 
     Args:
-        family: What the first page shows.
+        family: The family of the first page.
     """
 
     def __init__(self, family: Family) -> None:
@@ -147,25 +147,25 @@ class Block:
         self._labels: list[Labels] = []
         self._values: list[int | float] = []
         self._kind: type | None = None
-        """Of all values; ``None`` where they are not all integers or all floats."""
+        """Type of all values; ``None`` if they are not all integers or all floats."""
         self._pieces: list[str] = []
         self._parts: dict[bool, bytes] = {}
         self.show(family)
 
     def show(self, family: Family) -> None:
-        """Take the values of another page; the family has the same name."""
+        """Replace the values by those of another page, of a family with the same name."""
         labels, values = list(family.values), list(family.values.values())
         kinds = set(map(type, values))
         kind = next(iter(kinds)) if kinds in _PURE else None
         again = labels == self._labels and (family.kind, family.help) == (self._family.kind, self._family.help)
-        # Equal is not alike: 1 and 1.0, 0.0 and -0.0.
+        # Equal values can have different texts: 1 and 1.0, 0.0 and -0.0.
         comparable = again and kind is not None and kind is self._kind
         if comparable and values == self._values and (kind is int or 0.0 not in values):
             return
         if not again:
             name = family.name
             befores = [f"{name}{{{one}}} " if one else f"{name} " for one in labels]
-            # Each line ends in front of the next one, which keeps it to two pieces.
+            # The line end belongs to the next line, so each line has two pieces.
             self._pieces = [piece for before in befores for piece in (f"\n{before}", "")]
         plain = kinds <= _PLAIN and -math.inf < sum(values) < math.inf and max(values, default=0) < _GO_EXPONENT_FROM
         spell = repr if plain or kind is int else number
@@ -181,7 +181,7 @@ class Block:
         self._parts.clear()
 
     def part(self, *, openmetrics: bool) -> bytes:
-        """Head and lines; empty without any series."""
+        """Return head and lines; empty without series."""
         if not self._pieces:
             return b""
         part = self._parts.get(openmetrics)
@@ -193,18 +193,17 @@ class Block:
 
 
 def page(blocks: Iterable[Block], *, openmetrics: bool) -> list[bytes]:
-    """A page in text format 0.0.4, or in OpenMetrics 1.0, in parts to be put together.
+    """Return a page in text format 0.0.4, or in OpenMetrics 1.0, in parts to be joined.
 
-    OpenMetrics wants counters to end in ``_total``; DCGM's do not and are typed ``unknown`` there, with their
-    name untouched. Families without series are left out. Text that is no valid Unicode has its bad parts
-    replaced, so that one odd name cannot cost the page.
+    OpenMetrics requires counters to end in ``_total``; DCGM's do not, so they are of type ``unknown`` there. Families
+    without series are left out. Invalid Unicode is replaced, so one invalid name does not make the page invalid.
     """
     parts = [block.part(openmetrics=openmetrics) for block in blocks]
     return [*parts, b"# EOF\n"] if openmetrics else parts
 
 
 def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
-    """A page of families, as ``page`` has it, put together."""
+    """Return the joined page of families."""
     return b"".join(page(map(Block, families), openmetrics=openmetrics))
 
 
@@ -248,29 +247,29 @@ class Metric:
     help: str = ""
     labels: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
-    """Of labels that come behind those, by allow-list: the pods' own."""
+    """Prefixes of further labels: the pods' own, by allow-list."""
 
     def meaning(self, text: str) -> Self:
-        """Return it with its help."""
+        """Return the metric with its help."""
         return replace(self, help=text)
 
 
 def plain(name: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
-    """A metric with no labels but its own; a counter where its name ends in ``_total``, else a gauge."""
+    """Return a metric with these labels: a counter if its name ends in ``_total``, else a gauge."""
     kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
     return Metric(name=name, kind=kind, labels=labels, prefixes=prefixes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What was left out of pages so far: series over the limit, and bad samples by reason."""
+    """Counts of what was left out of pages so far: series over the limit, and invalid samples by reason."""
 
     series: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
 
 class PageBuilder:
-    """A page in the making. Not for several threads."""
+    """Builds a page. Not for several threads."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -283,7 +282,7 @@ class PageBuilder:
         self.rows(((metric, labels, value),))
 
     def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
-        """Add series one by one; ``None`` is absent. A value that is no number and a repeated label set are counted."""
+        """Add series one by one; ``None`` is absent. Values that are not finite and repeated label sets are counted."""
         isfinite, families = math.isfinite, self._values
         for metric, labels, value in rows:
             if value is None:
@@ -308,13 +307,13 @@ class PageBuilder:
             self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
-        """Give families their places on the page, in this order; a second declaration changes nothing."""
+        """Set the order of families on the page; a second declaration changes nothing."""
         for metric in metrics:
             self._metrics.setdefault(metric.name, metric)
             self._values.setdefault(metric.name, {})
 
     def families(self) -> list[Family]:
-        """Every family that has a series, in the order of declaration."""
+        """Return every family with a series, in the order of declaration."""
         return [
             Family(name=name, kind=metric.kind, help=metric.help, values=self._values[name])
             for name, metric in self._metrics.items()
