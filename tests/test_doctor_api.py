@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
 from config_support import configured
+from kubelet_support import polled
 
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
 from exporter.doctor.findings import Finding, Level, Surroundings
@@ -71,13 +71,12 @@ async def asked(
     config: AgentConfig, allocations: Allocations | None = HOLDING
 ) -> tuple[dict[str, Finding], Metadata | None]:
     around = Surroundings(config=config, wall=time.time, monotonic=time.monotonic)
-    found, view = await kubernetes.ask_api(around, allocations, READING)
+    found, view = await kubernetes.ask_api(around, polled(allocations), READING)
     return {finding.name: finding for finding in found}, view
 
 
 def of_holders(config: AgentConfig, view: Metadata) -> Finding:
-    attribution = kubernetes.join(config, HOLDING, READING, view.evidence(time.time()))
-    assert attribution
+    attribution = kubernetes.join(config, polled(HOLDING), READING, view, time.time())
     return checks.of_holders(config, attribution, view.facts)
 
 
@@ -242,8 +241,7 @@ def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_thin
 
 def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
     config = load_agent({}, {}, check_paths=False)
-    attribution = kubernetes.join(config, HOLDING, READING, NO_EVIDENCE)
-    assert attribution
+    attribution = kubernetes.join(config, polled(HOLDING), READING, None, 1.0)
     facts = PodFacts(owner=Owner(namespace="ml", team="t"), problems=("bad_opt_out",))
     finding = checks.of_holders(config, attribution, lambda _namespace, _pod: facts)
     assert (finding.level, "bad opt out" in finding.cause) == (Level.WARN, True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from config_support import configured
+from kubelet_support import polled
 from outside_support import Proc, gpu, reading, whole
 
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
 from exporter.doctor.findings import Finding, Level, Surroundings
@@ -91,7 +91,7 @@ def judged(
     answer: Allocations | None, *gpus: GpuReading, on_bus: int | None = None, in_driver: int | None = None
 ) -> Finding:
     seen = reading(*gpus)
-    attribution = kubernetes.join(settings(), answer, seen, NO_EVIDENCE)
+    attribution = kubernetes.join(settings(), polled(answer), seen, None, 1.0)
     return agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
 
 
@@ -121,10 +121,8 @@ def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> No
 
 def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
     config, seen = settings(), reading(whole(0))
-    good = kubernetes.join(config, allocations(gpu(0).uuid), seen, NO_EVIDENCE)
-    gone = kubernetes.join(config, allocations(gpu(5).uuid), seen, NO_EVIDENCE)
-    assert good
-    assert gone
+    good = kubernetes.join(config, polled(allocations(gpu(0).uuid)), seen, None, 1.0)
+    gone = kubernetes.join(config, polled(allocations(gpu(5).uuid)), seen, None, 1.0)
     assert kubernetes.agreement(good).level is Level.OK
     finding = kubernetes.agreement(gone)
     assert (finding.level, "ml/p" in finding.cause, "layers" in finding.fix) == (Level.WARN, True, True)

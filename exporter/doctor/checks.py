@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from exporter.accounting.prices import PriceBook, settled_facts
-from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import kubernetes, machine, sources
 from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
@@ -410,20 +409,20 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     if config.attribution.enabled and config.attribution.workload_manager != "kubernetes":
         judged = layer_agreement(around, reading)
         return [kubernetes.workload_holders(config, reading, around.wall()), judged], NodeFacts()
-    finding, allocations = await kubernetes.ask_kubelet(around)
+    finding, kubelet = await kubernetes.ask_kubelet(around)
     found, api = [finding], None
     if config.attribution.enabled and config.owners.kube_metadata:
-        of_api, api = await kubernetes.ask_api(around, allocations, reading)
+        of_api, api = await kubernetes.ask_api(around, kubelet, reading)
         found += of_api
     elif config.attribution.enabled:
         found.append(kubernetes.off())
-    evidence = api.evidence(around.wall()) if api else NO_EVIDENCE
-    attribution = kubernetes.join(config, allocations, reading, evidence)
+    attribution = kubernetes.join(config, kubelet, reading, api, around.wall())
+    allocations = kubelet.latest if kubelet else None
     refused = allocations is not None and finding.level is Level.WARN
     found.append(layer_agreement(around, reading, attribution, allocations, inventory_refused=refused))
-    if attribution and reading:
+    if attribution.known and reading:
         found.append(kubernetes.agreement(attribution))
-    if api and attribution:
+    if api and attribution.known:
         # Without the driver no holder is known.
         found += [of_holders(config, attribution, api.facts)] if reading else []
         found.append(node_labels(api.node_facts))

@@ -5,16 +5,15 @@ import contextlib
 import random
 from dataclasses import replace
 
-from exporter.attribution.join import attribute
-from exporter.attribution.pod_lifecycle import Evidence, PodName
-from exporter.attribution.processes import PodLookup, with_unlisted_uses
+from exporter.agent.facts import Attributor
+from exporter.attribution.pod_lifecycle import PodName
+from exporter.attribution.processes import PodLookup
 from exporter.attribution.tenants import tenant_source
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
-from exporter.errors import AttributionError
-from exporter.kube.kubelet import KubeletClient, own_pod
+from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
 from exporter.kube.metadata import NAME_NODE, Metadata
-from exporter.model import Allocations, Attribution, Reading
+from exporter.model import Attribution, Reading
 
 NAME, RIGHTS = "kubernetes API", "API rights"
 _LOOKS = 160
@@ -31,16 +30,16 @@ def off() -> Finding:
 
 
 async def ask_api(
-    around: Surroundings, allocations: Allocations | None, reading: Reading | None
+    around: Surroundings, kubelet: KubeletPoller | None, reading: Reading | None
 ) -> tuple[list[Finding], Metadata | None]:
     """Return findings on API and rights, and the answers of the API; ``None`` if the pods are not known.
 
     Args:
         around: The node.
-        allocations: The kubelet's answer, which decides whether claims and which namespaces are read.
+        kubelet: The kubelet's answer, which decides whether claims and which namespaces are read.
         reading: The driver's last one, ``None`` where there is none.
     """
-    metadata = await _read(around, allocations, reading)
+    metadata = await _read(around, kubelet, reading)
     status, node = metadata.status, around.config.attribution.node_name
     if not status.known:
         return [fail(NAME, status.problem or f"{metadata.address} does not answer", "")], None
@@ -52,17 +51,14 @@ async def ask_api(
     return found, metadata
 
 
-async def _read(around: Surroundings, allocations: Allocations | None, reading: Reading | None) -> Metadata:
+async def _read(around: Surroundings, kubelet: KubeletPoller | None, reading: Reading | None) -> Metadata:
     """Run the agent's own reader until it knows what concerns this node's holders, or for some seconds."""
-    config = around.config
-    settings = replace(config.metadata_settings(), start_jitter_seconds=0.0)
+    settings = replace(around.config.metadata_settings(), start_jitter_seconds=0.0)
     metadata = Metadata(settings, clock=around.wall, random=random.random)
     task = asyncio.ensure_future(metadata.run())
     try:
-        if allocations:
-            metadata.note(allocations, around.wall())
         for _ in range(_LOOKS):
-            for pod in holders(join(config, allocations, reading, metadata.evidence(around.wall()))):
+            for pod in holders(join(around.config, kubelet, reading, metadata, around.wall())):
                 metadata.facts(*pod)  # requests the pod's namespace
             if task.done() or metadata.answered:
                 break
@@ -95,7 +91,7 @@ _NO_PODS = (
 )
 
 
-async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None]:
+async def ask_kubelet(around: Surroundings) -> tuple[Finding, KubeletPoller | None]:
     """Check whether the kubelet answers, and how fast; return its answer, too.
 
     If only the advertised devices were refused, the answer has no ``allocatable``, and a warning reports it. Outside a
@@ -105,36 +101,33 @@ async def ask_kubelet(around: Surroundings) -> tuple[Finding, Allocations | None
     if not settings.enabled:
         return warn("kubelet", "attribution is off: no pod is named", "set --attribution on"), None
     client = KubeletClient(settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod())
+    kubelet = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=around.wall)
     start = around.monotonic()
-    try:
-        allocations = await client.fetch(around.wall())
-    except AttributionError as error:
-        return fail("kubelet", str(error), ""), None
+    await kubelet.poll()
+    if (allocations := kubelet.latest) is None:
+        return fail("kubelet", kubelet.problem, ""), None
     took = (around.monotonic() - start) * 1000
     cause = f"{settings.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
     if own_pod() is None and not (allocations.containers or allocations.other_containers):
         return warn("kubelet", f"{settings.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
-    if missed := client.allocatable_error:
-        return warn("kubelet", f"{cause}; which devices it advertises could not be read: {missed}", ""), allocations
-    return ok("kubelet", cause), allocations
+    if kubelet.problem:
+        return warn("kubelet", f"{cause}; {kubelet.problem}", ""), kubelet
+    return ok("kubelet", cause), kubelet
 
 
 def join(
-    config: AgentConfig, allocations: Allocations | None, reading: Reading | None, evidence: Evidence
-) -> Attribution | None:
-    """Return the holders as the agent finds them; ``None`` if the kubelet did not answer."""
-    if allocations is None:
-        return None
-    attribution = attribute(allocations, reading.gpus if reading else (), evidence)
-    if reading is None:
-        return attribution
-    lookup = PodLookup(config.attribution.proc_root, config.attribution.pod_log_root)
-    return with_unlisted_uses(attribution, reading, lookup)
+    config: AgentConfig, kubelet: KubeletPoller | None, reading: Reading | None, metadata: Metadata | None, now: float
+) -> Attribution:
+    """Return the holders as the agent finds them; unknown if the kubelet did not answer."""
+    settings = config.attribution
+    lookup = PodLookup(settings.proc_root, settings.pod_log_root)
+    attributor = Attributor(kubelet=kubelet, lookup=lookup, expiry_seconds=settings.expiry_seconds, metadata=metadata)
+    return attributor.join(reading, now, 0.0)
 
 
-def holders(attribution: Attribution | None) -> set[PodName]:
+def holders(attribution: Attribution) -> set[PodName]:
     """Return namespace and name of the pods that hold devices."""
-    return {(one.namespace, one.pod) for of in attribution.holders.values() for one in of} if attribution else set()
+    return {(one.namespace, one.pod) for of in attribution.holders.values() for one in of}
 
 
 def agreement(attribution: Attribution) -> Finding:
