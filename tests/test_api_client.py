@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from exporter.errors import ApiError
 from exporter.kube import api_client
 from exporter.kube import api_client as api_errors
-from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient, Request
 from exporter.kube.credentials import Credentials, of_service_account
 from gpu_simulator.api_server import ServerTls
 from gpu_simulator.truth import Fault
@@ -25,15 +25,16 @@ from gpu_simulator.truth import Fault
 LOOKS = """
 import asyncio, random, sys
 from pathlib import Path
-from exporter.kube.api_client import ApiClient, METADATA_LIST, METADATA_WATCH
+from exporter.kube.api_client import ApiClient, METADATA_LIST, METADATA_WATCH, Request
 from exporter.kube.credentials import Credentials
 
 async def main():
     client = ApiClient(Credentials(kubeconfig=Path(sys.argv[1])), random=random.random)
-    listed = await client.get("/api/v1/pods", {"resourceVersion": "0"}, accept=METADATA_LIST)
+    listed = await client.get(Request("/api/v1/pods", {"resourceVersion": "0"}, METADATA_LIST))
     assert listed["items"], listed
     events = []
-    async for event in client.watch("/api/v1/pods", {"timeoutSeconds": "1"}, accept=METADATA_WATCH, silence_seconds=9):
+    request = Request("/api/v1/pods", {"timeoutSeconds": "1"}, METADATA_WATCH)
+    async for event in client.watch(request, silence_seconds=9):
         events.append(event["type"])
     assert events == ["OPENED", "ADDED"], events
     await client.close()
@@ -49,14 +50,14 @@ assert not loaded, loaded
 IN_A_POD = """
 import asyncio, random, sys
 from pathlib import Path
-from exporter.kube.api_client import ApiClient, METADATA_LIST
+from exporter.kube.api_client import ApiClient, METADATA_LIST, Request
 from exporter.kube.credentials import Credentials
 
 async def main():
     _, folder, host, port = sys.argv
     environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     client = ApiClient(Credentials(environ=environ, service_account=Path(folder)), random=random.random)
-    listed = await client.get("/api/v1/pods", {"resourceVersion": "0"}, accept=METADATA_LIST)
+    listed = await client.get(Request("/api/v1/pods", {"resourceVersion": "0"}, METADATA_LIST))
     assert listed["kind"] == "PartialObjectMetadataList", listed
     await client.close()
 
@@ -81,7 +82,7 @@ def new_client(kubeconfig: Path | None, **options: object) -> ApiClient:
 async def refusal(client: ApiClient, path: str = PODS) -> ApiError:
     try:
         with pytest.raises(ApiError) as caught:
-            await client.get(path, timeout_seconds=5)
+            await client.get(Request(path), timeout_seconds=5)
     finally:
         await client.close()
     return caught.value
@@ -106,7 +107,7 @@ assert not loaded, loaded
 
 async def test_managed_fields_are_dropped_in_both_forms(world: World) -> None:
     for accept, kind in ((PLAIN, "PodList"), (METADATA_LIST, "PartialObjectMetadataList")):
-        listed = await world.client.get(PODS, SELECTOR, accept=accept)
+        listed = await world.client.get(Request(PODS, SELECTOR, accept))
         assert listed["kind"] == kind
         assert "managedFields" not in listed["items"][0]["metadata"]
         assert listed["items"][0]["metadata"]["labels"] == {"app": "a"}
@@ -114,7 +115,7 @@ async def test_managed_fields_are_dropped_in_both_forms(world: World) -> None:
 
 async def test_the_address_is_the_servers(world: World) -> None:
     assert str(world.kubeconfig) in world.client.address
-    await world.client.get(PODS)
+    await world.client.get(Request(PODS))
     assert world.client.address == world.server.url
 
 
@@ -146,9 +147,9 @@ async def test_what_is_not_there_is_not_found(world: World) -> None:
 
 
 async def test_a_token_that_was_replaced_is_read_again_once(world: World) -> None:
-    await world.client.get(PODS)
+    await world.client.get(Request(PODS))
     world.server.rotate()
-    await world.client.get(PODS)
+    await world.client.get(Request(PODS))
     assert world.server.requests["list pods"] == 3
 
 
@@ -169,7 +170,7 @@ async def test_a_cluster_that_moved_is_found_when_its_old_address_refuses_the_to
         return web.Response(status=401)
 
     async with scripted(moved, tmp_path) as (client, requests):
-        assert (await client.get(PODS))["kind"] == "PodList"
+        assert (await client.get(Request(PODS)))["kind"] == "PodList"
         assert (len(requests), client.address) == (1, world.server.url)
 
 
@@ -178,14 +179,14 @@ async def test_an_open_watch_survives_a_new_token(world: World) -> None:
 
     async def watch() -> None:
         query = {**SELECTOR, "resourceVersion": "1001"}
-        async with aclosing(world.client.watch(PODS, query, accept=METADATA_WATCH, silence_seconds=5)) as stream_:
+        async with aclosing(world.client.watch(Request(PODS, query, METADATA_WATCH), silence_seconds=5)) as stream_:
             async for event in stream_:
                 events.append(event["type"])  # noqa: PERF401 - read while it grows
 
     task = asyncio.create_task(watch())
     await until(lambda: world.server.open_streams == 1, "watched")
     world.server.rotate()
-    await world.client.get(PODS)
+    await world.client.get(Request(PODS))
     world.put(pod("a"), pod("b"))
     await until(lambda: "ADDED" in events, "the event")
     task.cancel()
@@ -195,7 +196,7 @@ async def test_an_open_watch_survives_a_new_token(world: World) -> None:
 async def test_no_server_is_unreachable_and_a_silent_one_a_timeout(world: World) -> None:
     world.faults = {Fault.API_SILENT: 0}
     with pytest.raises(ApiError) as silent:
-        await world.client.get(PODS, timeout_seconds=0.1)
+        await world.client.get(Request(PODS), timeout_seconds=0.1)
     await world.server.stop()
     error = await refusal(world.client)
     assert (silent.value.reason, error.reason) == ("timeout", "unreachable")
@@ -219,7 +220,7 @@ async def test_bytes_that_are_not_utf_8_spoil_only_themselves(tmp_path: Path) ->
         return web.Response(body=b'{"items": ["\xff", "good"]}', content_type="application/json")
 
     async with scripted(answer, tmp_path) as (client, _):
-        assert await client.get(PODS) == {"items": ["�", "good"]}
+        assert await client.get(Request(PODS)) == {"items": ["�", "good"]}
 
 
 async def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ async def test_every_request_carries_the_token_and_says_who_asks(tmp_path: Path)
         return pod_list()
 
     async with scripted(answer, tmp_path) as (client, requests):
-        await client.get(PODS, SELECTOR)
+        await client.get(Request(PODS, SELECTOR))
         [request] = requests
         assert request.headers["Authorization"] == "Bearer secret"
         assert request.headers["User-Agent"] == "gpu-cost-exporter"
@@ -250,7 +251,7 @@ async def test_a_netrc_of_the_user_does_not_come_between(
     netrc = tmp_path / "netrc"
     netrc.write_text("default login somebody password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
-    assert (await world.client.get(PODS))["kind"] == "PodList"
+    assert (await world.client.get(Request(PODS)))["kind"] == "PodList"
 
 
 async def test_without_any_settings_the_message_says_where_they_were_looked_for(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ async def test_a_user_without_credentials_makes_no_anonymous_request(tmp_path: P
 
 async def test_a_kubeconfig_in_the_environment_is_found(world: World) -> None:
     client = new_client(None, environ={"KUBECONFIG": str(world.kubeconfig)})
-    assert (await client.get(PODS))["kind"] == "PodList"
+    assert (await client.get(Request(PODS)))["kind"] == "PodList"
     await client.close()
 
 
@@ -306,7 +307,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
 
 async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path / "one", tls=tls) as world:
-        assert (await world.client.get(PODS))["kind"] == "PodList"
+        assert (await world.client.get(Request(PODS)))["kind"] == "PodList"
         other = self_signed(tmp_path / "other")
         path = tmp_path / "kubeconfig"
         write_kubeconfig(path, world.server.url, {"token": "t"}, **{"certificate-authority": str(other.certificate)})
@@ -325,9 +326,9 @@ async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: 
         write_kubeconfig(path, world.server.url, {"token": token}, **{"certificate-authority": str(authority)})
         client = new_client(path)
         with pytest.raises(ApiError, match="TLS failed"):
-            await client.get(PODS)
+            await client.get(Request(PODS))
         authority.write_bytes(tls.certificate.read_bytes())
-        assert (await client.get(PODS))["kind"] == "PodList"
+        assert (await client.get(Request(PODS)))["kind"] == "PodList"
         await client.close()
 
 
@@ -360,10 +361,10 @@ async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_t
         path = tmp_path / "scripted-kubeconfig"
         user = {"client-certificate": str(current.certificate), "client-key": str(current.key)}
         write_kubeconfig(path, client_url(path), user, **{"certificate-authority": str(tls.certificate)})
-        await client.get(PODS)
-        await client.get(PODS)
+        await client.get(Request(PODS))
+        await client.get(Request(PODS))
         show(renewed)
-        await client.get(PODS)
+        await client.get(Request(PODS))
     assert len(shown) == 4
     assert shown[0] == shown[1] == shown[2] != shown[3]
 
@@ -389,10 +390,10 @@ async def test_a_client_certificate_with_which_the_server_hangs_up_is_read_again
             current.certificate.write_bytes(one.certificate.read_bytes())
             current.key.write_bytes(one.key.read_bytes())
             if is_taken:
-                await client.get(PODS)
+                await client.get(Request(PODS))
             else:
                 with pytest.raises(ApiError, match="client certificate") as caught:
-                    await client.get(PODS)
+                    await client.get(Request(PODS))
                 assert caught.value.reason == "unreachable"
 
 
@@ -413,9 +414,9 @@ async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Pa
         (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())
         environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         client = new_client(None, environ=environ, service_account=tmp_path)
-        await client.get(PODS)
+        await client.get(Request(PODS))
         world.server.rotate()
-        await client.get(PODS)
+        await client.get(Request(PODS))
         assert client.address == world.server.url
         assert world.server.without_token == 0
         await client.close()

@@ -10,7 +10,7 @@ from evidence_support import evidence_of
 
 from exporter.attribution.pod_lifecycle import SliceDevice
 from exporter.kube import kubelet
-from exporter.kube.api_client import METADATA_LIST, ApiClient
+from exporter.kube.api_client import METADATA_LIST, ApiClient, Request
 from exporter.kube.credentials import Credentials
 from gpu_simulator import scenario, scenario_file
 from gpu_simulator.api_server import objects_of
@@ -142,8 +142,8 @@ async def test_a_simulated_node_serves_its_pods_to_who_reads_its_kubeconfig(tmp_
     try:
         async with asyncio.timeout(20):
             query = {"fieldSelector": "spec.nodeName=sim-kai-01"}
-            listed = await client.get("/api/v1/pods", query, accept=METADATA_LIST)
-            own = await client.get("/api/v1/nodes/sim-kai-01")
+            listed = await client.get(Request("/api/v1/pods", query, METADATA_LIST))
+            own = await client.get(Request("/api/v1/nodes/sim-kai-01"))
     finally:
         await client.close()
         await node.stop()

@@ -28,6 +28,7 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.gpu import wire
 from exporter.kube import api_client
+from exporter.kube.api_client import Request
 from exporter.model import Field, Reading
 from exporter.service.page_frame import read_view
 from exporter.web.node_api import ledger_document
@@ -90,7 +91,7 @@ async def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
 
 
 async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_unexpected() -> None:
-    stream = FedApi([b'{"object":{}}\n']).watch("/api/v1/pods", {}, accept="", silence_seconds=1)
+    stream = FedApi([b'{"object":{}}\n']).watch(Request("/api/v1/pods"), silence_seconds=1)
     with pytest.raises(ApiError, match="an event has no type or no object") as told:
         _ = [event async for event in stream]
     assert told.value.reason == "garbage"

@@ -21,6 +21,7 @@ from exporter.cost import agent_client
 from exporter.cost import budgets as budget_file
 from exporter.errors import ApiError, ConfigError, ExporterError
 from exporter.kube import api_client
+from exporter.kube.api_client import Request
 from gpu_simulator import scenario
 
 CPU_SECONDS, MEMORY_BYTES = 60, 2 << 30
@@ -109,7 +110,7 @@ async def test_what_the_api_answers_is_bounded_in_depth_and_once_unpacked(
 
         async with scripted(answer, tmp_path) as (client, _):
             with pytest.raises(ApiError) as told:
-                await client.get(PODS)
+                await client.get(Request(PODS))
         assert told.value.reason == reason
 
 
@@ -124,9 +125,9 @@ async def test_no_server_sends_the_agent_elsewhere_and_none_has_its_token_repeat
 
     async with scripted(answer, tmp_path) as (client, requests):
         with pytest.raises(ApiError, match="HTTP 302"):
-            await client.get(PODS)
+            await client.get(Request(PODS))
         with pytest.raises(ApiError) as told:
-            async for _ in client.watch(PODS, {}, accept=api_client.PLAIN, silence_seconds=5):
+            async for _ in client.watch(Request(PODS), silence_seconds=5):
                 pass
     assert "had Bearer ..." in str(told.value)
     assert {request.path for request in requests} == {PODS}

@@ -5,8 +5,7 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -36,7 +35,6 @@ PLAIN = "application/json"
 # Plain JSON last: a proxy may not know the form, so readers check ``kind`` or use the fields that both forms have.
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 METADATA_WATCH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
-_NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,6 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = PLAIN
     """Requested form of the objects."""
-    limits: aiohttp.ClientTimeout = field(default_factory=aiohttp.ClientTimeout)
 
     @property
     def rights(self) -> tuple[str, str, str]:
@@ -152,23 +149,15 @@ class ApiClient:
         # Never at once: a server that refuses quickly would receive hundreds of requests a second.
         return max(ceiling * self.random(), 0.1 * FIRST_BACKOFF_SECONDS)
 
-    async def get(
-        self,
-        path: str,
-        query: Mapping[str, str] = _NO_QUERY,
-        *,
-        accept: str = PLAIN,
-        timeout_seconds: float = 30.0,
-    ) -> dict[str, Any]:
+    async def get(self, request: Request, *, timeout_seconds: float = 30.0) -> dict[str, Any]:
         """Read one object or one list, without ``managedFields``.
 
         Raises:
             ApiError: There is no answer, or it is unreadable.
         """
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
-        request = Request(path, query, accept, limits)
         with self._translated(request, timeout_seconds):
-            response = await self._answer(request)
+            response = await self._answer(request, limits)
             try:
                 decoded = _decode(await self._body(response, request))
             finally:
@@ -177,29 +166,25 @@ class ApiClient:
             raise self._error("garbage", request, "the answer is not a JSON object")
         return decoded
 
-    async def watch(
-        self, path: str, query: Mapping[str, str], *, accept: str, silence_seconds: float
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    async def watch(self, request: Request, *, silence_seconds: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
 
         The first event is ``{"type": "OPENED"}``: the watch is open. Silence ends the stream like the server's own end:
         a server sends nothing while nothing changes, and a dead connection is detected when the watch is opened again.
 
         Args:
-            path: Path of the list.
-            query: As for ``get``; ``watch`` is added.
-            accept: Requested form of the objects.
+            request: Request for the list; ``watch`` is added to its query.
             silence_seconds: Time without a line after which the stream ends.
 
         Raises:
             ApiError: Also for an event of type ERROR, with the reason of its code.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        request = Request(path, {**query, "watch": "1"}, accept, limits)
+        request = replace(request, query={**request.query, "watch": "1"})
         patience_seconds = min(HEADERS_SECONDS, silence_seconds)
         with self._translated(request, patience_seconds):
             async with asyncio.timeout(patience_seconds):
-                response = await self._answer(request)
+                response = await self._answer(request, limits)
         with self._translated(request, silence_seconds):
             try:
                 yield {"type": OPENED, "object": {}}
@@ -236,12 +221,12 @@ class ApiClient:
                 raise self._error("too_large", request, f"the answer is longer than {ANSWER_LIMIT_BYTES >> 20} MiB")
         return bytes(body)
 
-    async def _answer(self, request: Request) -> aiohttp.ClientResponse:
-        response = await self._send(request)
+    async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        response = await self._send(request, limits)
         if response.status == 401:  # noqa: PLR2004 - the token has expired, its file may have a new one
             response.close()
             self._stale = True
-            response = await self._send(request)
+            response = await self._send(request, limits)
         if response.status != 200:  # noqa: PLR2004 - no other status is a success for reads
             try:
                 details = self._without_token(message_of(await response.content.read(4096)))
@@ -251,7 +236,7 @@ class ApiClient:
             raise of_status(response.status, self.address, request, details=details, retry_after=retry_after)
         return response
 
-    async def _send(self, request: Request) -> aiohttp.ClientResponse:
+    async def _send(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         settings, context = await self._current()
         with usable(self._credentials.place):  # the token's file is read again
             authorization = await settings.authorization()
@@ -264,7 +249,7 @@ class ApiClient:
         return await self._session.get(
             f"{url}?{urlencode(request.query)}" if request.query else url,
             headers={"Accept": request.accept, **({"Authorization": authorization} if authorization else {})},
-            timeout=request.limits,
+            timeout=limits,
             ssl=context,
             proxy=settings.proxy,
             server_hostname=settings.server_name,

@@ -324,7 +324,7 @@ class DraReader:
                 self._asked_at = self._steady()
             version, problem = "", None
             try:
-                version = served_version(await self._client.get(GROUP_PATH))
+                version = served_version(await self._client.get(Request(GROUP_PATH)))
             except ApiError as error:
                 problem = None if error.reason == "not_found" else error
             self._discovery_problem, self._is_absent = problem, not version and problem is None

@@ -151,12 +151,9 @@ class ListWatch(Generic[Item]):
         return self.canary is None or any(key_of(each) == self.canary for each in listed["items"] or ())
 
     async def _get(self, query: Mapping[str, str]) -> dict[str, Any]:
-        listed = await self.client.get(
-            self.path,
-            {**self.query, **query},
-            accept=METADATA_LIST if self.metadata_only else PLAIN,
-            timeout_seconds=LIST_SECONDS,
-        )
+        accept = METADATA_LIST if self.metadata_only else PLAIN
+        request = Request(self.path, {**self.query, **query}, accept)
+        listed = await self.client.get(request, timeout_seconds=LIST_SECONDS)
         if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
             raise ApiError("garbage", f"list {self.path} at {self.client.address}: the answer is not an object list")
         return listed
@@ -169,9 +166,9 @@ class ListWatch(Generic[Item]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self.client.random()), 1)),
         }
-        accept = METADATA_WATCH if self.metadata_only else PLAIN
+        request = Request(self.path, query, METADATA_WATCH if self.metadata_only else PLAIN)
         began, had_event = self.clock(), False
-        stream = self.client.watch(self.path, query, accept=accept, silence_seconds=self.silence_seconds)
+        stream = self.client.watch(request, silence_seconds=self.silence_seconds)
         async with aclosing(stream) as events:
             async for event in events:
                 if event["type"] == OPENED:
@@ -385,11 +382,8 @@ class Lookups(Generic[Key, Item]):
             if state.due_seconds > loop_time() or self._states.get(key) is not state:
                 continue
             self._asked(state)
-            asked = self.request(key)
             try:
-                answer = await self.client.get(
-                    asked.path, asked.query, accept=asked.accept, timeout_seconds=TIMEOUT_SECONDS
-                )
+                answer = await self.client.get(self.request(key), timeout_seconds=TIMEOUT_SECONDS)
             except ApiError as error:
                 self.errors[error.reason] += 1
                 if error.reason not in _OWN_REASONS:

@@ -65,6 +65,11 @@ OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", 
 
 WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
 """Owner of holders; a pod without a known workload is its own, of the kind Pod."""
+INFO_LABELS = (
+    *("resource", "share_mode", "attribution_source", "share_estimated"),
+    *(*WORKLOAD_LABELS[1:], "queue", "workload_class"),
+)
+"""How a container holds a device, and its owner."""
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 
@@ -221,20 +226,7 @@ GPU_HOURLY_PRICE = _device("gpu_hourly_price", "currency", "price_source").meani
     "price_source has price book and row; absent if no row matches."
 )
 
-GPU_POD_INFO = _pod(
-    "gpu_pod_info",
-    "resource",
-    "share_mode",
-    "attribution_source",
-    "share_estimated",
-    "workload_namespace",
-    "workload_kind",
-    "workload_name",
-    "team",
-    "queue",
-    "workload_class",
-    prefixes=EXPORTED_PREFIXES,
-).meaning(
+GPU_POD_INFO = _pod("gpu_pod_info", *INFO_LABELS, prefixes=EXPORTED_PREFIXES).meaning(
     "A container that holds a device, with its owner; always 1. share_mode: exclusive, mig, shared; "
     "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true if the "
     "number of replicas is an estimate."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import exporter
 from exporter.metrics import catalog, collectors_file, dcgm_names, ledger_collector
-from exporter.metrics.catalog import DEVICE_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
+from exporter.metrics.catalog import DEVICE_LABELS, INFO_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
 from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Row
 from exporter.metrics.dcgm_names import ANSWERING, LabelStyle, Pairs
 from exporter.metrics.text_format import (
@@ -49,7 +49,7 @@ _Row = tuple[Metric, Labels, float | None]
 _ALLOCATION_STATES = tuple(AllocationState)
 _DEVICE, _HOLDER = LabelNames(*DEVICE_LABELS), LabelNames(*POD_LABELS)
 _DEVICE_INFO = LabelNames(*catalog.GPU_INFO.labels[len(DEVICE_LABELS) :])
-_INFO = LabelNames(*catalog.GPU_POD_INFO.labels[len(DEVICE_LABELS) + len(POD_LABELS) :])
+_INFO = LabelNames(*INFO_LABELS)
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
     (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
@@ -121,7 +121,9 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     yield catalog.GPU_UNATTRIBUTED_MEMORY_USED_BYTES, identity, view.unattributed_memory_bytes
     yield catalog.GPU_UNATTRIBUTED_PROCESSES, identity, view.unattributed_processes
     if view.instance is None:
-        yield from _board(view, identity)
+        for metric, field in _PLAIN:
+            yield metric, identity, view.values.get(field)
+        yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
 
 
 def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottleneck, float]) -> Iterator[_Row]:
@@ -180,13 +182,6 @@ def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
         for bit, reason in enumerate(CLOCK_EVENTS):
             active = int(mask) >> bit & 1
             yield catalog.GPU_THROTTLE_ACTIVE, plus(identity, ("reason", reason)), active
-
-
-def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
-    """Yield the values of a whole board, which a MIG instance does not have."""
-    for metric, field in _PLAIN:
-        yield metric, identity, view.values.get(field)
-    yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
 
 
 def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | None:

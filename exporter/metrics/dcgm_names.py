@@ -298,14 +298,18 @@ def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[t
     up = view.state is DeviceState.UP
     match EventCount(name):
         case EventCount.XIDS_RECENT:
-            yield from _in_window("xid", _by_text(events.recent_xids), snapshot.xid_window_seconds, with_none=up)
+            recent = {str(xid): times for xid, times in sorted(events.recent_xids.items())}
+            yield from _in_window("xid", recent, snapshot.xid_window_seconds, with_none=up)
         case EventCount.XIDS:
-            yield from _each("xid", _by_text(view.xids))
+            for xid, times in sorted(view.xids.items()):
+                yield (("xid", str(xid)),), times
         case EventCount.CLOCK_EVENTS_RECENT if up and events.recent_clock_events is not None:
             seconds = snapshot.clock_events_window_seconds
             yield from _in_window("clock_event", events.recent_clock_events, seconds, with_none=True)
         case EventCount.CLOCK_EVENTS if up and events.clock_events is not None:
-            yield from _each("clock_event", {event: times for event, times in events.clock_events.items() if times})
+            for event, times in events.clock_events.items():
+                if times:
+                    yield (("clock_event", event),), times
         case EventCount.HEALTH if view.instance is None:
             for watch, (result, error) in sorted(_health(view, snapshot).items()):
                 yield (("health_error_code", error), ("health_watch", watch)), result
@@ -328,15 +332,6 @@ def _health(view: DeviceView, snapshot: Snapshot) -> Mapping[str, _Verdict]:
             verdict for (field, value), verdict in signs.items() if view.values.get(field) == value
         )
     return {watch: max(verdicts) for watch, verdicts in found.items() if verdicts}
-
-
-def _by_text(xids: Mapping[int, int]) -> dict[str, int]:
-    return {str(xid): xids[xid] for xid in sorted(xids)}
-
-
-def _each(label: str, counts: Mapping[str, int]) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
-    for value, times in counts.items():
-        yield ((label, value),), times
 
 
 def _in_window(
