@@ -226,7 +226,7 @@ async def test_each_missing_right_is_named_with_verb_and_resource(tmp_path: Path
 
 
 def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
-    finding = kubernetes.off()
+    finding = kubernetes.OFF
     assert (finding.level, "--kube-metadata on" in finding.cause, "namespaces" in finding.cause) == (
         Level.OK,
         True,

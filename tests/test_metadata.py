@@ -405,7 +405,7 @@ async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_age
         cluster.add_namespace("other")
         await reader.until(lambda: reader.server.requests["get namespace"] >= 2)
         await reader.until(lambda: metadata.errors.get("unexpected"))
-        assert "namespaces: unexpected ZeroDivisionError" in metadata.status.problem
+        assert "namespace: unexpected ZeroDivisionError" in metadata.status.problem
         cluster.add_pod("train-1", ownerReferences=JOB)
         await reader.until(lambda: metadata.facts("ml", "train-1"))
         assert metadata.status.known

@@ -415,7 +415,7 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
         of_api, api = await kubernetes.ask_api(around, kubelet, reading)
         found += of_api
     elif config.attribution.enabled:
-        found.append(kubernetes.off())
+        found.append(kubernetes.OFF)
     attribution = kubernetes.join(config, kubelet, reading, api, around.wall())
     allocations = kubelet.latest if kubelet else None
     refused = allocations is not None and finding.level is Level.WARN

@@ -20,13 +20,13 @@ _LOOKS = 160
 _LOOK_SECONDS = 0.05
 
 
-def off() -> Finding:
-    """Report what an agent without the API lacks."""
-    cost = (
-        "off: owners are namespaces, without workload and team; instance type and region come from options; claims "
-        "(DRA) are taken at the kubelet's word, and fractions of HAMi, volcano-vgpu and KAI are unknown"
-    )
-    return ok(NAME, f"{cost}; --kube-metadata on changes that")
+OFF = ok(
+    NAME,
+    "off: owners are namespaces, without workload and team; instance type and region come from options; claims (DRA)"
+    " are as the kubelet lists them, and fractions of HAMi, volcano-vgpu and KAI are unknown;"
+    " --kube-metadata on changes that",
+)
+"""Finding for an agent without the API."""
 
 
 async def ask_api(

@@ -264,7 +264,7 @@ class DraReader:
         return found
 
     @property
-    def errors(self) -> Mapping[str, Mapping[str, int]]:
+    def errors(self) -> dict[str, Counter[str]]:
         """Counts since the start, by part and reason."""
         return {"dra": self._discovery_errors, "claim": self._claims.errors, "slices": self._slices.errors}
 

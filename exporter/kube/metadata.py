@@ -248,6 +248,10 @@ class Metadata:
         )
 
     @property
+    def _lookups(self) -> dict[str, Lookups[Any, Any]]:
+        return {"node": self._node, "namespace": self._namespaces, "phase": self._phases}
+
+    @property
     def _is_other_node(self) -> bool:
         """Whether the API has no node of the configured name, so that an empty list of its pods is not reliable."""
         return self._is_node_absent and not self._pods.items
@@ -300,19 +304,15 @@ class Metadata:
     @property
     def errors(self) -> Mapping[str, int]:
         """Counts since the start by reason, prefixed with the part except for pods."""
-        parts: Mapping[str, Mapping[str, int]] = {
-            "node": self._node.errors,
-            "namespace": self._namespaces.errors,
-            "phase": self._phases.errors,
-            **self._dra.errors,
-        }
+        parts = {name: part.errors for name, part in self._lookups.items()} | self._dra.errors
         by_part = {f"{part}_{reason}": count for part, counts in parts.items() for reason, count in counts.items()}
         return {**self._pods.errors, **by_part}
 
     @property
     def answered(self) -> bool:
         """Whether each part was read once, or cannot be read now."""
-        return all(one.answered for one in (self._pods, self._node, self._namespaces, self._phases, self._dra))
+        by_name = all(one.answered for one in self._lookups.values())
+        return by_name and self._pods.answered and self._dra.answered
 
     async def run(self) -> None:
         """Read and follow everything until cancelled."""
@@ -320,14 +320,9 @@ class Metadata:
             await asyncio.sleep(self._settings.start_jitter_seconds * self._client.random())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pods.run())  # handles any error itself
-                parts = (
-                    ("node", self._node),
-                    ("namespaces", self._namespaces),
-                    ("phases", self._phases),
-                    ("claims", self._dra),
-                )
-                for name, part in parts:
+                for name, part in self._lookups.items():
                     group.create_task(self._run_on(name, part.run))
+                group.create_task(self._run_on("claim", self._dra.run))
         finally:
             await self._client.close()
 

@@ -115,15 +115,16 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     if view.state is not DeviceState.UP:
         return
     yield from _activity(view, identity, snapshot.history.bottlenecks.get(view.uuid, {}))
-    yield catalog.GPU_MEMORY_USED_BYTES, identity, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
-    yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
+    yield catalog.GPU_MEMORY_USED_BYTES, identity, _bytes(view, Field.FB_USED)
+    yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _bytes(view, Field.FB_TOTAL)
     yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, identity, view.unattributed_activity_ratio
     yield catalog.GPU_UNATTRIBUTED_MEMORY_USED_BYTES, identity, view.unattributed_memory_bytes
     yield catalog.GPU_UNATTRIBUTED_PROCESSES, identity, view.unattributed_processes
     if view.instance is None:
         for metric, field in _PLAIN:
             yield metric, identity, view.values.get(field)
-        yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
+        energy = view.values.get(Field.TOTAL_ENERGY_CONSUMPTION)
+        yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, None if energy is None else energy / _MILLIJOULES
 
 
 def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottleneck, float]) -> Iterator[_Row]:
@@ -184,11 +185,9 @@ def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
             yield catalog.GPU_THROTTLE_ACTIVE, plus(identity, ("reason", reason)), active
 
 
-def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | None:
-    value = view.values.get(field)
-    if value is None:
-        return None
-    return value * times if per == 1 else value * times / per
+def _bytes(view: DeviceView, field: Field) -> float | None:
+    mebibytes = view.values.get(field)
+    return None if mebibytes is None else mebibytes * _BYTES_PER_MIB
 
 
 def _holder(use: PodUse, identity: Labels, *, up: bool) -> list[_Row]:

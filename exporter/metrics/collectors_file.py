@@ -226,7 +226,9 @@ def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
     except ValueError:
         raise ValueError(f"type {kind_text!r} of {name}: allowed are gauge, counter and label") from None
     if name in _EVENT_NAMES:
-        return _event_row(name, kind, text)
+        row = event_metric(name, text)
+        _check_kind(name, kind, row.kind)
+        return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
     if name in NOT_MADE:
         return None, f"{name} is not made by this agent; the row shows nothing: use {NOT_MADE[name]}"
     found = _field(name, others)
@@ -236,12 +238,6 @@ def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
     _check_kind(name, kind, field.kind)
     printed = (field.name(era) or field.legacy_name) if name.isdigit() else name
     return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), _remark(name, field)
-
-
-def _event_row(name: str, kind: Kind, text: str) -> tuple[Metric, str]:
-    row = event_metric(name, text)
-    _check_kind(name, kind, row.kind)
-    return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
 
 
 def _check_kind(name: str, written: Kind, true: Kind) -> None:

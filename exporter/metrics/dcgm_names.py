@@ -349,6 +349,4 @@ _TEXTS = dict(line.split(" ", 1) for line in table_lines("xid_texts.txt"))
 
 def xid_text(code: int) -> str:
     """Return the meaning of an Xid code, in a few words."""
-    if code == 0:
-        return "No error"
     return _TEXTS.get(str(code), "Unknown error")
