@@ -387,6 +387,7 @@ class FedApi(ApiClient):
     def __init__(self, bodies: list[bytes]) -> None:
         super().__init__(Credentials(environ={}, service_account=Scratch.folder()), random=lambda: 0.5)
         self._bodies = bodies
+        self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
 
     async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
         if not self._bodies:

@@ -68,9 +68,9 @@ def settings(kubeconfig: Path, **changes: object) -> AgentConfig:
 
 
 async def asked(
-    config: AgentConfig, allocations: Allocations | None = HOLDING
+    config: AgentConfig, allocations: Allocations | None = HOLDING, *, skew: float = 0.0
 ) -> tuple[dict[str, Finding], Metadata | None]:
-    around = Surroundings(config=config, wall=time.time, monotonic=time.monotonic)
+    around = Surroundings(config=config, wall=lambda: time.time() + skew, monotonic=time.monotonic)
     found, view = await kubernetes.ask_api(around, polled(allocations), READING)
     return {finding.name: finding for finding in found}, view
 
@@ -161,6 +161,14 @@ async def test_no_settings_at_all_are_a_fail_that_says_where_they_were_looked_fo
     found, view = await asked(settings(tmp_path / "none"))
     assert (found["kubernetes API"].level, view) == (Level.FAIL, None)
     assert str(tmp_path / "none") in found["kubernetes API"].cause
+
+
+async def test_a_node_whose_clock_is_off_is_warned_of(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.objects = WHOLE
+        found, _ = await asked(settings(world.kubeconfig), skew=-120.0)
+    assert found["API clock"].level is Level.WARN
+    assert "behind the API server" in found["API clock"].cause
 
 
 @asynccontextmanager

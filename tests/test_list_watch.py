@@ -284,7 +284,7 @@ async def test_a_stream_that_always_ends_at_once_is_not_asked_for_without_pause(
     ):
         await until(lambda: len(waits.seconds) >= 4, "four ends")
         assert waits.seconds[:4] == [1, 2, 4, 8]
-        assert set(pods.errors) == {"short_watch"}
+        assert set(pods.errors) == {"short_watch", "clock_skew"}
 
 
 @pytest.mark.parametrize(
@@ -337,6 +337,19 @@ async def test_an_object_that_nobody_thought_of_ends_nothing_and_is_told(world: 
         assert set(pods.items) == {A}
         world.put(pod("a"), pod("c"))
         await until(lambda: set(pods.items) == {A, C} and not pods.problem, "all is well without it")
+
+
+async def test_a_clock_that_differs_from_the_server_s_is_told_once_and_no_reason_not_to_go_on(world: World) -> None:
+    ahead = SimpleNamespace(seconds=40.0)
+    async with following(world.client, clock=lambda: time.time() + ahead.seconds, lifetime_seconds=(1, 1)) as pods:
+        await until(lambda: world.server.requests["watch pods"] >= 2, "renewed")
+        assert pods.skew_seconds == pytest.approx(40.0, abs=5.0)
+        assert (pods.errors, pods.problem, pods.known) == ({"clock_skew": 1}, "", True)
+        ahead.seconds = -3600.0
+        await until(lambda: pods.skew_seconds < 0, "behind")
+        ahead.seconds = 2.0
+        await until(lambda: pods.skew_seconds == 0, "well")
+        assert pods.errors == {"clock_skew": 1}
 
 
 async def test_an_object_that_cannot_be_parsed_is_skipped_and_a_known_one_stays_as_it_was(tmp_path: Path) -> None:

@@ -388,6 +388,20 @@ async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(clust
         assert reader.metadata.status.problem == ""
 
 
+async def test_clocks_that_differ_are_remarked(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.now = time.time() + 3600.0
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.status.remark)
+        assert "this node's clock is 3" in reader.metadata.status.remark
+        assert "ahead of the API server's" in reader.metadata.status.remark
+        assert reader.metadata.errors["clock_skew"] == 1
+        assert reader.metadata.status.problem == ""
+    cluster.now = time.time()
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.status.known)
+        assert (reader.metadata.status.remark, reader.metadata.errors) == ("", {})
+
+
 async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_agent(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -48,6 +48,9 @@ async def ask_api(
     found = [ok(NAME, reached) if pods else warn(NAME, reached, NAME_NODE)]
     granted = "the agent can read and watch all that it needs"
     found.append(warn(RIGHTS, status.problem, "") if status.problem else ok(RIGHTS, granted))
+    if status.remark:
+        cause, _, fix = status.remark.partition("; ")
+        found.append(warn("API clock", cause, fix))
     return found, metadata
 
 

@@ -126,6 +126,8 @@ class ApiClient:
         self._stale = False
         self._reading = asyncio.Lock()
         self._token = ""
+        self.date = ""
+        """Date header of the last answer; empty if it had none."""
 
     @property
     def address(self) -> str:
@@ -246,7 +248,7 @@ class ApiClient:
                 cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "gpu-cost-exporter"}
             )
         url = f"{settings.host.rstrip('/')}{request.path}"
-        return await self._session.get(
+        response = await self._session.get(
             f"{url}?{urlencode(request.query)}" if request.query else url,
             headers={"Accept": request.accept, **({"Authorization": authorization} if authorization else {})},
             timeout=limits,
@@ -255,6 +257,8 @@ class ApiClient:
             server_hostname=settings.server_name,
             allow_redirects=False,  # an API server has no reason to redirect
         )
+        self.date = response.headers.get("Date", "")
+        return response
 
     async def _current(self) -> tuple[ApiSettings, ssl.SSLContext]:
         """Return settings and certificates, read again if a credential was refused.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
 from exporter.errors import ApiError
@@ -30,6 +31,8 @@ INCOMPLETE = "incomplete"
 SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is a failure; otherwise a broken proxy would get requests all the time."""
 LIST_SECONDS = 30.0
+SKEW_SECONDS = 10.0
+"""Tolerated difference of clocks: opt-outs and tokens end by the clock, and less than this does not matter."""
 GONE_SPREAD_SECONDS = 10.0
 """Jitter after a server has lost its history: it ends all watches at once, and whole fleets list again."""
 _LIST_AGAIN_AFTER = 5
@@ -81,6 +84,8 @@ class ListWatch(Generic[Item]):
     """The last error; ``None`` while the stream is open."""
     answered: bool = False
     """Whether the server has opened the watch, or refused something."""
+    skew_seconds: float = 0.0
+    """Seconds by which this clock is ahead of the server's at the last answer; 0 if negligible."""
     _resource_version: str = ""
     _newest: str = ""
     _failures: int = 0
@@ -144,6 +149,7 @@ class ListWatch(Generic[Item]):
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
         first = self.at_seconds is None
+        self._compare_clocks()
         self._at(_version(listed))
         self._replace(found, changed=first)
 
@@ -174,6 +180,7 @@ class ListWatch(Generic[Item]):
                 if event["type"] == OPENED:
                     self._lost_at = self.failure = None
                     self.answered = True
+                    self._compare_clocks()
                     self._at(self._resource_version)
                 else:
                     had_event = True
@@ -187,6 +194,17 @@ class ListWatch(Generic[Item]):
                 " check whether a proxy before the server cuts long answers",
             )
         self._failures = self._expiries = 0
+
+    def _compare_clocks(self) -> None:
+        try:
+            skew_seconds = self.clock() - parsedate_to_datetime(self.client.date).timestamp()
+        except ValueError:  # a proxy may leave the date out
+            return
+        if abs(skew_seconds) <= SKEW_SECONDS:
+            skew_seconds = 0.0
+        elif not self.skew_seconds:
+            self.errors["clock_skew"] += 1
+        self.skew_seconds = skew_seconds
 
     def _at(self, version: str) -> None:
         """Record the time and the version of an answer or event."""

@@ -270,6 +270,7 @@ class Metadata:
             at_seconds=self._pods.at_seconds,
             problem=self._problem,
             names_other_node=failure.reason == INCOMPLETE if failure else self._is_node_absent,
+            remark=_remark(self._pods.skew_seconds),
         )
 
     @property
@@ -405,6 +406,14 @@ class Metadata:
 
     def _steady_now(self) -> float:
         return self._steady
+
+
+def _remark(skew_seconds: float | None) -> str:
+    if not skew_seconds:
+        return ""
+    way = "ahead of" if skew_seconds > 0 else "behind"
+    remark = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
+    return f"{remark}: opt-outs and tokens end at the wrong time; check it with chronyc tracking"
 
 
 def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:

@@ -174,6 +174,7 @@ def _notes(snapshot: Snapshot) -> list[str]:
         *(("note", source.name, f"{source.state}: {source.message or source.reason}".rstrip(": ")) for source in down),
         ("note", attribution.source, attribution.problem),
         (api_level, "kubernetes-api", metadata.problem),
+        ("note", "kubernetes-api", metadata.remark),
         ("note", "ledger", snapshot.metering.lock_note),
     )
     notes = [f"{level}: {part}: {problem}" for level, part, problem in problems if problem]
