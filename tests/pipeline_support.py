@@ -143,6 +143,7 @@ class Pipeline:
     client: KubeletClient
     node: Node
     kubelet: AskedKubelet
+    server: KubeletServer
     metadata: Metadata | None = None
 
     @property
@@ -167,6 +168,7 @@ class Pipeline:
         now = EPOCH_SECONDS + seconds
         for one in self.sampled:
             one.sample(now)
+        await self.server.follow()
         if self.kubelet.latest is None or now - self.kubelet.latest.answered_at_seconds >= KUBELET_INTERVAL_SECONDS:
             await self.ask(now)
         if self.metadata:
@@ -372,5 +374,6 @@ async def _made(
         client=client,
         node=node,
         kubelet=kubelet,
+        server=server,
         metadata=metadata,
     )

@@ -65,6 +65,7 @@ class KubeletServer:
         self._clock = clock
         self._server: grpc.aio.Server | None = None
         self._follower: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
         self._tokens = float(BURST_CALLS)
         self._refilled_at = 0.0
         self._padding: dict[int, bytes] = {}
@@ -84,7 +85,7 @@ class KubeletServer:
                 f"kubelet socket {self._path}: too long for a unix socket; allowed: {LONGEST_PATH_BYTES - 4} bytes"
             )
         if self._follower is None:
-            await self._follow_once()
+            await self.follow()
             self._follower = asyncio.create_task(self._follow(), name="simulated kubelet")
 
     async def stop(self) -> None:
@@ -113,16 +114,18 @@ class KubeletServer:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(_FOLLOW_SECONDS)
-            await self._follow_once()
+            await self.follow()
 
-    async def _follow_once(self) -> None:
-        faults = self._truth().faults
-        down, starts = Fault.KUBELET_DOWN in faults, _STARTS & faults.keys()
-        begins, self._starts = bool(starts - self._starts), starts
-        if (down or begins) and self._server is not None:
-            await self._close()
-        if not down and self._server is None:
-            await self._open()
+    async def follow(self) -> None:
+        """Start or stop answering as the faults of this instant demand, which otherwise takes a moment."""
+        async with self._changing:
+            faults = self._truth().faults
+            down, starts = Fault.KUBELET_DOWN in faults, _STARTS & faults.keys()
+            begins, self._starts = bool(starts - self._starts), starts
+            if (down or begins) and self._server is not None:
+                await self._close()
+            if not down and self._server is None:
+                await self._open()
 
     async def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
