@@ -315,7 +315,7 @@ def test_the_cost_service_runs_as_nobody_and_keeps_its_store_on_a_volume(images:
     try:
         with running(images, images.service, *words, options=options) as one:
             assert one.get("/healthz")[0] == 200
-            (script,) = re.findall(r'src="(/static/page[^"]+)"', one.get("/about")[1])
+            (script,) = re.findall(r'src="(/static/page[^"]+)"', one.get("/runbook")[1])
             assert one.get(script)[0] == 200
             assert one.check() == (0, "")
             pid = one.pid()
