@@ -76,7 +76,7 @@ _COMMANDS: Mapping[str, _Command] = {
         "Write or check a price book, or list the bundled prices.",
         ("init --agent http://node-a:9400 --output prices.yaml", "check prices.yaml", "list"),
     ),
-    "focus": _Command("focus", "List the columns of the FOCUS format.", ("columns", "columns --version 1.2")),
+    "focus": _Command("report", "List the columns of the FOCUS format.", ("columns", "columns --version 1.2")),
     "simulate": _Command(
         "simulate",
         "Run simulated nodes and fleets, for demonstrations and tests.",

@@ -1,4 +1,4 @@
-"""`report`: use and cost of GPUs, of one node from its agent or of a fleet from Prometheus."""
+"""`report`: use and cost of GPUs, of a node or of a fleet; `focus`: the columns of the FOCUS format."""
 
 import argparse
 import asyncio
@@ -18,14 +18,15 @@ from exporter.cli.common import (
     add_output,
     add_timezone,
     check_output,
+    command,
     is_written_in_place,
     or_problems,
     output,
     progress_bar,
     refuse,
     say,
+    stdout,
 )
-from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
 from exporter.config import price_book
 from exporter.config.prometheus_options import (
     ADDRESS,
@@ -37,7 +38,7 @@ from exporter.config.prometheus_options import (
 from exporter.cost import agent_client, node_report
 from exporter.cost.document import MEANINGS
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.focus import DEFAULT_VERSION, write_focus
+from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, columns_of, write_focus
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
 from exporter.cost.foot import failure_words
 from exporter.cost.ledger import (
@@ -62,6 +63,18 @@ from exporter.cost.store_ledger import StoreLedger
 from exporter.errors import ConfigError, ExporterError, expected
 from exporter.model.formatting import percent_down
 
+_FOCUS_NAMES = (
+    ("billing-account", "ID", "BillingAccountId of every row [default: on-prem]"),
+    ("billing-account-name", "NAME", "BillingAccountName [default: none]"),
+    (
+        "provider",
+        "NAME",
+        "provider of the GPUs, which would send an invoice: the provider columns of every row [default: Internal]",
+    ),
+)
+_FOCUS_FLAGS = ("focus_version", *(f"focus_{name.replace('-', '_')}" for name, _, _ in _FOCUS_NAMES), "focus_restated")
+"""Options of `report` that no other format has."""
+_MOST_NAME_CHARACTERS = 256
 _OF_A_FLEET = (
     "window",
     "timezone",
@@ -72,7 +85,7 @@ _OF_A_FLEET = (
     "price_book",
     "top",
     "store",
-    *FOCUS_FLAGS,
+    *_FOCUS_FLAGS,
     *(option.key.replace("-", "_") for option in PROMETHEUS_OPTIONS),
 )
 _EPILOG = (
@@ -90,7 +103,7 @@ def add_report(parser: Parser) -> None:
     agent_client.add_agent_access(parser)
     _add_contents(parser)
     _add_form(parser)
-    add_focus_options(parser)
+    _add_focus_options(parser)
     add_prometheus_options(parser)
     parser.set_defaults(run=_report)
 
@@ -339,7 +352,7 @@ def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator
     if namespace.top is not None and namespace.format in _SHOWN_WHOLE:
         yield f"--top: {namespace.format} has every line, so that it adds up; leave it out, or take table or html"
     if namespace.format != "focus":
-        for flag in FOCUS_FLAGS:
+        for flag in _FOCUS_FLAGS:
             if getattr(namespace, flag) is not None:
                 yield f"--{flag.replace('_', '-')}: does nothing without --format focus; give both"
         return
@@ -464,3 +477,44 @@ def _metadata_of(path: Path | None) -> Path | None:
     if path is None or is_written_in_place(path):
         return None
     return path.with_name(f"{path.name}.metadata.json")
+
+
+def _add_focus_options(parser: Parser) -> None:
+    """Add the options of `report --format focus`: what no ledger knows."""
+    focus = parser.add_argument_group("With --format focus (docs/focus.md)")
+    focus.add_argument("--focus-version", choices=VERSIONS, help="version of FOCUS [default: 1.4]")
+    for flag, metavar, about in _FOCUS_NAMES:
+        focus.add_argument(f"--focus-{flag}", type=_name, metavar=metavar, help=about)
+    focus.add_argument(
+        "--focus-restated",
+        action="store_const",
+        const=True,
+        help="the period was exported before: its charges are corrections (ChargeClass)",
+    )
+
+
+def _name(text: str) -> str:
+    name = text.strip()
+    if not name or not name.isprintable() or len(name) > _MOST_NAME_CHARACTERS:
+        raise argparse.ArgumentTypeError(
+            f"value {text[:40]!r} is no name; allowed: 1 to {_MOST_NAME_CHARACTERS} characters in one line"
+        )
+    return name
+
+
+def add_focus(parser: Parser) -> None:
+    """Add the subcommand."""
+    kinds = parser.add_subparsers(dest="about_focus", metavar="WHAT", required=True, parser_class=Parser)
+    columns = command(kinds, "columns", "The columns of a version: what they hold, and which must be there.")
+    columns.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION, help="version [default: %(default)s]")
+    columns.set_defaults(run=_columns)
+
+
+def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    refuse(problems)
+    with stdout() as stream:
+        for column in columns_of(namespace.version).values():
+            null = "may be null" if column.nullable else "never null"
+            allowed = f": {', '.join(column.allowed)}" if column.allowed else ""
+            stream.write(f"{column.name:<38}{column.level:<13}{column.kind:<10}{null}{allowed}\n")
+    return 0
