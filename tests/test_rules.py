@@ -87,7 +87,7 @@ def test_prometheus_accepts_the_rules(promtool: str, path: Path) -> None:
 
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
 def test_the_rules_pass_their_unit_tests(promtool: str, tmp_path: Path, path: Path) -> None:
-    files = relevant(path, tmp_path, can_fail=True)
+    files = relevant(path, tmp_path, thorough=True)
     result = subprocess.run([promtool, "test", "rules", *map(str, files)], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
