@@ -17,12 +17,12 @@ SPINE = (
     "model/snapshot",
     "agent/node",
     "agent/sources",
-    "agent/metering",
     "attribution/join",
+    "agent/views",
+    "agent/metering",
     "accounting/meter",
     "accounting/gpu_split",
     "accounting/ledger",
-    "metrics/catalog",
 )
 """Modules of the agent in the order in which a new reader opens them."""
 

@@ -1,4 +1,4 @@
-"""Meters every sample, saves the ledger in a thread, and publishes only what is saved."""
+"""Meters every sample, makes the saves of the ledger, and shows only what is saved."""
 
 import logging
 from collections import Counter
