@@ -7,8 +7,7 @@ from snapshot_support import changed
 
 from exporter.metrics import catalog
 from exporter.metrics.catalog import EXPORTED_PREFIXES
-from exporter.metrics.collector import ExpositionOptions, families
-from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, families
 from exporter.metrics.text_format import Kind
 from exporter.model import AllocationState, ByState, DeviceView, Field, Snapshot, Totals
 

@@ -19,7 +19,7 @@ from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.ledger import Window, period_at
 from exporter.cost.store import ClosedDay
 from exporter.metrics import catalog as agent_catalog
-from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.collector import ProcessMetrics
 from exporter.metrics.text_format import Kind
 from exporter.service import metrics as catalog
 from exporter.service.book import Book

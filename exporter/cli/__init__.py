@@ -55,7 +55,7 @@ _COMMANDS: Mapping[str, _Command] = {
         ),
     ),
     "serve": _Command(
-        "agent",
+        "serve",
         "Run the cost service of a fleet: web pages, API, budgets and metrics.",
         (
             "--prometheus http://prometheus:9090",

@@ -1,4 +1,4 @@
-"""`agent` and `doctor`, on this node or on a simulated one; `serve`, the cost service of a fleet."""
+"""`agent` and `doctor`, on this node or on a simulated one."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415
@@ -15,13 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import EXIT_FAILED, PROGRAM, Parser, add_options, check_output, output, refuse, say, stdout
+from exporter.cli.common import (
+    EXIT_FAILED,
+    PROGRAM,
+    Parser,
+    add_options,
+    check_output,
+    output,
+    refuse,
+    say,
+    start_log,
+    stdout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from exporter.config import AgentConfig
-    from exporter.config.options import LoggingSettings
 
     Commands = Mapping[str, tuple[str, ...]]
     """Of a simulated node's children, by source; empty for a node that exists."""
@@ -39,15 +49,6 @@ _DOCTOR = (
     "doctor also takes every option and variable of the agent, and checks what the agent would do; see:"
     f" {PROGRAM} agent --help. Exit code: 0; 1 if a check failed; 2 for mistakes in options. Each"
     " line: docs/troubleshooting.md."
-)
-
-
-_SERVICE = (
-    "Each option can also be set as an environment variable, GPU_COST_EXPORTER_ and its name in capitals"
-    " (GPU_COST_EXPORTER_PROMETHEUS=http://prometheus:9090), or as a key of the file (prometheus: http://...). Flags"
-    " win over the environment, the environment over the file. SIGHUP reads the budgets again, SIGTERM ends all."
-    " Exit code: 0 after a signal; 1 if the port or the store cannot be used, which may pass by itself; 2 for"
-    " mistakes in options and budgets, which do not."
 )
 
 
@@ -74,14 +75,6 @@ def add_doctor(parser: Parser) -> None:
     parser.set_defaults(run=_doctor)
 
 
-def add_serve(parser: Parser) -> None:
-    """Add the flags of `serve`."""
-    from exporter.service.settings import OPTIONS
-
-    add_options(parser, OPTIONS, _SERVICE)
-    parser.set_defaults(run=_serve)
-
-
 def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
     """Return the configuration. The doctor reports wrong paths and warnings as findings."""
     from exporter.config import load_agent
@@ -90,17 +83,8 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
         vars(namespace), os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems
     )
     quiet = for_doctor and config.logging.log_level == "info"
-    _log(replace(config.logging, log_level="error") if quiet else config.logging, config.warnings)
+    start_log(replace(config.logging, log_level="error") if quiet else config.logging, config.warnings)
     return config
-
-
-def _log(settings: "LoggingSettings", warnings: tuple[str, ...]) -> None:
-    """Configure the log, and write the warnings of the configuration."""
-    from exporter.config import resolve
-
-    resolve.configure(settings.log_format, settings.log_level)
-    for warning in warnings:
-        LOG.warning(warning)
 
 
 @asynccontextmanager
@@ -207,12 +191,3 @@ async def _examine(config: "AgentConfig", namespace: argparse.Namespace) -> int:
             doctor.write_report(done, around, stream)
         say(f"{namespace.report}: written; read it, then attach it to an issue of the project (docs/hardware.md)")
     return EXIT_FAILED if doctor.worst(done.findings) is doctor.Level.FAIL else 0
-
-
-def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    from exporter.service.run import serve
-    from exporter.service.settings import load_settings
-
-    settings = load_settings(vars(namespace), os.environ, extra=problems)
-    _log(settings.logging, settings.warnings)
-    return asyncio.run(serve(settings, time.time))

@@ -1,6 +1,7 @@
 """Shared parts of all commands: parser, options, output, progress and error messages."""
 
 import argparse
+import logging
 import os
 import stat
 import sys
@@ -14,8 +15,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from exporter.config import dcgm_flags, types
-from exporter.config.options import OPTIONS, Option
-from exporter.config.resolve import redacted
+from exporter.config.options import OPTIONS, LoggingSettings, Option
+from exporter.config.resolve import configure, redacted
 from exporter.errors import ConfigError, ExporterError, did_you_mean
 
 if TYPE_CHECKING:
@@ -231,6 +232,13 @@ def ended(run: Callable[[], int]) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def start_log(settings: LoggingSettings, warnings: tuple[str, ...]) -> None:
+    """Configure the log, and write the warnings of the configuration."""
+    configure(settings.log_format, settings.log_level)
+    for warning in warnings:
+        logging.getLogger("exporter.cli").warning(warning)
 
 
 def refuse(problems: tuple[str, ...]) -> None:

@@ -1,9 +1,15 @@
-"""Converts a snapshot to the metric families of a page: the own ones, and `DCGM_FI_*` as dcgm-exporter has them."""
+"""Converts a snapshot to the metric families of a page: the own ones, and `DCGM_FI_*` as dcgm-exporter has them.
+
+Also memory, CPU and garbage collection of this process, as prometheus_client collects them.
+"""
 
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from prometheus_client import GCCollector, ProcessCollector, metrics_core
+from prometheus_client.registry import CollectorRegistry
 
 import exporter
 from exporter.metrics import catalog, collectors_file, dcgm_names, ledger_collector
@@ -436,3 +442,30 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     if metering.is_locked is not None:
         page.metric(catalog.LEDGER_LOCKED, NO_LABELS, int(metering.is_locked))
     page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
+
+
+class ProcessMetrics:
+    """Reads ``/proc/self`` and the garbage collector's counters at each call."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def families(self) -> list[Family]:
+        """Return the families of the catalogue, in its order; none without ``/proc``."""
+        found = {family.name: family for family in _families(self._registry.collect())}
+        return [found[metric.name] for metric in catalog.PROCESS if metric.name in found]
+
+
+def _families(metrics: Iterable[metrics_core.Metric]) -> Iterable[Family]:
+    for metric in metrics:
+        kind = Kind.COUNTER if metric.type == "counter" else Kind.GAUGE
+        known = catalog.BY_NAME.get(metric.name + "_total" if kind is Kind.COUNTER else metric.name)
+        if known is not None:
+            values = {
+                labels(*sorted(sample.labels.items())): sample.value
+                for sample in metric.samples
+                if sample.name == known.name
+            }
+            yield Family(name=known.name, kind=kind, help=known.help, values=values)

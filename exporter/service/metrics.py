@@ -5,7 +5,7 @@ import platform
 import exporter
 from exporter.cost.budgets import BudgetState
 from exporter.metrics import catalog, text_format
-from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.collector import ProcessMetrics
 from exporter.metrics.text_format import NO_LABELS, Family, Metric, PageBuilder, labels
 from exporter.metrics.text_format import plain as _own
 from exporter.service.book import Book

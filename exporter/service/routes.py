@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from exporter.errors import ConfigError, ExporterError, PrometheusError
-from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.collector import ProcessMetrics
 from exporter.service import responses
 from exporter.service.api import Ask, Endpoint
 from exporter.service.book import Book

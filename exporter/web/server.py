@@ -12,8 +12,7 @@ from aiohttp import hdrs, web
 
 from exporter.metrics import catalog, text_format
 from exporter.metrics.catalog import exported_labels
-from exporter.metrics.collector import ExpositionOptions, build
-from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, build
 from exporter.metrics.text_format import Block, Dropped, Family, forget_unused
 from exporter.model import MetadataStatus, Snapshot, SourceState
 from exporter.web import node_api, node_page, templating
