@@ -97,7 +97,7 @@ def socketless(place: Place) -> Case:
 def libraryless(place: Place) -> Case:
     """No libdcgm at all."""
     words = ("libdcgm was not found", "install DCGM's client library")
-    return Case("127.0.0.1", "dcgm_library_not_found", words, place.nvml_only, finding="DCGM library")
+    return Case("127.0.0.1", "dcgm_library_not_found", words, place.nvml_only)
 
 
 class _Web(BaseHTTPRequestHandler):
