@@ -78,6 +78,18 @@ def test_the_xid_of_a_gpu_that_is_lost_in_the_same_sample_is_told() -> None:
         assert [(event.uuid, event.xid) for event in xids] == [(gpu(1).uuid, 79)]
 
 
+def test_an_xid_right_after_a_gpu_was_lost_or_has_returned_is_told() -> None:
+    with running(gpu(0), gpu(1)) as node:
+        simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_GPU_IS_LOST, only=1)
+        node.after()
+        assert [event.xid for event in node.after(gpu(0, xids=((102.5, 74),)), gpu(1)).xids] == [74]
+        simulated_driver.clear_failures()
+        node.after()
+        node.after()
+        both = gpu(0, xids=((102.5, 74), (105.5, 13))), gpu(1, xids=((105.5, 31),))
+        assert [event.xid for event in node.after(*both).xids] == [13, 31]
+
+
 def test_a_new_mig_layout_is_told_by_an_event_before_its_time_to_be_looked_at() -> None:
     with running(partitioned(instance(1))) as node:
         reading = node.after(partitioned(instance(1), instance(2)))

@@ -54,7 +54,8 @@ class Events:
 
     def __init__(self, count: Callable[[str], None]) -> None:
         self._count = count
-        self._handles: dict[str, Handle] = {}
+        self.handles: dict[str, Handle] = {}
+        """Handles of the watched GPUs by UUID."""
         self._set: Handle | None = None
         self._uuids: dict[int, str] = {}
         """UUIDs of the GPUs in the set, by the number of their handle."""
@@ -68,8 +69,8 @@ class Events:
         """Watch these GPUs, by UUID, from the next ``drain`` on; events so far are kept."""
         self._take()
         self.close()
-        self._handles = dict(handles)
-        self._unwatched, self._add_at = self._handles.copy(), -math.inf
+        self.handles = dict(handles)
+        self._unwatched, self._add_at = self.handles.copy(), -math.inf
 
     def close(self) -> None:
         """Free the set; call it before the driver is shut down."""
@@ -88,7 +89,7 @@ class Events:
         if not self._take():
             # A lost GPU makes every call fail: it is detached by the next attempt.
             self.close()
-            self._unwatched, self._add_at = self._handles.copy(), now + _EVENTS_RETRY_SECONDS
+            self._unwatched, self._add_at = self.handles.copy(), now + _EVENTS_RETRY_SECONDS
         xids, self._xids = self._xids, []
         changed, self._changed = self._changed, set()
         return xids, frozenset(changed)
@@ -269,8 +270,11 @@ class NvmlSource:
             raise library.driver_error(error) from error
         finally:
             self.note_asked(None)
+        regrouped = self._units.keys() != self._events.handles.keys()
+        if regrouped:  # at once: Xids from before the registration are lost, and those of other GPUs often follow
+            self._watch_events()
         partitioned = any(unit.gpu.mig_enabled for unit in self._units.values())
-        changed = self._drain_events(started) if partitioned else frozenset()
+        changed = self._drain_events(started) if regrouped or partitioned else frozenset()
         xids, self._xids = self._xids, []
         errors, self._errors = self._errors, Counter()
         ended = self._clock()
@@ -374,7 +378,6 @@ class NvmlSource:
         if lost or unit.failures >= _FAILURES_BEFORE_ATTACHING_AGAIN:
             self._units.pop(uuid).close()
             self._down[uuid] = _Down(reading.reason, look_at=now + self.retry_seconds if lost else now)
-            self._watch_events()
         return reading
 
     def _look_for(self, uuid: str, now: float) -> None:
@@ -386,19 +389,14 @@ class NvmlSource:
         reason = self._attach(gpu.index, partial(pynvml.nvmlDeviceGetHandleByPciBusId, gpu.pci_bus_id), uuid)
         if reason:
             down.reason = "not_enumerated" if reason in _NOT_THERE else reason
-        else:
-            self._watch_events()
 
     def _look_for_nameless(self, now: float) -> None:
         """Attach GPUs that have not answered since the driver was opened."""
         attached = {unit.gpu.index for unit in self._units.values()}
         for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
             self._nameless[index] = now + self.retry_seconds
-            if index in attached:
+            if index in attached or not self._attach_at(index):
                 del self._nameless[index]
-            elif not self._attach_at(index):
-                del self._nameless[index]
-                self._watch_events()
 
     def _drain_events(self, now: float) -> frozenset[str]:
         """Keep the Xids for the reading, and return the UUIDs of the GPUs with a changed MIG layout."""
