@@ -627,6 +627,18 @@ def test_a_counter_with_two_ids_is_told_by_the_one_that_counts(counted_by: int) 
     assert values[Field.NVLINK_TX_BYTES_TOTAL] == (4096 * 1024 if counted_by == 138 else 4096)
 
 
+def test_a_refused_call_for_all_field_values_is_made_again_with_the_next_sample() -> None:
+    with watched(gpu()) as it:
+        call = library.function("nvmlDeviceGetFieldValues")
+        refused = pynvml.NVML_ERROR_INVALID_ARGUMENT
+        pynvml._nvmlGetFunctionPointer_cache["nvmlDeviceGetFieldValues"] = lambda *_: refused
+        reading = it.after(1)
+        assert Field.TOTAL_ENERGY_CONSUMPTION not in reading.gpus[0].values
+        assert reading.errors == {"invalid_argument": 1}
+        pynvml._nvmlGetFunctionPointer_cache["nvmlDeviceGetFieldValues"] = call
+        assert Field.TOTAL_ENERGY_CONSUMPTION in it.after(1).gpus[0].values
+
+
 def test_the_wrong_package_of_the_same_module_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pynvml, "_nvmlGetFunctionPointer")
     with pytest.raises(SourceError, match="install nvidia-ml-py") as caught:

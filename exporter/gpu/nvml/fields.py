@@ -279,7 +279,8 @@ class Batch:
 
 def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) -> tuple[int, Number]:
     if code != 0:
-        return code, 0
+        # Of one item, an invalid argument means "not supported".
+        return pynvml.NVML_ERROR_NOT_SUPPORTED if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else code, 0
     if kind == _DOUBLE and timestamp == 0:
         # Left untouched by the driver (error counters with ECC off): a zero that was not measured.
         return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
@@ -370,9 +371,7 @@ class NvmlDevice:
                 self._values[item.field] = max(value, self._values.get(item.field, value))
                 answered = True
             else:
-                # In a batch, an invalid argument of one item means "not supported".
-                shown = pynvml.NVML_ERROR_NOT_SUPPORTED if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else code
-                self._retries.failed(item, pynvml.NVMLError(shown), now)
+                self._retries.failed(item, pynvml.NVMLError(code), now)
                 self._fast = None
         return answered
 
