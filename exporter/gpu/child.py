@@ -168,8 +168,13 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
             except SourceError as error:
                 source.close()
                 report = partial(say, SourceState.FAILED, error.reason, str(error))
+                is_final = error.reason in source.fresh_process_reasons
+                if is_final and source.name == "dcgm":
+                    # Not a failure yet: the new process tries the other libdcgm, which may be the engine's.
+                    _log.info("trying the other libdcgm: %s", error)
+                    return EXIT_FRESH_PROCESS_NEEDED
                 report()
-                if error.reason in source.fresh_process_reasons:
+                if is_final:
                     return EXIT_FRESH_PROCESS_NEEDED
                 if _is_asked_to_end(backoff_seconds, report):
                     return 0
