@@ -316,6 +316,12 @@ def test_an_instance_whose_place_may_not_be_asked_for_is_told_without_it(code: i
         )
 
 
+def test_the_name_of_the_gpu_is_not_taken_for_the_profile_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H100 80GB HBM3")
+    with watched(partitioned(instance(3))) as it:
+        assert _profiles(it.after(1).gpus[0]) == ["unknown"]
+
+
 def test_the_memory_of_a_gpu_is_known_as_soon_as_the_driver_reports_it() -> None:
     with simulated(gpu(0), gpu(1, model=T4), init=False) as node:
         for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):

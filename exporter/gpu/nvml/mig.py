@@ -113,7 +113,7 @@ def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, gpu: Gpu, me
     gpu_instance = int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
-    name = str(library.optional(pynvml.nvmlDeviceGetName, handle) or "")
+    _, separator, profile = str(library.optional(pynvml.nvmlDeviceGetName, handle) or "").rpartition(" MIG ")
     # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
     parts = round(gpu.memory_slices * attributes.memorySizeMB / memory_mib) if memory_mib else 0
     profile_id, placement_start = _placement(parent, gpu_instance)
@@ -123,7 +123,7 @@ def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, gpu: Gpu, me
             parent_uuid=gpu.uuid,
             gpu_instance_id=gpu_instance,
             compute_instance_id=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
-            profile=name.rpartition(" MIG ")[2] or "unknown",
+            profile=profile if separator else "unknown",
             compute_slices=compute_slices,
             memory_slices=max(1, parts),
             profile_id=profile_id,
