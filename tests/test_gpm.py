@@ -202,12 +202,13 @@ def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
         source.close()
 
 
-def test_a_refused_sample_is_counted_and_not_asked_for_again_at_once() -> None:
+@pytest.mark.parametrize(("code", "reason"), [(3, "gpm_not_supported"), (4, "gpm_no_permission")])
+def test_a_refused_sample_is_counted_and_not_asked_for_again_at_once(code: int, reason: str) -> None:
     with simulated(gpu(model=replace(H100)), init=False) as node:
         source = NvmlSource(READ)
         source.open()
-        simulated_driver.fail("nvmlGpmSampleGet", 4)
-        assert source.sample(100.0).errors == {"gpm_no_permission": 1}
+        simulated_driver.fail("nvmlGpmSampleGet", code)
+        assert source.sample(100.0).errors == {reason: 1}
         node.change(at=101.0)
         reading = source.sample(101.0)
         assert reading.errors == {}

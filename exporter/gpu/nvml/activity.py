@@ -113,7 +113,7 @@ class Sampler:
         self._take = take
         self._fields = fields_at(level, driver.fields)
         self._driver = driver
-        self._retries = Retries(driver.count, "gpm_")
+        self._retries = Retries(driver.count, "gpm_", counts_missing=True)
         self._known: dict[Field, int] = {}
         """Fields that this driver knew at the last check."""
         self._probe_pause = _SOON_SECONDS

@@ -106,6 +106,8 @@ class Retries:
     """Called with the reason of each failure, but not of a missing feature."""
     prefix: str = ""
     """Start of these reasons."""
+    counts_missing: bool = False
+    """Whether a missing feature is counted too, because the driver has reported that it exists."""
     _due_at: dict[Hashable, float] = field(default_factory=dict)
 
     def is_due(self, call: Hashable, now: float) -> bool:
@@ -123,7 +125,7 @@ class Retries:
             pynvml.NVMLError: The same error, if the device is lost or the driver as a whole is gone.
         """
         code = code_unless_fatal(error)
-        if code not in UNAVAILABLE or code == pynvml.NVML_ERROR_NO_PERMISSION:
+        if code not in UNAVAILABLE or code == pynvml.NVML_ERROR_NO_PERMISSION or self.counts_missing:
             self.count(self.prefix + reason_of(code))
         seconds = _RETRY_SECONDS if code in UNAVAILABLE else soon_seconds
         # A function that the library lacks stays missing; other errors may end (ECC enabled, MIG disabled).
