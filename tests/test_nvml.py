@@ -1,6 +1,8 @@
 """The NVML source over a driver that follows a hand-moved truth: values, faults, recovery."""
 
 import ctypes
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -650,3 +652,19 @@ def test_the_wrong_package_of_the_same_module_name_is_named(monkeypatch: pytest.
     with pytest.raises(SourceError, match="install nvidia-ml-py") as caught:
         NvmlSource(ALL).open()
     assert caught.value.reason == "wrong_package"
+
+
+def test_a_package_that_lacks_newer_codes_is_named_too() -> None:
+    script = (
+        "import pynvml\n"
+        "for name in ('NVML_ERROR_GPU_NOT_FOUND', '_nvmlGetFunctionPointer'):\n"
+        "    delattr(pynvml, name)\n"
+        "from exporter.errors import SourceError\n"
+        "from exporter.gpu.nvml.source import NvmlSource\n"
+        "try:\n"
+        "    NvmlSource(frozenset()).open()\n"
+        "except SourceError as error:\n"
+        "    print(error.reason)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("wrong_package\n", "")

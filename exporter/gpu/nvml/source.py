@@ -21,12 +21,7 @@ NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
 """Smaller steps back are slewing of the clock, or the time between two readings of clocks."""
-_NOT_THERE = frozenset(
-    map(
-        library.reason_of,
-        (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND),
-    )
-)
+_NOT_THERE = frozenset({"invalid_argument", "not_found", "gpu_not_found"})
 """Reasons why a GPU is not found at its bus id."""
 _STATES = {
     "gpu_is_lost": DeviceState.LOST,
