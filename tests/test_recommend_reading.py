@@ -38,6 +38,7 @@ FLEET = (
     use(8, 0.0, **OF_ALL, workload="half-measured", measured_hours=HOURS / 2),
     use(9, 0.0, **OF_ALL, workload="ended", still_held=False, held_hours=100.0, measured_hours=100.0),
     use(12, 0.9, **OF_ALL, workload="busy", still_held=False, held_hours=100.0, measured_hours=100.0),
+    use(15, 0.0, **OF_ALL, workload="given-back", still_held=False, held_hours=HOURS - 4, measured_hours=HOURS - 4),
     use(10, 0.0, **OF_ALL, workload="reserved", policy="reserved"),
     use(11, 0.0, **OF_ALL, workload="quiet, please"),
     use(

@@ -137,7 +137,6 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
         "held": f"count_over_time({EVIDENCE}[{over}])",
         # The median: not an hour that was held in part, nor one in which pods took turns.
         "share": f"quantile_over_time(0.5, {EVIDENCE}[{over}])",
-        "of_day": f"count_over_time({EVIDENCE}[{day}])",
         "measured": f"sum_over_time({measured}[{over}])",
         "active": f"sum_over_time({active}[{over}])",
         "p95": f"quantile_over_time(0.95, {active}[{over}])",
@@ -150,6 +149,8 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
     off = "workload:gpu_alerts_off_until_seconds:max"
     asked = {
         **{name: (use, f"{query} {here}") for name, query in of_uses.items()},
+        # Of devices that are held now: a workload may hold others.
+        "of_day": (use, f"count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}])"),
         "total": (device, f"last_over_time(workload_device:gpu_memory_total_bytes:max[{over}])"),
         "reserved": (owner, 'last_over_time(workload:gpu_policy:info{policy="reserved"}[1h]) > 0'),
         "inference": (owner, 'last_over_time(workload:gpu_policy:info{policy="inference"}[1h]) > 0'),
