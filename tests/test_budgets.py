@@ -113,6 +113,13 @@ budgts: []
     )
 
 
+def test_a_name_given_twice_in_one_line_is_a_mistake() -> None:
+    budget = "{name: a, amount: 5, currency: USD, period: week}"
+    with pytest.raises(ConfigError) as caught:
+        parse(f"budgets: [{budget}, {budget}]", "b.yaml")
+    assert caught.value.problems == ("b.yaml:1: budget 2: name: 'a' is given twice, first in line 1; rename one",)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "budgets:", "budgets: 3", "budgets: []", "budgets: [\n", "a: *b"])
 def test_what_is_no_file_of_budgets_is_told_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError, match=r"b\.yaml:1|b\.yaml:2|not YAML"):

@@ -106,16 +106,15 @@ def parse(text: str, path: str) -> tuple[Budget, ...]:
 
 
 def _budgets(top: Fields) -> Iterator[Budget]:
-    places: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for fields in top.take_mappings("budgets", "budgets", "budget", _MOST_BUDGETS):
         budget = _budget(fields)
         fields.finish()
         if budget is None:
             continue
-        first = places.setdefault(budget.name, fields.place_of(""))
-        if first != fields.place_of(""):
-            line = first.rpartition(":")[2]
-            fields.problem("name", f"'{budget.name}' is given twice, first in line {line}; rename one")
+        if first := lines.get(budget.name):
+            fields.problem("name", f"'{budget.name}' is given twice, first in line {first}; rename one")
+        lines.setdefault(budget.name, fields.place_of("").rpartition(":")[2])
         yield budget
 
 
