@@ -285,6 +285,9 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=words):
                 use(path, write=write)
         assert path.read_bytes() == content
+    for write in (False, True):
+        with pytest.raises(StoreError, match="is a directory; name a file"):
+            use(tmp_path, write=write)
 
 
 def test_a_store_that_is_not_there_is_told_with_how_to_make_it(tmp_path: Path) -> None:

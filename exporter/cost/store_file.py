@@ -111,6 +111,8 @@ def _connected(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     if not path.exists():
         fix = "make it with: gpu-cost-exporter store backfill, or name another file"
         raise StoreError("missing", f"store: there is no {path}; {fix}")
+    if path.is_dir():
+        raise StoreError("not_a_store", f"store: {path} is a directory; name a file")
     address = f"file:{quote(str(path.absolute()))}?mode={mode}"
     with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
         version = _version(connection)
