@@ -84,6 +84,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ("http://user:hunter2@host:9090", "--prometheus-password-file"),
         ("https://hunter2@host", "--prometheus-password-file"),
         ("ftp://user:hunter2@host", "--prometheus-password-file"),
+        ("//user:hunter2@host:9090", "--prometheus-password-file"),
         ("http://host:9090?token=hunter2", "has a ? or #"),
         ("http://[hunter2", "no address"),
         ("http://host:port", "no address"),

@@ -145,7 +145,7 @@ def http_parts(url: str) -> SplitResult | None:
 
 def address_problems(url: str) -> list[str]:
     """Return what is wrong with an address; a password in it is never repeated."""
-    if "@" in url.partition("://")[2].partition("/")[0]:
+    if "@" in url.partition("//")[2].partition("/")[0]:
         problem = (
             "prometheus: the address has a user or a password in it, which logs and process lists would show;"
             " give --prometheus-username and --prometheus-password-file instead"
