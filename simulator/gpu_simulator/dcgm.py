@@ -56,6 +56,8 @@ _FIXED = (50, 54, 51, 52, 53, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69
 """What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
 _ECC_MODES = (300, 301)
 _SHORTEST_MEAN_SECONDS = 0.05
+_MOST_FIELDS = 127
+"""Of a field group, as DCGM has it: a program that thinks that there may be more is refused."""
 _KIB = 1024
 _LINK_BYTES = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
 
@@ -412,7 +414,7 @@ class _Engine(Double):
         self, connection: _Connection, count: int, ids: CArgument, _name: bytes, group: CArgument
     ) -> None:
         fields = tuple(int(one) for one in ids[:count])
-        if not 0 < len(fields) <= library.MAX_FIELDS_PER_GROUP or not _known(self.version).issuperset(fields):
+        if not 0 < len(fields) <= _MOST_FIELDS or not _known(self.version).issuperset(fields):
             raise Refused(Code.BAD_PARAMETER)
         self.refuse("dcgmFieldGroupCreate", fields)
         group.value = self.new_pointer()

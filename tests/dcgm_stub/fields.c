@@ -148,6 +148,15 @@ static int number_of(const char *release) {
     return major * 100 + minor * 10 + patch;
 }
 
+/* Whole numbers of a GPU that no release has: more than a field group takes. */
+static const struct field *spare(uint16_t id) {
+    enum { FIRST = 700, COUNT = 150 };
+    static struct field made[COUNT];
+    if (id < FIRST || id >= FIRST + COUNT) return NULL;
+    made[id - FIRST] = (struct field)F(id, 'i', "spare", GPU, FIXED, 1, ALWAYS);
+    return &made[id - FIRST];
+}
+
 static const struct field *find(uint16_t id) {
     for (size_t low = 0, high = sizeof fields / sizeof *fields; low < high;) {
         size_t middle = (low + high) / 2;
@@ -155,7 +164,7 @@ static const struct field *find(uint16_t id) {
         if (fields[middle].meta.id < id) low = middle + 1;
         else high = middle;
     }
-    return NULL;
+    return spare(id);
 }
 
 const struct field_meta *stub_meta(uint16_t id, const char *release) {
