@@ -14,7 +14,7 @@ from exporter.kube import kubelet as _proto
 from exporter.kube import kubelet as socket_probe
 from exporter.kube.kubelet import Completeness, KubeletClient, KubeletPoller
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
-from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.kubelet import KubeletServer, allocatable_response, list_response
 from gpu_simulator.truth import Fault, HolderTruth, NodeTruth
 
 NOW = 1_000_000.0
@@ -303,6 +303,69 @@ async def test_a_kubelet_without_allocatable_resources_is_still_read(path: Path)
     assert (answer.containers, answer.allocatable) == ((), None)
     assert client.allocatable_error is None
     await old_kubelet.stop(None)
+
+
+class _Answers:
+    """Answers of a kubelet as bytes, and what happens while it makes them; ``None``: the call is refused."""
+
+    def __init__(self, path: Path, *listed: HolderTruth) -> None:
+        self.truth = Node()
+        self.truth.holders = listed
+        self.path, self.changes_socket, self.advertises = path, False, True
+
+    async def list(self, _request: bytes, _context: object) -> bytes:
+        if self.changes_socket:
+            self.path.chmod(0o600)
+        return list_response(self.truth.truth())
+
+    async def advertise(self, _request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if not self.advertises:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        return allocatable_response(self.truth.truth())
+
+
+@contextlib.asynccontextmanager
+async def _answering(answers: _Answers) -> AsyncIterator[KubeletPoller]:
+    """Run a kubelet with these answers, and yield a poller of it."""
+    handlers = {
+        "List": grpc.unary_unary_rpc_method_handler(answers.list),
+        "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(answers.advertise),
+    }
+    kubelet = grpc.aio.server()
+    kubelet.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_proto.SERVICE, handlers),))
+    answers.path.parent.mkdir()
+    kubelet.add_insecure_port(f"unix:{answers.path}")
+    await kubelet.start()
+    yield KubeletPoller(KubeletClient(str(answers.path)), interval_seconds=5, clock=lambda: NOW)
+    await kubelet.stop(None)
+
+
+async def test_advertised_devices_that_cannot_be_read_again_are_repeated_and_counted(path: Path) -> None:
+    answers = _Answers(path, holder(GPU))
+    async with _answering(answers) as poller:
+        await poller.poll()
+        assert poller.latest is not None
+        before = poller.latest.allocatable
+        assert before
+        answers.advertises, answers.truth.holders = False, (holder(GPU, pod="next"),)
+        await poller.poll()
+        assert (pods_of(poller.latest), poller.latest.allocatable) == ({"next"}, before)
+        assert poller.errors == {"allocatable_rate_limited": 1}
+        assert poller.problem.startswith("advertised devices could not be read again: ")
+
+
+async def test_an_end_in_an_answer_during_which_the_socket_changed_needs_two_answers(path: Path) -> None:
+    answers = _Answers(path, holder(GPU), holder("GPU-x", pod="other"))
+    async with _answering(answers) as poller:
+        await poller.poll()
+        answers.changes_socket, answers.truth.holders = True, (holder(GPU),)
+        await poller.poll()
+        assert poller.latest is not None
+        assert pods_of(poller.latest) == {"train", "other"}
+        assert poller.errors == {"kubelet_starting": 1}
+        answers.changes_socket = False
+        await poller.poll()
+        assert pods_of(poller.latest) == {"train"}
 
 
 async def test_a_server_without_the_service_is_said(path: Path) -> None:
