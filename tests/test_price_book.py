@@ -126,6 +126,9 @@ def test_a_price_is_per_gpu_or_of_the_node_in_parts_or_by_the_on_prem_formula() 
     energy = found.price(model=H100, node="d", facts=NodeFacts(), at_seconds=0.0)
     assert energy is not None
     assert (energy.currency, energy.per_kwh, energy.source) == ("EUR", pytest.approx(0.3), "b.yaml:4")
+    planned = found.price(model=H100, node="c", facts=NodeFacts(), at_seconds=0.0)
+    assert planned is not None
+    assert planned.per_kwh == 0.0, "its power is in the hourly price"
 
 
 def test_times_are_days_at_midnight_utc_or_moments_with_a_zone() -> None:
