@@ -214,7 +214,8 @@ def test_the_file_may_be_named_by_the_environment_and_keeps_words_that_yaml_woul
 def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
     path = write(tmp_path, "sample-interval: 30\nsampel-interval: 1s\nsource: dcmg\nlisten: {port: 1}\nsource: auto\n")
     told = mistakes(
-        {"config": path, "series_limit": "many", "attribution": "maybe"}, {"GPU_COST_EXPORTER_IDLE_THRESHOLD": "5"}
+        {"config": path, "series_limit": "many", "attribution": "maybe", "source": "nvml"},
+        {"GPU_COST_EXPORTER_IDLE_THRESHOLD": "5"},
     )
     assert told == (
         f"{path}:2: sampel-interval: unknown key; did you mean 'sample-interval'?",
