@@ -15,9 +15,10 @@ from exporter.attribution.processes import (
     ProcessLookup,
     hides_processes,
     match,
+    with_unlisted_uses,
 )
 from exporter.config import load_agent
-from exporter.model import Field, Holder, ProcessUse, ShareMode
+from exporter.model import Attribution, Field, Gpu, GpuReading, Holder, ProcessUse, Reading, ShareMode
 
 UID_A = "aaaaaaaa-0000-4000-8000-000000000001"
 UID_B = "bbbbbbbb-0000-4000-8000-000000000002"
@@ -274,3 +275,19 @@ def test_the_agent_knows_an_mps_server_by_its_name_whoever_tells_who_holds(tmp_p
     assert match((), (shown,), lookup).by_mps
     assert not match((), (replace(shown, sm_ratio=0.0),), lookup).by_mps
     assert not match((), (replace(shown, pid=8),), lookup).by_mps
+
+
+def test_an_mps_server_in_a_pod_makes_no_free_device_doubtful(tmp_path: Path) -> None:
+    (tmp_path / "pods" / f"ml_a_{UID_A}").mkdir(parents=True)
+    write_process(tmp_path, 7, uid=UID_A, comm="nvidia-cuda-mps")
+    write_process(tmp_path, 8, uid=UID_A)
+    lookup, free = PodLookup(tmp_path, tmp_path / "pods"), Attribution(known=True)
+    gpu = Gpu(uuid="GPU-0", index=0, minor=0, model="H100", pci_bus_id="")
+
+    def used_by(*pids: int) -> Attribution:
+        of_gpu = GpuReading(gpu=gpu, processes=tuple(ProcessUse(pid=pid) for pid in pids))
+        reading = Reading(source="nvml", taken_at_seconds=0.0, duration_seconds=0.0, gpus=(of_gpu,))
+        return with_unlisted_uses(free, reading, lookup)
+
+    assert used_by(7) == free
+    assert [(one.pod, one.devices) for one in used_by(7, 8).unresolved] == [("a", ("GPU-0",))]
