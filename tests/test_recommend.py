@@ -228,7 +228,9 @@ def test_a_big_model_that_does_little_is_exchanged_for_a_cheaper_one_that_is_the
 
 
 @pytest.mark.parametrize(("per_hour", "currency"), [(5.0, "USD"), (0.5, "EUR")])
-def test_a_smaller_model_that_is_dearer_or_paid_in_another_currency_is_not_named(per_hour: float, currency: str) -> None:
+def test_a_smaller_model_that_is_dearer_or_paid_in_another_currency_is_not_named(
+    per_hour: float, currency: str
+) -> None:
     server = use(0, 0.1, peak_memory_bytes=9 * GB, policy="inference")
     other = use(1, 0.9, workload="x", model=T4, memory_total_bytes=16 * GB)
     book = ledger(paid(4.0, HOURS), paid(per_hour, 1000, currency=currency, workload="x", model=T4))

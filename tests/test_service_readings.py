@@ -13,9 +13,9 @@ from exporter.cost.ledger import Failure, Figures, Filters, LineKey, Now, Window
 from exporter.cost.report import FleetReport, ReportLine, Trust
 from exporter.errors import ConfigError, PrometheusError
 from exporter.service import report_cache as of_readings
-from exporter.service.data import Cached
+from exporter.service.data import Cached, lateness
 from exporter.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
-from exporter.service.report_cache import MOST_FIGURES, Question, Readings
+from exporter.service.report_cache import CLIENT, MOST_FIGURES, MOST_OF_ONE, Question, Readings
 from exporter.service.responses import problem_document
 from exporter.web import responses
 from exporter.web.responses import Bodies, Body
@@ -299,6 +299,11 @@ def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[s
             assert problem["error"].isprintable()
 
 
+def test_parameter_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="window: is given 2 times; allowed: once"):
+        read([WINDOW, BY], [("window", "1h"), ("window", "2h")], Now(1_790_000_000.0))
+
+
 def test_an_answer_to_a_thousand_unknown_parameters_is_no_longer_than_twenty_need() -> None:
     pairs = [(f"wi{number}", "x") for number in range(1000)] * 2
     with pytest.raises(ConfigError) as told:
@@ -306,3 +311,34 @@ def test_an_answer_to_a_thousand_unknown_parameters_is_no_longer_than_twenty_nee
     assert len(told.value.problems) == 21
     assert told.value.problems[0].startswith("wi0: unknown parameter; ")
     assert told.value.problems[-1] == "980 more unknown parameters"
+
+
+async def test_client_with_many_questions_leaves_places_to_others() -> None:
+    readings, gate = Readings(Clock(1000.0)), asyncio.Event()
+
+    async def answer() -> FleetReport:
+        await gate.wait()
+        return report()
+
+    def ask(client: str, number: int) -> asyncio.Task[FleetReport]:
+        before = CLIENT.set(client)
+        task = asyncio.ensure_future(readings.get(question(number), WINDOW_NOW, answer))
+        CLIENT.reset(before)
+        return task
+
+    waiting = [ask("a", number) for number in range(MOST_OF_ONE)]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        with pytest.raises(PrometheusError, match="too many reports are being read now"):
+            await ask("a", MOST_OF_ONE)
+    waiting.append(ask("b", MOST_OF_ONE + 1))
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert len(await asyncio.gather(*waiting)) == MOST_OF_ONE + 1
+
+
+def test_hours_that_are_not_recorded_any_more_are_reported_with_the_fix() -> None:
+    hour, hours = 3600.0, 1000 * 3600.0
+    assert lateness(hours, hours + 2 * hour) == ""
+    assert "no hour after 1970-02-11 16:00 UTC was recorded" in lateness(hours, hours + 3 * hour)
+    assert "load rules/prometheus-rules.yaml" in lateness(None, hours)
