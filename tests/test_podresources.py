@@ -318,7 +318,7 @@ class _Answers:
             self.path.chmod(0o600)
         return list_response(self.truth.truth())
 
-    async def advertise(self, _request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def advertise(self, _request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         if not self.advertises:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         return allocatable_response(self.truth.truth())

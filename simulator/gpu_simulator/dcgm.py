@@ -55,9 +55,8 @@ _NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
 _FIXED = (50, 54, 51, 52, 53, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69)
 """What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
 _ECC_MODES = (300, 301)
-_SHORTEST_MEAN_SECONDS = 0.05
-_MOST_FIELDS = 127
-"""Of a field group, as DCGM has it: a program that thinks that there may be more is refused."""
+# Fields of a group: DCGM's own limit, also for a program that takes another one for it.
+_SHORTEST_MEAN_SECONDS, _MOST_FIELDS = 0.05, 127
 _KIB = 1024
 _LINK_BYTES = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
 
