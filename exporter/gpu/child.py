@@ -171,7 +171,7 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
                 is_final = error.reason in source.fresh_process_reasons
                 if is_final and source.name == "dcgm":
                     # Not a failure yet: the new process tries the other libdcgm, which may be the engine's.
-                    _log.info("trying the other libdcgm: %s", error)
+                    _log.info("libdcgm's major version is not the engine's: trying the other libdcgm")
                     return EXIT_FRESH_PROCESS_NEEDED
                 report()
                 if is_final:
