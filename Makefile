@@ -14,7 +14,7 @@ SCENARIO ?= demo
 # One file or test instead of all of them: make test TESTS=tests/test_rules.py
 TESTS ?= tests
 # How many test processes run side by side; half of their time is waiting. 0 runs them in this one, for a debugger.
-JOBS ?= $(shell echo $$(($$(nproc) + 3)))
+JOBS ?= $(shell echo $$(($$(nproc) + 2)))
 # Prometheus, promtool and vmalert live for seconds here: collecting garbage less often saves a seventh of their time.
 test: export GOGC ?= 400
 # Where a container forbids it, each of the hundreds of programs that tests start would compile all of its modules.
