@@ -100,7 +100,7 @@ class Credentials:
     """File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``."""
-    service_account: Path = SERVICE_ACCOUNT
+    service_account: Path = field(default_factory=lambda: SERVICE_ACCOUNT)
     """Folder with the pod's ``token`` and ``ca.crt``."""
 
     @property
