@@ -1,4 +1,4 @@
-"""A whole dashboard: its variables, its links, its rows, and the ids that the SDK leaves out."""
+"""Builder of a dashboard: variables, links, rows, and the panel ids that the SDK leaves out."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Rows = Sequence[tuple[str, Sequence[Panel]]]
 
 
 def choice(name: str, label: str, expression: str) -> dashboard.QueryVariable:
-    """A multi-value variable filled by a label query; all of it by default, series without the label too."""
+    """Return a multi-value variable from a label query; the default is all, including series without the label."""
     everything = models.VariableOption(text=["All"], value=["$__all"], selected=True)
     return (
         dashboard.QueryVariable(name)
@@ -33,7 +33,7 @@ def choice(name: str, label: str, expression: str) -> dashboard.QueryVariable:
 
 
 def text(name: str, label: str, default: str) -> dashboard.TextBoxVariable:
-    """A variable that people type in."""
+    """Return a variable with a text field."""
     return (
         dashboard.TextBoxVariable(name)
         .label(label)
@@ -53,7 +53,7 @@ def board(
     variables: Sequence[dashboard.QueryVariable | dashboard.TextBoxVariable],
     rows: Rows,
 ) -> dict[str, Any]:
-    """A dashboard as JSON values."""
+    """Return a dashboard as JSON values."""
     builder = (
         dashboard.Dashboard(title)
         .uid(uid)

@@ -1,4 +1,4 @@
-"""GPU FinOps: what the fleet costs, whose it is, what of it is waste, and how far to trust it."""
+"""GPU FinOps dashboard: cost of the fleet by owner, waste, budgets, and completeness of the data."""
 
 from typing import Any
 
@@ -41,21 +41,21 @@ PARTS = (
     ("Unknown", f'{HELD_IN_CLUSTER},state="unknown"'),
     *((kind, f'{CLUSTER},workload_kind="{kind}"') for kind in ("Unattributed", "Unallocated")),
 )
-"""What becomes of GPUs, with matchers; together they are all there is."""
+"""States of GPU time with their matchers; together they are the whole capacity."""
 STEPS_MEAN = (
-    "Active, Profiled and Effective are each a part of the one before: at work; all resources of the GPU measured; at "
-    "the limit of one. Active and not profiled may be effective or not. Empty: not measured."
+    "Active, Profiled and Effective are each a part of the one before: active; all resources of the GPU measured; at "
+    "the limit of one. Active time that was not profiled may be effective. Empty: not measured."
 )
 IDLE, UNALLOCATED = dict(PARTS)["Idle"], dict(PARTS)["Unallocated"]
 
 
 def _money(window: Window, matchers: str = CLUSTER) -> str:
-    """By currency: held, Unallocated and Unattributed, or what matches."""
+    """Return the cost by currency of all owners, Unallocated and Unattributed included, or of those that match."""
     return gained("cost", "currency", window, matchers)
 
 
 def _forecast() -> str:
-    """This month's money, and for its rest what an hour of the last seven days cost, of those that were recorded."""
+    """Return the month's cost to date plus, for the rest of the month, the mean hourly cost of the last seven days."""
     week = gained("cost", "cluster, currency", WEEK, CLUSTER)
     rest = f"sum by (currency) ({week} / on (cluster) group_left () {hours_recorded(WEEK)}) * {REST_OF_MONTH_HOURS}"
     return f"{_money(RANGE)} + on (currency) ({rest}) or {rest}"
@@ -66,44 +66,44 @@ def _sum(title: str, description: str, expression: str, since: str) -> Panel:
 
 
 def _month() -> list[Panel]:
-    held = "held, Unallocated and Unattributed."
+    held = "all owners, Unallocated and Unattributed included."
     return [
-        _sum("Today", f"Since midnight UTC, until the last recorded hour: {held}", _money(RANGE), "now/d"),
+        _sum("Today", f"Since midnight UTC, up to the last recorded hour: {held}", _money(RANGE), "now/d"),
         _sum(
             "Month to date",
-            f"Since the first of the month, UTC, until the last recorded hour: {held}",
+            f"Since the first of the month, UTC, up to the last recorded hour: {held}",
             _money(RANGE),
             "now/M",
         ),
         _sum(
-            "Forecast of the month",
-            "Month to date, and for the rest what an hour of the last seven days cost. The cost service's knows "
-            "weekdays.",
+            "Forecast for the month",
+            "Month to date, plus the mean hourly cost of the last seven days for the rest of the month. The forecast "
+            "of the cost service also uses weekdays.",
             _forecast(),
             "now/M",
         ),
         _sum(
             "Idle, month to date",
-            "Of what was held: money for time in which it did nothing.",
+            "Cost of the idle time of allocated GPUs.",
             _money(RANGE, IDLE),
             "now/M",
         ),
         _sum(
             "Unallocated, month to date",
-            "Money for GPUs that nobody held.",
+            "Cost of unallocated GPUs.",
             _money(RANGE, UNALLOCATED),
             "now/M",
         ),
         number(
-            "Month, as the cost service has it",
-            "Of all clusters that it reads, by weekdays and with closed days: month to date, forecast, and the month "
-            "before. Empty where Prometheus does not scrape the service.",
+            "Month, from the cost service",
+            "All clusters of the service, closed days included: month to date, forecast by weekday, and the previous "
+            "month. Empty if Prometheus does not scrape the service.",
             *(
                 (f"max by (currency) (gpu_cost_{name})", words + " {{currency}}")
                 for name, words in (
                     ("month_to_date", "to date"),
                     ("month_forecast", "forecast"),
-                    ("last_month", "month before"),
+                    ("last_month", "previous month"),
                 )
             ),
             unit=MONEY,
@@ -113,32 +113,31 @@ def _month() -> list[Panel]:
 
 
 def _stack(window: Window) -> list[tuple[str, str]]:
-    """Money by what became of the GPUs."""
+    """Return the cost by state."""
     return [(_money(window, matchers), name + " {{currency}}") for name, matchers in PARTS]
 
 
 def _over_time() -> list[Panel]:
     return [
         periods(
-            "Money by day",
-            "A bar for each day (UTC), the last one until now. Effective: active, near a limit of the hardware; "
-            "unprofiled: active, and not every resource was measured. Unknown: held, and nobody could measure whether "
-            "it worked.",
+            "Cost by day",
+            "One bar per day (UTC), the last one up to now. Effective: active and near a limit of the hardware. "
+            "Unprofiled: active, with some resources not measured. Unknown: allocated, activity not measured.",
             "1d",
             *_stack(DAY),
             span=24,
         ),
-        periods("Money by hour", "The same of the last two days.", "1h", *_stack(HOUR), time_from="now-2d"),
+        periods("Cost by hour", "The same for the last two days.", "1h", *_stack(HOUR), time_from="now-2d"),
         periods(
             "GPU-hours by day",
-            "A bar for each day (UTC), the last one until now; together they are the capacity that was recorded.",
+            "One bar per day (UTC), the last one up to now; the states add up to the recorded capacity.",
             "1d",
             *((f"sum({gained('seconds', 'cluster', DAY, matchers)}) / 3600", name) for name, matchers in PARTS),
             unit="short",
         ),
         graph(
-            "Idle part of what was held",
-            "Day by day: idle money as a part of the money of what pods held.",
+            "Idle part of allocated cost",
+            "Idle cost divided by the cost of allocated GPUs, by day.",
             (f"{_money(DAY, IDLE)} / {_money(DAY, HELD_IN_CLUSTER)}", "{{currency}}"),
             unit="percentunit",
         )
@@ -146,7 +145,7 @@ def _over_time() -> list[Panel]:
         .max_data_points(1100),
         graph(
             "Energy by day",
-            "Used by what was held, in kWh.",
+            "Energy of allocated GPUs in kWh.",
             (f"sum({gained('energy_joules', 'cluster', DAY)}) / 3600000", "energy"),
             unit="kwatth",
         )
@@ -156,14 +155,14 @@ def _over_time() -> list[Panel]:
 
 
 def _steps(by: str, matchers: str) -> tuple[str, ...]:
-    """What was active, profiled and effective, in money and in GPU-hours."""
+    """Return the active, profiled and effective cost and GPU-hours."""
     hours = (f"({expression}) / 3600" for expression in steps("seconds", by, matchers))
     return (*steps("cost", f"{by}, currency", matchers), *hours)
 
 
 MONEY_STEPS = tuple(Column(f"Value #{letter}", name, MONEY) for letter, name in zip("EFG", STEPS, strict=True))
 HOUR_STEPS = tuple(Column(f"Value #{letter}", f"{name} {HOURS}") for letter, name in zip("HIJ", STEPS, strict=True))
-"""Columns of ``_steps``, which are the fifth to tenth query of a table."""
+"""Columns of ``_steps``: the fifth to tenth query of a table."""
 
 
 def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
@@ -173,9 +172,8 @@ def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...]
     hours = f"{gained('seconds', label, RANGE, held)} / 3600"
     return grid(
         f"By {title.lower()}",
-        f"Money and GPU-hours of what pods held in the range, by {title.lower()}; an empty name is what has none. "
-        "Share: of this table's money in that currency. Idle: the part of it for time in which nothing was done. "
-        + STEPS_MEAN,
+        f"Cost and GPU-hours of allocated GPUs in the range, by {title.lower()}; an empty name means none is set. "
+        "Share: part of the cost in that currency. Idle: part of the cost that is for idle time. " + STEPS_MEAN,
         [
             cost,
             f"{cost} / on (currency) group_left () sum by (currency) ({cost})",
@@ -194,7 +192,7 @@ def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...]
             *HOUR_STEPS,
         ],
         sort="Cost",
-        none="Nothing was held and priced",
+        none="No priced GPU was allocated",
     ).height(8)
 
 
@@ -217,14 +215,14 @@ def _funnel() -> list[Panel]:
     return [
         bars(
             "GPU-hours from capacity to effective",
-            f"Of the range. Capacity: all that was metered; of a namespace or team what it held. {STEPS_MEAN}",
+            f"In the range. Capacity: all metered time, or with a filter the time that its owners held. {STEPS_MEAN}",
             *((f"({expression}) / 3600", name) for name, expression in zip(names, hours, strict=True)),
             span=9,
             height=7,
         ),
         bars(
-            "Money from capacity to effective",
-            "The same in money, by currency, of what had a price.",
+            "Cost from capacity to effective",
+            "The same as cost, by currency, of GPUs with a price.",
             *((expression, name + " {{currency}}") for name, expression in zip(names, money, strict=True)),
             unit=MONEY,
             span=9,
@@ -246,9 +244,9 @@ def _waste() -> list[Panel]:
     return [
         *_funnel(),
         number(
-            "Could be saved",
-            "Idle money of the range, of the clusters, namespaces, teams and models chosen. What to do about it, "
-            "workload by workload and with its risk, is on the cost page: Recommendations.",
+            "Possible saving",
+            "Idle cost in the range for the selected clusters, namespaces, teams and models. Recommendations on the "
+            "cost page list the action and its risk for each workload.",
             (_money(RANGE, idle), "{{currency}}"),
             unit=MONEY,
             decimals=2,
@@ -257,8 +255,8 @@ def _waste() -> list[Panel]:
         .height(7)
         .links([dashboard.DashboardLink("Recommendations").url(RECOMMENDATIONS).target_blank(target_blank=True)]),
         grid(
-            "Top 20 by idle money",
-            f"Workloads that lost most money to idle GPUs in the range, twenty of each currency. {STEPS_MEAN}",
+            "Top 20 by idle cost",
+            f"Workloads with the highest idle cost in the range, 20 of each currency. {STEPS_MEAN}",
             [top, *(of_top(column, top) for column in columns)],
             [
                 Column("workload_name", "Workload", links=(link("Cost page", TO_OWNER),)),
@@ -274,7 +272,7 @@ def _waste() -> list[Panel]:
                 *HOUR_STEPS,
             ],
             sort="Idle cost",
-            none="Nothing was idle",
+            none="No allocated GPU was idle",
         ).height(12),
     ]
 
@@ -286,8 +284,8 @@ def _budgets() -> list[Panel]:
     return [
         grid(
             "Budgets",
-            "As the cost service has them: what the period may cost, what it has cost, and what it will have cost. "
-            "Empty where there are none, or Prometheus does not scrape the service.",
+            "Limit, cost to date and projected cost of the period, from the cost service. Empty if there are no "
+            "budgets, or if Prometheus does not scrape the service.",
             [
                 of("limit"),
                 of("spent"),
@@ -326,8 +324,8 @@ def _trust() -> list[Panel]:
     return [
         number(
             "Hours recorded",
-            "Part of the range's hours that the ledger has, of the cluster that has fewest. Money of the others is in "
-            "no sum here.",
+            "Part of the hours in the range that are in the ledger, for the cluster with the fewest. Cost of missing "
+            "hours is in no sum.",
             (f"clamp_max(min({hours_recorded(RANGE)}) / ($__range_s / 3600), 1)", ""),
             unit="percentunit",
             bad_below=0.9,
@@ -335,7 +333,7 @@ def _trust() -> list[Panel]:
         ),
         number(
             "Price known",
-            "Part of the held GPU-hours that had a price. Money of the others is in no sum: it is missing, not 0.",
+            "Part of the allocated GPU-hours with a price. Cost of the others is missing from all sums; it is not 0.",
             (f"sum({priced}) / sum({held})", ""),
             unit="percentunit",
             bad_below=0.99,
@@ -343,25 +341,25 @@ def _trust() -> list[Panel]:
         ),
         number(
             "Activity known",
-            "Part of the held GPU-hours of which it was measured whether they worked.",
+            "Part of the allocated GPU-hours with measured activity.",
             (f"(sum({known}) or vector(0)) / sum({held})", ""),
             unit="percentunit",
             bad_below=0.9,
             decimals=1,
         ),
         number(
-            "Per GPU-hour",
-            "Money for each GPU-hour that was held and priced, by model. Absent where a model was paid in several "
-            "currencies in one cluster.",
+            "Cost per GPU-hour",
+            "Cost of an allocated GPU-hour, by model. Absent if a model has prices in several currencies in one "
+            "cluster.",
             (of_one_currency(priced, RANGE, 3600), "{{model}} {{currency}}"),
             unit=MONEY,
             decimals=2,
             span=6,
         ),
         number(
-            "Per kWh",
-            "Money of what was held for each kWh that it used, by model. Absent as beside, and where energy was not "
-            "measured.",
+            "Cost per kWh",
+            "Cost of allocated GPUs per kWh that they used, by model. Absent as for GPU-hours, and where energy was "
+            "not measured.",
             (of_one_currency(joules, RANGE, 3_600_000), "{{model}} {{currency}}"),
             unit=MONEY,
             decimals=2,
@@ -371,20 +369,20 @@ def _trust() -> list[Panel]:
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as JSON values."""
+    """Return the dashboard as JSON values."""
     rows: Rows = (
-        ("This month (UTC): follows Cluster", _month()),
-        ("Over time: follows Cluster", _over_time()),
-        ("Who: each follows Cluster and its own choice", _who()),
-        ("Waste: follows Cluster, Namespace, Team, Model", _waste()),
-        ("Budgets: all of them", _budgets()),
-        ("How far to trust it: follows Cluster", _trust()),
+        ("This month, UTC (filter: Cluster)", _month()),
+        ("Over time (filter: Cluster)", _over_time()),
+        ("Owners (filters: Cluster, and that of each table)", _who()),
+        ("Waste (filters: Cluster, Namespace, Team, Model)", _waste()),
+        ("Budgets (no filter)", _budgets()),
+        ("Data quality (filter: Cluster)", _trust()),
     )
     return board(
         uid="gpu-cost-finops",
         title="GPU FinOps",
-        description="What the fleet costs, whose it is, what of it is waste, how far to trust it. Days are UTC, as in "
-        "the ledger, in reports and on the cost page.",
+        description="Cost of the fleet by owner, waste, budgets, and data quality. Days are UTC, as in the ledger, in "
+        "reports and on the cost page.",
         time_from="now-30d",
         refresh="15m",
         timezone="utc",

@@ -1,4 +1,4 @@
-"""GPU fleet: how many GPUs there are, who holds them, whether they work, where free ones are, who leaves them idle."""
+"""GPU fleet dashboard: capacity, allocation, activity, free GPUs, and idle workloads."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ FREE = (
     f'sum by (cluster, node) (max by ({DEVICE}) (gpu_allocation_state{{{NODES},gpu_instance="",state="unallocated"}}) '
     f"and on ({DEVICE}) max by ({DEVICE}) (gpu_up{{{NODES}}}) == 1)"
 )
-"""Whole GPUs that nobody holds, by node; a partitioned GPU is none."""
+"""Unallocated whole GPUs by node; partitioned GPUs are left out."""
 ACTIVITY = f"max by ({HOLDER}) (gpu_pod_activity_ratio{{{PODS}}})"
 SHARE = f"max by ({HOLDER}) (gpu_pod_share_ratio{{{PODS}}})"
 TO_PODS = (
@@ -31,12 +31,12 @@ TO_OWNER = (
 
 
 def _used(weight: str, by: str) -> str:
-    """Mean activity by share, of what was measured."""
+    """Return the mean of measured activity, weighted by share."""
     return f"sum by ({by}) ({ACTIVITY} * {weight}) / sum by ({by}) ({weight} and {ACTIVITY})"
 
 
 def _part(step: str) -> str:
-    """The part of a workload's GPUs that a step of the funnel leaves, over the last 15 minutes."""
+    """Return the part of a workload's GPUs that remains after a step of the funnel, over the last 15 minutes."""
     recent = f'{{window="15m",{CLUSTER}}}'
     measured = f"(workload:gpu_measured_seconds:sum{recent} > 0)"
     ratio = f"workload:gpu_{step.lower()}_seconds:sum{recent} / {measured} * workload:gpu_coverage:ratio{recent}"
@@ -53,43 +53,43 @@ def _funnel() -> list[Panel]:
     }
     return [
         bars(
-            "GPUs: from what is there to what is used",
-            "Capacity: physical GPUs, those that are down too. Allocated: held by pods, by share. Working: held and at "
-            "work for 5 % of the last 15 minutes or more. Active: so many GPUs would do it if they never waited. "
-            "Profiled: the part of Active in which every resource was measured; the rest is not lost. Effective: so "
-            "many would do the profiled part at the limit of their hardware.",
+            "GPUs: capacity to effective use",
+            "Capacity: physical GPUs, failed ones included. Allocated: held by pods, by share. Working: allocated and "
+            "active for at least 5 % of the last 15 minutes. Active: GPUs that would suffice if they never waited. "
+            "Profiled: the part of Active with all resources measured; the rest is not waste. Effective: GPUs that "
+            "would suffice for the profiled part at the limit of their hardware.",
             *((f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name) for name in FUNNEL),
         ),
         bars(
-            "The same in money per hour",
-            "At prices of now, by currency. GPUs without a price are not in it. Active, Profiled and Effective: these "
-            "parts of a workload's GPUs in the last 15 minutes, of its money. Active and not profiled is not lost: it "
+            "Cost per hour: capacity to effective use",
+            "At current prices, by currency, without GPUs that have no price. Active, Profiled, Effective: cost of "
+            "each workload times that part of its GPUs in the last 15 minutes. Active time that was not profiled "
             "may be effective.",
             *((expression, name + " {{currency}}") for name, expression in costs.items()),
             unit="locale",
         ),
         number(
             "GPUs down",
-            "Lost, missing, or in need of a reset.",
+            "GPUs that are lost, missing, or need a reset.",
             (f"count({physical} == 0) or vector(0)", ""),
             bad_from=1,
         ),
         number(
             "Devices unknown",
-            "Whole GPUs and MIG instances of which the kubelet could not be asked who holds them.",
+            "Whole GPUs and MIG instances whose holder is unknown because the kubelet did not answer.",
             (f'sum(max by ({DEVICE}) (gpu_allocation_state{{{CLUSTER},state="unknown"}}))', ""),
             bad_from=1,
         ),
         number(
             "GPUs idle",
-            "Held by workloads that the rule of GPUUnderutilised finds idle; by share.",
+            "GPUs, by share, of workloads that meet the condition of GPUUnderutilised.",
             (f"sum(workload:gpu_underused:sum{{{CLUSTER}}}) or vector(0)", ""),
             bad_from=1,
             decimals=1,
         ),
         number(
-            "Idle money per hour",
-            "Of what is held: how idle it was in the last 15 minutes, at prices of now.",
+            "Idle cost per hour",
+            "Cost of the idle time of allocated GPUs in the last 15 minutes, at current prices.",
             (f"sum by (currency) (workload:gpu_idle_cost_per_hour:rate15m{{{CLUSTER}}})", "{{currency}}"),
             unit="locale",
             decimals=2,
@@ -101,8 +101,8 @@ def _over_time() -> list[Panel]:
     return [
         graph(
             "Capacity, allocated, working, active, effective",
-            "GPUs by share, as in the funnel above. The gap between two lines is what is lost at that step. Between "
-            "Active and Profiled nothing is lost: that part was not profiled.",
+            "GPUs by share, as in the funnel above. The gap between two lines is the loss at that step, except between "
+            "Active and Profiled: that part was not profiled.",
             *((f"sum(cluster:gpu_{name.lower()}:sum{{{CLUSTER}}})", name) for name in FUNNEL),
             span=24,
         )
@@ -113,8 +113,8 @@ def _free() -> list[Panel]:
     return [
         grid(
             "Pools",
-            "GPUs by model, instance type and capacity type: how many there are, how many nobody holds, and what "
-            "those cost an hour at prices of now. A pool that is paid in two currencies has a row for each.",
+            "Capacity, unallocated GPUs and their cost per hour at current prices, by model, instance type and "
+            "capacity type. A pool with prices in two currencies has one row for each.",
             [
                 f"sum by ({POOL}) (pool:gpu_capacity:sum{{{MODELS}}})",
                 f"sum by ({POOL}) (pool:gpu_unallocated:sum{{{MODELS}}})",
@@ -134,13 +134,13 @@ def _free() -> list[Panel]:
         ).height(8),
         graph(
             "Unallocated by model and pool",
-            "GPUs that nobody holds, by share: free MIG instances and replicas are parts of one.",
+            "Unallocated GPUs by share: a free MIG instance or replica counts as its part of a GPU.",
             (f"sum by ({POOL}) (pool:gpu_unallocated:sum{{{MODELS}}})", POOL_NAME),
             stacked=True,
         ),
         number(
             "Free whole GPUs",
-            "That nobody holds, that work and are not partitioned, on the nodes chosen.",
+            "Unallocated, healthy GPUs without MIG partitions on the selected nodes.",
             (f"sum({FREE}) or vector(0)", ""),
         ),
         number(
@@ -149,13 +149,13 @@ def _free() -> list[Panel]:
             (f"sum(floor({FREE} / $job_gpus)) or vector(0)", ""),
         ),
         number(
-            "Free GPUs that no such job can use",
-            "They are on nodes where too few are free: fragmentation.",
+            "Free GPUs lost to fragmentation",
+            "Free GPUs on nodes with too few free GPUs for another such job.",
             (f"sum({FREE} % $job_gpus) or vector(0)", ""),
         ),
         bars(
             "Nodes by free whole GPUs",
-            "How many nodes have so many GPUs free. What lies between none and all is fragmentation.",
+            "Number of nodes by number of free GPUs. Nodes with some but not all GPUs free are fragmented.",
             (f'count_values("free", {FREE})', "{{free}} free"),
             span=12,
             height=6,
@@ -170,7 +170,7 @@ def _layout() -> list[Panel]:
     return [
         grid(
             "MIG layout",
-            "Instances of each partitioned GPU by profile, and how many of them a pod holds.",
+            "Instances of each partitioned GPU by profile, and how many of them pods hold.",
             [
                 f"count by ({by}) (max by ({DEVICE}, mig_profile) ({instance}))",
                 f"sum by ({by}) (max by ({DEVICE}, mig_profile) ({held}))",
@@ -201,16 +201,16 @@ def _nodes() -> list[Panel]:
     return [
         heat(
             "Activity by node",
-            "Mean activity of a node's physical GPUs. A gap is unknown, not 0: MIG before Hopper cannot be measured "
-            "without DCGM.",
+            "Mean activity of a node's physical GPUs. A gap is unknown, not 0: MIG before Hopper needs DCGM to be "
+            "measured.",
             (
                 f"avg by (cluster, node) (max by ({DEVICE}) (avg_over_time({ACTIVITY_OF_BOARDS}[$__rate_interval])))",
                 "{{cluster}} {{node}}",
             ),
         ),
         graph(
-            "Memory of the GPUs",
-            "Used and total, of whole boards.",
+            "GPU memory",
+            "Used and total memory of physical GPUs.",
             *(
                 (f'sum(max by ({DEVICE}) (gpu_memory_{name}_bytes{{{NODES},gpu_instance=""}}))', name)
                 for name in ("used", "total")
@@ -219,7 +219,7 @@ def _nodes() -> list[Panel]:
         ),
         graph(
             "Power by node",
-            "Drawn by the boards; no host power.",
+            "Power draw of the GPUs, without the host.",
             (f"sum by (cluster, node) (max by ({DEVICE}) (gpu_power_watts{{{NODES}}}))", "{{cluster}} {{node}}"),
             unit="watt",
             stacked=True,
@@ -244,9 +244,9 @@ def _idle_workloads() -> Panel:
     )
     return grid(
         "Top idle workloads",
-        "The twenty of each currency that lose most money to idle GPUs, by the last 15 minutes and prices of now. "
-        "Idle for: since the device that worked last did. Effective: the effective part of profiled active time. "
-        "Unknown activity is not idle. A workload without a price is not here: see idle pods.",
+        "The 20 workloads of each currency with the highest idle cost in the last 15 minutes, at current prices. "
+        "Idle for: time since any of its devices was active. Effective: effective part of profiled active time. "
+        "Unknown activity is not idle. Workloads without a price are listed under Idle pods only.",
         [
             top,
             *(of_top(column, top) for column in columns),
@@ -277,8 +277,7 @@ def _idle_pods() -> Panel:
     by_pod = "cluster, node, pod_namespace, pod_name"
     return grid(
         "Idle pods",
-        "Pods whose devices have all been below the idle threshold, longest first; GPUs by share. Unknown activity is "
-        "not idle.",
+        "Pods with all devices below the idle threshold, longest first; GPUs by share. Unknown activity is not idle.",
         [
             f"min by ({by_pod}) (gpu_pod_idle_for_seconds{{{PODS}}}) > 60",
             f"sum by ({by_pod}) ({SHARE})",
@@ -303,19 +302,19 @@ def _pods() -> list[Panel]:
         _idle_pods(),
         graph(
             "Activity by namespace",
-            "Mean activity of the GPUs that a namespace's pods hold, by share. A gap is unknown, not 0.",
+            "Mean activity of the GPUs that pods of the namespace hold, by share. A gap is unknown, not 0.",
             (_used(SHARE, "pod_namespace"), "{{pod_namespace}}"),
             unit="percentunit",
         ),
         graph(
             "Activity by pod",
-            "Each holder's part of its device's activity, averaged over the pod's devices by share.",
+            "Activity of each holder on its device, averaged over the devices of the pod by share.",
             (_used(SHARE, "cluster, pod_namespace, pod_name"), "{{cluster}} {{pod_namespace}}/{{pod_name}}"),
             unit="percentunit",
         ),
         graph(
             "GPUs held by namespace",
-            "By share: a MIG instance or a replica is a part of a GPU.",
+            "By share: a MIG instance or a replica counts as its part of a GPU.",
             (f"sum by (pod_namespace) ({SHARE})", "{{pod_namespace}}"),
             stacked=True,
         ),
@@ -333,19 +332,19 @@ def _pods() -> list[Panel]:
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as JSON values."""
+    """Return the dashboard as JSON values."""
     rows: Rows = (
-        ("The fleet: follows Cluster", _funnel()),
-        ("Over time: follows Cluster", _over_time()),
-        ("What is free: follows Cluster, Model; whole GPUs follow Node", _free()),
-        ("Layout: MIG follows Cluster, Node; models follow Cluster, Model", _layout()),
-        ("Nodes: follows Cluster, Node", _nodes()),
-        ("Who: follows Cluster, Namespace; workloads follow Team, pods follow Node", _pods()),
+        ("Fleet (filter: Cluster)", _funnel()),
+        ("Over time (filter: Cluster)", _over_time()),
+        ("Free GPUs (filters: Cluster, Model; whole GPUs: Node)", _free()),
+        ("Layout (filters: Cluster; MIG: Node; models: Model)", _layout()),
+        ("Nodes (filters: Cluster, Node)", _nodes()),
+        ("Owners (filters: Cluster, Namespace; workloads: Team; pods: Node)", _pods()),
     )
     return board(
         uid="gpu-cost-fleet",
         title="GPU fleet",
-        description="How many GPUs there are, who holds them, whether they work, where free ones are, who idles.",
+        description="Capacity, allocation, activity, free GPUs, and idle workloads.",
         time_from="now-3h",
         refresh="30s",
         timezone="browser",
@@ -355,7 +354,7 @@ def build() -> dict[str, Any]:
             choice("namespace", "Namespace", f"label_values(gpu_pod_info{{{CLUSTER}}}, pod_namespace)"),
             choice("team", "Team", f"label_values(gpu_pod_info{{{CLUSTER}}}, team)"),
             choice("model", "Model", f"label_values(gpu_info{{{CLUSTER}}}, model)"),
-            text("job_gpus", "GPUs of a job", "8"),
+            text("job_gpus", "GPUs per job", "8"),
         ),
         rows=rows,
     )

@@ -1,4 +1,4 @@
-"""GPU on-call: whether the exporters see, what is broken, and who held the GPU when it broke."""
+"""GPU on-call dashboard: state of the exporters, hardware faults, and the pods that held a GPU when it failed."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ def _missing() -> list[Panel]:
     columns = [Column(f"Value #{letter}", name.capitalize()) for letter, name in zip("ABCD", STATES, strict=True)]
     return [
         grid(
-            "GPUs that should be there",
-            "By node: seen by the driver and not lost, expected, healthy for the kubelet, held. Less than expected "
-            "are missing; less advertised than present cannot be held.",
+            "Expected GPUs",
+            "By node. Present: seen by the driver and not lost. Advertised: healthy in the device plugin. Present "
+            "below Expected: GPUs are missing. Advertised below Present: some GPUs cannot be allocated.",
             [*state.values(), f"sum by ({by}) (max by ({GPU}) (gpu_up{{{NODES}}}) == bool 0)"],
             [
                 *NODE_COLUMNS,
@@ -29,20 +29,20 @@ def _missing() -> list[Panel]:
                 Column("Value #E", "Down"),
             ],
             sort="Down",
-            none="No node is seen",
+            none="No node found",
             span=14,
         ),
         graph(
-            "Expected and not present",
-            "GPUs by node that are expected and that the driver does not show, or shows as lost.",
+            "Missing GPUs",
+            "Expected GPUs that the driver does not list, or reports as lost, by node.",
             (f"{state['expected']} - {state['present']} > 0", "{{cluster}} {{node}}"),
-            none="None is missing",
+            none="No GPU is missing",
             span=10,
         ),
         grid(
-            "What the driver asks for",
-            "GPUs with a recovery action: 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "
-            "IMEX domain, 6 bus reset, 7 system reboot.",
+            "Recovery actions",
+            "GPUs for which the driver requests an action: 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, "
+            "5 recover the IMEX domain, 6 bus reset, 7 system reboot.",
             [f"max by ({GPU}, model) (gpu_recovery_action{{{NODES}}}) > 0"],
             [
                 *GPU_COLUMNS,
@@ -57,8 +57,8 @@ def _missing() -> list[Panel]:
 def _attribution() -> list[Panel]:
     return [
         graph(
-            "Devices of unknown holder",
-            "Whole GPUs and MIG instances by node of which the kubelet could not be asked who holds them.",
+            "Devices with unknown holder",
+            "Whole GPUs and MIG instances whose holder is unknown because the kubelet did not answer, by node.",
             (
                 f'sum by (cluster, node) (max by ({DEVICE}) (gpu_allocation_state{{{NODES},state="unknown"}})) > 0',
                 "{{cluster}} {{node}}",
@@ -67,18 +67,18 @@ def _attribution() -> list[Panel]:
             span=8,
         ),
         graph(
-            "Devices that match nothing",
-            "Listed by the kubelet with a pod, and not found on the node, by reason.",
+            "Unresolved devices",
+            "Devices that the kubelet lists with a pod but that are not found on the node, by reason.",
             (
                 f"sum by (cluster, node, reason) (gpu_pod_unresolved_devices{{{NODES}}}) > 0",
                 "{{cluster}} {{node}} {{reason}}",
             ),
-            none="All devices are found",
+            none="All devices are resolved",
             span=8,
         ),
         graph(
-            "Processes of no pod",
-            "On devices, and in no pod that the kubelet lists.",
+            "Processes outside pods",
+            "GPU processes that belong to no pod that the kubelet lists.",
             (
                 f"sum by (cluster, node) (max by ({DEVICE}) (gpu_unattributed_processes{{{NODES}}})) > 0",
                 "{{cluster}} {{node}}",
@@ -94,29 +94,29 @@ def _drill_down() -> list[Panel]:
     name = "GPU {{gpu}} {{gpu_instance}}"
     return [
         states(
-            "Who held it",
-            "A strip for each pod on each GPU or MIG instance: choose a node or a UUID above.",
+            "Holders",
+            "One strip for each pod on each GPU or MIG instance; select a node or a UUID above.",
             (f"max by ({held}) (gpu_pod_info{{{GPUS}}})", "{{node}} " + name + " {{pod_namespace}}/{{pod_name}}"),
             texts=HELD,
-            none="No pod held it",
+            none="No pod held a device",
         ),
         graph(
             "Activity",
-            "Of each GPU or MIG instance. A gap is unknown, not 0.",
+            "Activity of each GPU or MIG instance. A gap is unknown, not 0.",
             (f"max by ({DEVICE}) (gpu_activity_ratio{{{GPUS}}})", "{{node}} " + name),
             unit="percentunit",
             span=8,
         ),
         graph(
             "Memory used",
-            "Of each GPU or MIG instance.",
+            "Memory used on each GPU or MIG instance.",
             (f"max by ({DEVICE}) (gpu_memory_used_bytes{{{GPUS}}})", "{{node}} " + name),
             unit="bytes",
             span=8,
         ),
         graph(
             "Temperature",
-            "By sensor, of whole boards.",
+            "Temperature of physical GPUs by sensor.",
             (f"max by ({GPU}, sensor) (gpu_temperature_celsius{{{GPUS}}})", "{{node}} GPU {{gpu}} {{sensor}}"),
             unit="celsius",
             span=8,
@@ -125,21 +125,21 @@ def _drill_down() -> list[Panel]:
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as JSON values."""
+    """Return the dashboard as JSON values."""
     rows: Rows = (
-        ("Exporters: follows Cluster", exporters()),
-        ("Alerts: follows Cluster", alerts()),
-        ("GPUs that do not answer: follows Cluster, Node", _missing()),
-        ("Xids: follows Cluster, Node", xids()),
-        ("Memory errors: follows Cluster, Node", memory()),
-        ("Heat, power and links: follows Cluster, Node", heat_and_links()),
-        ("Who holds what cannot be told: follows Cluster, Node", _attribution()),
-        ("One node, one GPU: follows Cluster, Node, UUID", _drill_down()),
+        ("Exporters (filter: Cluster)", exporters()),
+        ("Alerts (filter: Cluster)", alerts()),
+        ("Failed GPUs (filters: Cluster, Node)", _missing()),
+        ("Xids (filters: Cluster, Node)", xids()),
+        ("Memory errors (filters: Cluster, Node)", memory()),
+        ("Temperature, power and links (filters: Cluster, Node)", heat_and_links()),
+        ("Attribution faults (filters: Cluster, Node)", _attribution()),
+        ("One node or GPU (filters: Cluster, Node, UUID)", _drill_down()),
     )
     return board(
         uid="gpu-cost-oncall",
         title="GPU on-call",
-        description="Whether the exporters see, what is broken, and who held the GPU when it broke.",
+        description="State of the exporters, hardware faults, and the pods that held a GPU when it failed.",
         time_from="now-3h",
         refresh="30s",
         timezone="browser",

@@ -1,65 +1,65 @@
-"""Panels of on-call: whether the exporters see, and which alerts fire."""
+"""On-call panels: state of the exporters, and firing alerts."""
 
 from panels import NODE_COLUMNS, RUNBOOK, Column, Panel, graph, grid, link, number, states
 from promql import CLUSTER, NODES
 
 INSTANCE = "cluster, instance, pod"
 UP = f"(up{{{CLUSTER}}} and on (cluster, job, namespace, instance) instance:gpu_exporter_job:info{{{CLUSTER}}})"
-"""Of exporters only, by whichever job they are scraped."""
+"""``up`` of exporters, under any job name."""
 
 
 def _of(name: str, by: str = INSTANCE) -> str:
-    """An exporter's own series, by where it runs."""
+    """Return a series of the exporter itself, by instance."""
     return f"max by ({by}) ({name}{{{CLUSTER}}})"
 
 
 def exporters() -> list[Panel]:
-    """How each exporter is."""
+    """Return the panels on the state of the exporters."""
     oldest = "time() - min({})"
     return [
         number(
-            "Exporters that answer",
-            "Exporters that Prometheus can scrape, and all that it has as targets.",
-            (f"sum({UP})", "answer"),
+            "Exporters up",
+            "Exporters that Prometheus can scrape, and all exporter targets.",
+            (f"sum({UP})", "up"),
             (f"count({UP})", "all"),
         ),
         number(
-            "Oldest reading",
-            "Age of the oldest exporter's newest reading of its driver.",
+            "Oldest sample",
+            "Age of the newest driver sample, for the exporter where it is oldest.",
             (oldest.format(_of("gpu_exporter_sample_timestamp_seconds")), ""),
             unit="s",
             bad_from=60,
         ),
         number(
             "Oldest attribution",
-            "Age of the oldest answer of a kubelet: who holds what is as old.",
+            "Age of the newest kubelet answer, for the exporter where it is oldest. The holders shown are as old.",
             (oldest.format(_of("gpu_exporter_attribution_timestamp_seconds")), ""),
             unit="s",
             bad_from=60,
         ),
         number(
-            "Restarts of readers",
-            "Times in the range that a child process that owns the driver was started again.",
+            "Driver process restarts",
+            "Restarts in the range of the child processes that call the driver.",
             (f"sum(increase(gpu_exporter_worker_restarts_total{{{CLUSTER}}}[$__range])) or vector(0)", ""),
             bad_from=3,
             decimals=0,
         ),
         number(
-            "Series left out",
-            "Pod series left out of pages in the range, because of --series-limit.",
+            "Dropped series",
+            "Pod series left out of pages in the range because of --series-limit.",
             (f"sum(increase(gpu_exporter_dropped_series_total{{{CLUSTER}}}[$__range])) or vector(0)", ""),
             bad_from=1,
             decimals=0,
         ),
         number(
             "Simulated exporters",
-            "Exporters whose GPUs and pods do not exist. Beside real ones their numbers are added up with the real.",
+            "Exporters with simulated GPUs and pods. Sums of a cluster with real and simulated exporters include both.",
             (f"sum({_of('gpu_exporter_simulated')}) or vector(0)", ""),
         ),
         grid(
             "Exporters",
-            "One row for each: whether it answers, how old its picture, its readings and its attribution are, and how "
-            "often its reader was started again. Ages should stay near the sample interval.",
+            "One row per exporter: state, age of its snapshot, sample and attribution, and driver process restarts. "
+            "Ages should stay near the sample interval.",
             [
                 f"max by ({INSTANCE}) ({UP})",
                 f"time() - {_of('gpu_exporter_snapshot_timestamp_seconds')}",
@@ -73,20 +73,20 @@ def exporters() -> list[Panel]:
                 Column("node", "Node"),
                 Column("instance", "Instance"),
                 Column("pod", "Pod"),
-                Column("Value #A", "Answers", texts={"0": "red", "1": "green"}),
-                Column("Value #B", "Picture", "s"),
-                Column("Value #C", "Readings", "s"),
+                Column("Value #A", "Up", texts={"0": "red", "1": "green"}),
+                Column("Value #B", "Snapshot", "s"),
+                Column("Value #C", "Sample", "s"),
                 Column("Value #D", "Attribution", "s"),
                 Column("Value #E", "Restarts"),
             ],
-            sort="Answers",
+            sort="Up",
             ascending=True,
             none="No exporter is scraped",
         ).height(8),
         states(
             "Sources",
-            "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners "
-            "(kubernetes-api) works.",
+            "State of the sources of samples (nvml, dcgm), of holders (kubelet, slurm, host) and of owners "
+            "(kubernetes-api).",
             (
                 f"min by (cluster, instance, source) (gpu_exporter_source_up{{{CLUSTER}}})",
                 "{{cluster}} {{instance}} {{source}}",
@@ -96,7 +96,7 @@ def exporters() -> list[Panel]:
         ),
         graph(
             "Errors by reason",
-            "What went wrong in the exporters, by part and reason, per second.",
+            "Errors of the exporters per second, by part and reason.",
             (
                 f"sum by (part, reason) (rate(gpu_exporter_errors_total{{{CLUSTER}}}[$__rate_interval])) > 0",
                 "{{part}}: {{reason}}",
@@ -108,17 +108,17 @@ def exporters() -> list[Panel]:
 
 
 def alerts() -> list[Panel]:
-    """What fires."""
+    """Return the panels on firing alerts."""
     firing = f'ALERTS{{alertname=~"GPU.*",alertstate="firing",severity!="none",{CLUSTER}}}'
     about = "alertname, severity, cluster, node, gpu, workload_namespace, workload_name, team"
     return [
         grid(
-            "Alerts that fire",
-            "Alerts of these rules, as Prometheus has them now; what Alertmanager holds back is here too.",
+            "Firing alerts",
+            "Alerts of these rules that fire in Prometheus now, also if Alertmanager inhibits or silences them.",
             [f"max by ({about}) ({firing})"],
             [
                 Column("severity", "Severity", texts={"critical": "red", "warning": "orange", "info": "blue"}),
-                Column("alertname", "Alert", links=(link("Runbook: find the alert's heading", RUNBOOK),)),
+                Column("alertname", "Alert", links=(link("Runbook (search for the alert)", RUNBOOK),)),
                 *NODE_COLUMNS,
                 Column("gpu", "GPU"),
                 Column("workload_namespace", "Namespace"),
@@ -127,12 +127,12 @@ def alerts() -> list[Panel]:
             ],
             sort="Severity",
             ascending=True,
-            none="No alert fires",
+            none="No alert is firing",
             span=14,
         ),
         graph(
             "Alerts over time",
-            "How many fire, by alert.",
+            "Number of firing alerts by name.",
             (f"count by (alertname, severity) ({firing})", "{{alertname}} {{severity}}"),
             stacked=True,
             none="No alert fired",

@@ -1,4 +1,4 @@
-"""Panels of on-call: what boards say of themselves, by Xids, memory errors, heat and links."""
+"""On-call panels: Xids, memory errors, temperature, throttling and links."""
 
 from panels import GPU_COLUMNS, RUNBOOK, Column, Panel, graph, grid, link, states
 from promql import GPU, NODES
@@ -9,14 +9,14 @@ REASONS = 'reason!~"gpu_idle|clocks_setting|display_clocks"'
 
 
 def xids() -> list[Panel]:
-    """Driver errors by code."""
+    """Return the panels on driver errors (Xids)."""
     by = f"{GPU}, model, xid"
     seen = f"max by ({by}, tier) (gpu_xid_last_seen_timestamp_seconds{{{NODES}}}) * 1000"
     return [
         grid(
             "Xids",
-            "Each code by GPU: its tier, when it was last seen, and how often since the exporter started. Tiers as in "
-            "the runbook; none: nobody needs to hear of it.",
+            "Xids by GPU and code: tier, time of the last event, and number of events since the exporter started. The "
+            "runbook describes the tiers; codes of tier none raise no alert.",
             [seen, f"sum by ({by}) (max by ({by}, instance) (gpu_xid_errors_total{{{NODES}}}))"],
             [
                 Column("tier", "Tier", texts=TIERS),
@@ -31,8 +31,8 @@ def xids() -> list[Panel]:
         ),
         graph(
             "Xids over time",
-            "Events by code in the last ten minutes of each point: their time is what counts, which sees the first "
-            "one too.",
+            "GPUs with an event in the last ten minutes, by code, from the time of the event; so the first event "
+            "counts.",
             (
                 f"count by (xid) (max by ({by}) (gpu_xid_last_seen_timestamp_seconds{{{NODES}}}) > time() - 600)",
                 "Xid {{xid}}",
@@ -45,7 +45,7 @@ def xids() -> list[Panel]:
 
 
 def memory() -> list[Panel]:
-    """ECC errors, and memory that was replaced or waits for it."""
+    """Return the panels on ECC errors and on replaced memory."""
     grew = "max by ({}) (last_over_time({}[10m]) - min_over_time({}[10m])) > 0"
     ecc = f"gpu_ecc_errors_total{{{NODES}}}"
     touched = " or ".join(
@@ -69,22 +69,21 @@ def memory() -> list[Panel]:
     return [
         graph(
             "ECC errors",
-            "Growth over ten minutes, by GPU and type. Uncorrected ones ended or spoilt what ran there.",
+            "Increase over ten minutes, by GPU and type. An uncorrected error ends or corrupts the work on the GPU.",
             (grew.format(f"{GPU}, type", ecc, ecc), "{{node}} GPU {{gpu}} {{type}}"),
             none="No ECC error",
         ),
         states(
-            "Memory that waits to be replaced, or cannot be",
-            "GPUs with a row remap (before Ampere: a page) that waits for a reset, or one that failed: the board is "
-            "to be exchanged.",
+            "Row remapping pending or failed",
+            "Pending: a row remap (before Ampere: a page retirement) waits for a GPU reset. Failed: replace the GPU.",
             (pending, "{{node}} GPU {{gpu}} pending"),
             (f"2 * ({failed})", "{{node}} GPU {{gpu}} failed"),
             texts={"0": ("no", "transparent"), "1": ("pending", "orange"), "2": ("failed", "red")},
             span=12,
         ),
         grid(
-            "Memory of boards",
-            "GPUs with ECC errors since the driver was loaded, or replaced rows or pages over the board's life.",
+            "Memory errors by GPU",
+            "GPUs with ECC errors since the driver was loaded, or with rows or pages replaced in their lifetime.",
             [
                 f"max by ({GPU}, model) ({uncorrected}) and on ({GPU}) ({touched})",
                 f'max by ({GPU}, model) (gpu_ecc_errors_total{{{NODES},type="corrected"}})',
@@ -102,35 +101,35 @@ def memory() -> list[Panel]:
 
 
 def heat_and_links() -> list[Panel]:
-    """Throttling, temperature, NVLink and PCIe."""
+    """Return the panels on throttling, temperature, NVLink and PCIe."""
     active = f"max by ({GPU}, reason) (gpu_throttle_active{{{NODES},{REASONS}}})"
     ever = f"max by ({GPU}, reason) (max_over_time(gpu_throttle_active{{{NODES},{REASONS}}}[$__range] @ end())) > 0"
     errors = "sum by ({}) (max by ({}) (last_over_time({}[10m]) - min_over_time({}[10m]))) > 0"
     links, replays = f"gpu_nvlink_errors_total{{{NODES}}}", f"gpu_pcie_replays_total{{{NODES}}}"
     return [
         states(
-            "Why clocks are held down",
-            "GPUs and reasons of the range, those for want of work or by a setting left out.",
+            "Throttling reasons",
+            "GPUs and reasons in the range, without idleness and clock settings.",
             (f"{active} and on ({GPU}, reason) ({ever})", "{{node}} GPU {{gpu}} {{reason}}"),
             texts=ON_OFF,
         ),
         graph(
-            "Least temperature margin by node",
-            "Degrees that the hottest GPU of a node has left to its highest operating temperature; may be below 0.",
+            "Lowest temperature margin by node",
+            "Degrees between the hottest GPU of a node and its highest operating temperature; can be negative.",
             (f"min by (cluster, node) (gpu_temperature_margin_celsius{{{NODES}}})", "{{cluster}} {{node}}"),
             unit="celsius",
             span=8,
         ),
         graph(
             "NVLink errors",
-            "In ten minutes, by node and kind. A replay now and then is what replays are for; a recovery is not.",
+            "Errors in ten minutes, by node and kind. Occasional replays are normal; recoveries are not.",
             (errors.format("cluster, node, kind", f"{GPU}, kind", links, links), "{{node}} {{kind}}"),
             none="No NVLink error",
             span=8,
         ),
         graph(
             "PCIe replays",
-            "Packets that had to be sent again in ten minutes, by node.",
+            "Packets sent again in ten minutes, by node.",
             (errors.format("cluster, node", GPU, replays, replays), "{{cluster}} {{node}}"),
             none="No PCIe replay",
             span=8,

@@ -1,4 +1,4 @@
-"""Panels as all dashboards have them: data source, description, unit, and colours that mean the same everywhere."""
+"""Builders of panels with the data source, units and colours that all dashboards share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import prometheus as prometheus_models
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 RUNBOOK = "${cost_page}/runbook"
 MONEY = "locale"
-"""A number without a currency's sign: which currency it is stands in the legend or in a column of its own."""
+"""A number without a currency sign; the currency is in the legend or in a column."""
 ALL_DAYS = 1100
 """More points than there are days in three years: a step of a day stays one."""
 COLOURS = {
@@ -68,7 +68,7 @@ def query(expression: str, legend: str = "", *, instant: bool = False, as_table:
 
 
 def link(title: str, url: str) -> dict[str, Any]:
-    """A link of a cell or a panel; opens beside."""
+    """Return a link of a cell or a panel; it opens in a new tab."""
     return {"title": title, "url": url, "targetBlank": True}
 
 
@@ -77,12 +77,12 @@ _ON_CALL = (
     "&${__url_time_range}"
 )
 NODE_COLUMNS = (Column("cluster", "Cluster"), Column("node", "Node", links=(link("This node", _ON_CALL),)))
-"""A node, which leads to on-call of that node."""
+"""Columns of a node, with a link to its on-call dashboard."""
 GPU_COLUMNS = (*NODE_COLUMNS, Column("gpu", "GPU"), Column("uuid", "UUID"), Column("model", "Model"))
 
 
 def steps(*borders: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
-    """Colours from a value on; the first has none."""
+    """Return colours by lowest value; the first has no lowest value."""
     listed = [models.Threshold(value=value, color=colour) for value, colour in borders]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(listed)
 
@@ -105,7 +105,7 @@ def number(
     decimals: int | None = None,
     span: int = 4,
 ) -> stat.Panel:
-    """A number, or one by currency; red from ``bad_from`` up or below ``bad_below``."""
+    """Return a panel with one number per target or currency; red from ``bad_from`` up, or below ``bad_below``."""
     colours = steps((None, "green"))
     if bad_from is not None:
         colours = steps((None, "green"), (bad_from, "red"))
@@ -133,7 +133,7 @@ def number(
 def bars(
     title: str, description: str, *targets: Target, unit: str = "short", span: int = 8, height: int = 8
 ) -> bargauge.Panel:
-    """Numbers of now as bars below each other."""
+    """Return a panel with the current values as horizontal bars."""
     panel = (
         _headed(bargauge.Panel(), title, description, unit, [query(*target, instant=True) for target in targets])
         .no_value("-")
@@ -149,7 +149,7 @@ def bars(
 
 
 def coloured(panel: Any_) -> Any_:
-    """Colours by the first word of a legend."""
+    """Colour series by the first word of their legend."""
     for word, colour in COLOURS.items():
         panel = panel.override_by_regexp(
             f"/^{word}/", [models.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": colour})]
@@ -166,7 +166,7 @@ def graph(
     none: str = "",
     span: int = 12,
 ) -> timeseries.Panel:
-    """Lines over time. ``none``: what is said where there is nothing, if that is no fault."""
+    """Return a panel with lines over time. ``none``: text for no data, if that is normal."""
     panel = (
         _headed(timeseries.Panel(), title, description, unit, [query(*target) for target in targets])
         .min(0)
@@ -198,7 +198,7 @@ def graph(
 def periods(
     title: str, description: str, step: str, *targets: Target, unit: str = MONEY, time_from: str = "", span: int = 12
 ) -> timeseries.Panel:
-    """Stacked bars, one for each day or hour; the panel asks in steps of it, however long the dashboard's range."""
+    """Return a panel of stacked bars per day or hour; the query step is fixed, for any range of the dashboard."""
     panel = (
         graph(title, description, *targets, unit=unit, stacked=True, span=span)
         .draw_style(common_models.GraphDrawStyle.BARS)
@@ -220,7 +220,7 @@ def states(
     span: int = 24,
     none: str = "None",
 ) -> statetimeline.Panel:
-    """What held when, a strip for each series; ``texts``: word and colour by value."""
+    """Return a panel with states over time, a strip per series; ``texts``: word and colour by value."""
     mapped = {value: models.ValueMappingResult(text=text, color=colour) for value, (text, colour) in texts.items()}
     return (
         _headed(statetimeline.Panel(), title, description, "short", [query(*target) for target in targets])
@@ -238,7 +238,7 @@ def states(
 
 
 def heat(title: str, description: str, target: Target) -> statushistory.Panel:
-    """A row for each series, coloured by its value from 0 to 1."""
+    """Return a panel with a row per series, coloured by its value from 0 to 1."""
     return (
         _headed(statushistory.Panel(), title, description, "percentunit", [query(*target)])
         .min(0)
@@ -264,11 +264,11 @@ def grid(
     none: str = "None",
     span: int = 24,
 ) -> table.Panel:
-    """Instant queries in one table, joined by the labels they share; rows without a value of the first are left out."""
+    """Return a table of instant queries joined on their labels, without rows that the first query lacks."""
     targets = [query(expression, as_table=True) for expression in expressions]
     names = {column.field: column.title for column in columns}
     if "Value #A" in names:
-        names["Value"] = names["Value #A"]  # how it is called where no other query answers
+        names["Value"] = names["Value #A"]  # the name if no other query returns data
     panel = (
         _headed(table.Panel(), title, description, "short", targets)
         .no_value(none)

@@ -1,11 +1,11 @@
-"""Pieces of PromQL that the panels share: labels, filters, and sums over what is recorded once an hour."""
+"""PromQL that the panels share: labels, filters, and sums over hourly recorded series."""
 
 from typing import NamedTuple
 
 CLUSTER = 'cluster=~"$cluster"'
 NODES = f'{CLUSTER},node=~"$node"'
 DEVICE = "cluster, node, gpu, uuid, gpu_instance"
-"""What a GPU or MIG instance is told by, whichever labels Prometheus adds."""
+"""Labels that identify a GPU or MIG instance, whichever labels Prometheus adds."""
 GPU = "cluster, node, gpu, uuid"
 HOLDER = f"{DEVICE}, pod_namespace, pod_name, pod_uid, container_name"
 WORKLOAD = "cluster, workload_namespace, workload_kind, workload_name, team"
@@ -14,32 +14,32 @@ HELD_IN_CLUSTER = f"{CLUSTER},{HELD}"
 
 
 SERIES = "quantity, workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
-"""All labels of a workload's hourly series, but for those of the Prometheus that recorded it and its cluster."""
+"""All labels of a workload's hourly series except cluster and those of the recording Prometheus."""
 
 
 class Window(NamedTuple):
-    """A stretch of recorded hours: a range and how far it is moved."""
+    """A window of recorded hours: range and offset."""
 
     range: str
     offset: str
     longer: str
-    """The range and the hour before it, where that can be written: an hour that is missing there is in the next one."""
+    """The range plus the hour before it, if it is constant: a missed hour is part of the next one."""
 
     def __str__(self) -> str:
-        """As it stands behind a selector."""
+        """Return the text that follows a selector."""
         return f"[{self.range}] offset {self.offset}"
 
 
 # An hour is recorded 5 to 20 minutes after its end: moved by 20 minutes, a range has the hours that lie in it.
 RANGE = Window("$__range", "-20m", "$__range")
 DAY = Window("1d", "-1d20m", "1d1h")
-"""Of a step of one day, the day that begins at the step."""
+"""For steps of one day: the day that starts at the step."""
 HOUR = Window("1h", "-1h20m", "2h")
-"""Of a step of one hour, the hour that begins at the step."""
+"""For steps of one hour: the hour that starts at the step."""
 
 
 def gained(quantity: str, by: str, window: Window, matchers: str = HELD_IN_CLUSTER) -> str:
-    """What workloads' hourly series add up to, of one recorder for each cluster.
+    """Return the sum of the hourly series of workloads, from one recorder per cluster.
 
     Two servers cut hours at different instants: the larger values of both would have a part of a job twice.
     """
@@ -48,17 +48,17 @@ def gained(quantity: str, by: str, window: Window, matchers: str = HELD_IN_CLUST
 
 
 def _recorder(window: Window) -> str:
-    """By cluster the one that recorded most: hours, and GPU-seconds in them."""
+    """Select the recorder of each cluster with the most recorded hours and GPU-seconds."""
     recorded = f"cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}[{window.longer}] offset {window.offset}"
     return f"topk by (cluster) (1, count_over_time({recorded}) * sum_over_time({recorded}))"
 
 
 STEPS = ("Active", "Profiled", "Effective")
-"""The steps of the funnel below what is allocated. What is active and not profiled may be effective or not."""
+"""Steps of the funnel below allocated. Active time that was not profiled may be effective."""
 
 
 def steps(quantity: str, by: str, matchers: str) -> tuple[str, ...]:
-    """A quantity of the range by ``STEPS``, each a part of the one before; absent where that was not measured."""
+    """Return a quantity of the range by ``STEPS``, each a part of the one before; absent if it was not measured."""
 
     def of(states: str) -> str:
         return gained(quantity, by, RANGE, f'{matchers},state=~"{states}"')
@@ -68,14 +68,14 @@ def steps(quantity: str, by: str, matchers: str) -> tuple[str, ...]:
 
 
 def hours_recorded(window: Window) -> str:
-    """How many hours of a window were recorded, by cluster."""
+    """Return the number of recorded hours of a window by cluster."""
     return f"max by (cluster) (count_over_time(cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}{window}))"
 
 
 def of_one_currency(amount: str, window: Window, unit: float) -> str:
-    """Money by model and currency for each unit (seconds or joules) of an amount by cluster and model.
+    """Return cost by model and currency per unit (seconds or joules) of an amount by cluster and model.
 
-    Where a model was paid in several currencies in one cluster nobody can say what was paid in which: absent.
+    Absent for a model with prices in several currencies in one cluster: the amount per currency is unknown.
     """
     cost = gained("cost", "cluster, model, currency", window)
     cost = f"({cost} unless on (cluster, model) count by (cluster, model) ({cost}) > 1)"
@@ -84,5 +84,5 @@ def of_one_currency(amount: str, window: Window, unit: float) -> str:
 
 
 def of_top(column: str, top: str) -> str:
-    """A column of the workloads of a table's first one: all of a large fleet's would be too many to send."""
+    """Restrict a column to the workloads of the first column: those of a large fleet are too many to send."""
     return f"({column}) and on ({WORKLOAD}) {top}"

@@ -114,11 +114,13 @@ def test_an_eight_gpu_pod_at_ninety_per_cent_shows_ninety_per_cent(live: Engine)
 
 
 def test_the_funnel_narrows_from_what_is_there_to_what_is_used(live: Engine) -> None:
-    funnel = [value(live, "fleet", "GPUs: from what is there to what is used", letter) for letter in "ABCDEF"]
+    funnel = [value(live, "fleet", "GPUs: capacity to effective use", letter) for letter in "ABCDEF"]
     # 8 at 90 %, 2 idle, half a GPU at 50 %, a quarter at work, one that is gone and of which nothing is known. What is
     # not shared is profiled, at half of a limit or more.
     assert funnel == pytest.approx([17, 11.75, 8.75, 7.7, 7.45, 3.87], abs=0.05)
-    money = [value(live, "fleet", "The same in money per hour", letter, currency="USD") for letter in "BCDE"]
+    money = [
+        value(live, "fleet", "Cost per hour: capacity to effective use", letter, currency="USD") for letter in "BCDE"
+    ]
     assert money == pytest.approx([H100_PRICE * gpus for gpus in (funnel[1], *funnel[3:])], abs=0.5)
     # Nothing of the serving team's quarter was profiled: what it paid is active, and in no later step.
     parts = {row["workload_name"]: part for row, part in shown(live, "fleet", "Top idle workloads", "D")}
@@ -135,9 +137,9 @@ def test_free_gpus_are_counted_by_what_could_run_on_them(live: Engine) -> None:
     free = value(live, "fleet", "Free whole GPUs")
     assert free == 4
     assert value(live, "fleet", "Jobs that fit") == 0
-    assert value(live, "fleet", "Free GPUs that no such job can use") == free
+    assert value(live, "fleet", "Free GPUs lost to fragmentation") == free
     assert shown(live, "fleet", "Jobs that fit", job_gpus="2")[0][1] == 2
-    assert shown(live, "fleet", "Free GPUs that no such job can use", job_gpus="3")[0][1] == 1
+    assert shown(live, "fleet", "Free GPUs lost to fragmentation", job_gpus="3")[0][1] == 1
     assert value(live, "fleet", "MIG layout", "A", mig_profile="3g.40gb") == 1
     assert value(live, "fleet", "MIG layout", "B", mig_profile="2g.20gb") == 0
 
@@ -145,22 +147,22 @@ def test_free_gpus_are_counted_by_what_could_run_on_them(live: Engine) -> None:
 def test_faults_are_on_the_on_call_board_with_who_held_the_gpu(live: Engine) -> None:
     tiers = {row[0]["xid"]: row[0]["tier"] for row in shown(live, "oncall", "Xids")}
     assert tiers == {"31": "application", "94": "warning", "45": "none", "48": "critical"}
-    assert value(live, "oncall", "What the driver asks for") == 4
-    assert value(live, "oncall", "Memory of boards", "A", gpu="12") == 6
-    firing = {row[0]["alertname"] for row in shown(live, "oncall", "Alerts that fire")}
+    assert value(live, "oncall", "Recovery actions") == 4
+    assert value(live, "oncall", "Memory errors by GPU", "A", gpu="12") == 6
+    firing = {row[0]["alertname"] for row in shown(live, "oncall", "Firing alerts")}
     assert {"GPUXidCritical", "GPUMissing", "GPURecoveryActionNeeded"} <= firing
     fired = {labels["alertname"] for labels, _ in shown(live, "oncall", "Alerts over time")}
     assert {"GPUEccUncorrectable", *firing} <= fired
-    held = {(labels["gpu"], labels["pod_name"]) for labels, _ in shown(live, "oncall", "Who held it")}
+    held = {(labels["gpu"], labels["pod_name"]) for labels, _ in shown(live, "oncall", "Holders")}
     assert {("0", "trainer-0"), ("15", "victim-0")} <= held
-    reasons = {(labels["gpu"], labels["reason"]) for labels, _ in shown(live, "oncall", "Why clocks are held down")}
+    reasons = {(labels["gpu"], labels["reason"]) for labels, _ in shown(live, "oncall", "Throttling reasons")}
     assert reasons == {("13", "hw_thermal")}
 
 
 def test_budgets_and_the_month_are_those_of_the_cost_service(live: Engine) -> None:
     row = [value(live, "finops", "Budgets", letter, budget="research", team="vision") for letter in "ABCDE"]
     assert row == [1000, 400, 900, 0.4, 0.9]
-    month = [value(live, "finops", "Month, as the cost service has it", letter) for letter in "ABC"]
+    month = [value(live, "finops", "Month, from the cost service", letter) for letter in "ABC"]
     assert month == [5, 9, 7]
 
 
@@ -188,12 +190,12 @@ def test_the_forecast_is_the_month_to_date_and_the_pace_of_seven_days(recorded: 
     pace = sum(_money(week, "USD", cluster=cluster) / count for cluster, count in hours.items())
     spent = _money(truth_between(MONTH_START, END_SECONDS), "USD")
     rest = (30 * DAY - (END_SECONDS - MONTH_START)) / HOUR
-    forecast = value(recorded, "finops", "Forecast of the month", currency="USD")
+    forecast = value(recorded, "finops", "Forecast for the month", currency="USD")
     assert forecast == pytest.approx(spent + pace * rest, rel=1e-6)
 
 
 def test_bars_of_days_are_the_days_and_their_parts_are_the_whole(recorded: Engine) -> None:
-    panel = panel_of("finops", "Money by day")
+    panel = panel_of("finops", "Cost by day")
     drawn: dict[float, float] = {}
     for target in panel["targets"]:
         for labels, values in recorded.series(BOARDS["finops"], panel, target):
@@ -210,7 +212,7 @@ def test_bars_of_days_are_the_days_and_their_parts_are_the_whole(recorded: Engin
 
 
 def test_bars_of_hours_are_todays_money(recorded: Engine) -> None:
-    panel = panel_of("finops", "Money by hour")
+    panel = panel_of("finops", "Cost by hour")
     drawn = sum(
         money
         for target in panel["targets"]
@@ -231,12 +233,10 @@ def test_the_top_of_waste_is_whose_idle_gpus_cost_most(recorded: Engine) -> None
     }
     most = sorted(idle.values(), reverse=True)[:20]
     names = ("cluster", "workload_namespace", "workload_kind", "workload_name", "team")
-    rows = [row for row in shown(recorded, "finops", "Top 20 by idle money") if row[0]["currency"] == "USD"]
+    rows = [row for row in shown(recorded, "finops", "Top 20 by idle cost") if row[0]["currency"] == "USD"]
     assert sorted((money for _, money in rows), reverse=True) == pytest.approx(most, rel=1e-6)
-    owners = {
-        tuple(row[0].get(name, "") for name in names) for row in shown(recorded, "finops", "Top 20 by idle money")
-    }
-    hours = shown(recorded, "finops", "Top 20 by idle money", "D")
+    owners = {tuple(row[0].get(name, "") for name in names) for row in shown(recorded, "finops", "Top 20 by idle cost")}
+    hours = shown(recorded, "finops", "Top 20 by idle cost", "D")
     assert {tuple(labels.get(name, "") for name in names) for labels, _ in hours} == owners
     for labels, money in rows:
         assert money == pytest.approx(idle[tuple(labels.get(name, "") for name in names)], rel=1e-6)
@@ -288,7 +288,7 @@ def test_the_funnel_of_the_range_is_that_of_the_ledger(recorded: Engine, team: s
     held = sum((totals for (kind,), totals in truth.total("kind", **chosen).items() if kind not in APART), Totals())
     for title, labels, unit, whole, owned in (
         ("GPU-hours from capacity to effective", {}, HOUR, every.seconds, held.seconds),
-        ("Money from capacity to effective", {"currency": "USD"}, 1, every.money["USD"], held.money["USD"]),
+        ("Cost from capacity to effective", {"currency": "USD"}, 1, every.money["USD"], held.money["USD"]),
     ):
         found = [
             amount
@@ -323,7 +323,7 @@ def test_trust_is_told_from_the_same_hours(recorded: Engine) -> None:
 
 def test_a_gpu_hour_costs_what_its_price_was(recorded: Engine) -> None:
     per_hour = {
-        labels["model"]: (labels["currency"], money) for labels, money in shown(recorded, "finops", "Per GPU-hour")
+        labels["model"]: (labels["currency"], money) for labels, money in shown(recorded, "finops", "Cost per GPU-hour")
     }
     truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
     for model, (currency, money) in per_hour.items():
