@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench chaos bench-accuracy fuzz golden format requirements image audit dist archive clean
+.PHONY: help install demo test check compile bench chaos bench-accuracy fuzz golden format requirements image audit dist archive clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -60,6 +60,10 @@ test: .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Run the tests; 
 		$(if $(CI),--durations=30) \
 		$(if $(COVERAGE),--cov --cov-report=term --cov-report=xml:.cache/coverage.xml) $(TESTS); \
 	rm -rf "$$directory"
+
+# Otherwise each process of the tests compiles all of them.
+compile: .venv/.develop
+	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -m pytest --collect-only --quiet tests >/dev/null 2>&1 || true
 
 check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules, image, chart and what generated files must equal
 	$(RUN) scripts/pins.py
