@@ -191,6 +191,16 @@ def test_paused_profiling_is_a_state_and_its_values_are_absent_until_it_goes_on(
         assert of(back).profiling is ProfilingState.RUNNING
 
 
+def test_values_from_before_profiling_was_paused_are_absent() -> None:
+    with engine(busy(), interval_seconds=10.0) as bench:
+        assert profiled(bench.opened()) == PROFILED
+        bench.set(faults={Fault.PROFILING_PAUSED: 0.0})
+        bench.seconds -= 5.0  # the engine measures again in 5 s
+        reading = bench.sample()
+        assert of(reading).profiling is ProfilingState.PAUSED
+        assert profiled(reading) == frozenset()
+
+
 def test_without_a_profiling_field_nobody_asks_for_profiling() -> None:
     with engine(busy(), fields=FIELDS - PROFILED) as bench:
         assert of(bench.opened()).profiling is None

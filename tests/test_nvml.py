@@ -200,6 +200,13 @@ def test_a_gpu_whose_every_call_fails_is_failed_until_it_answers_again() -> None
         assert states(it.after(1)) == [UP, UP]
 
 
+def test_a_gpu_that_failed_three_times_is_asked_again_for_what_it_did_not_support() -> None:
+    with watched(gpu(overrides={Field.ENC_UTIL: None}), fields=frozenset({Field.ENC_UTIL})) as it:
+        assert [states(it.after(1)) for _ in range(3)] == [[(DeviceState.FAILED, "not_supported")]] * 3
+        it.node.change(overrides={})
+        assert states(it.after(1)) == [UP]
+
+
 def test_one_failing_call_is_counted_and_costs_its_field_only() -> None:
     with watched(gpu()) as it:
         simulated_driver.fail("nvmlDeviceGetPowerUsage", 999)

@@ -195,6 +195,18 @@ def test_sharers_without_visible_processes_are_estimated_and_have_no_measured_ro
     assert view.unattributed_processes is None
 
 
+@pytest.mark.parametrize(("reliable", "reason"), [(True, "contradiction"), (False, "")])
+def test_only_a_reliable_list_without_processes_contradicts_utilisation(
+    viewer: Viewer, reason: str, *, reliable: bool
+) -> None:
+    viewer.process_list_reliable = reliable
+    codecs = dict.fromkeys((Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL), 0)
+    stuck = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 100, Field.FB_USED: 3, **codecs}, processes=())
+    for second in range(60):
+        (view,) = views(viewer, [stuck], held(holder("a")), at=1000.0 + second)
+    assert view.activity_unknown_reason == reason
+
+
 def test_a_sharer_that_uses_its_whole_share_is_not_idle(viewer: Viewer) -> None:
     viewer.clock.threshold_ratio = 0.5
     shared = GpuReading(
