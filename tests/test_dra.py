@@ -212,6 +212,12 @@ def test_a_share_of_a_device_is_what_it_consumes_of_its_memory(
     assert {one.mode for one in holders} == {ShareMode.SHARED}
 
 
+def test_a_share_that_one_container_names_twice_counts_once() -> None:
+    containers = [claimed("a", "gpu-10", "gpu-10", share_id="s1")]
+    (holder,) = join(containers, [gpu(0)], evidence=sharing(GPU_MIB // 4, None)).holders[gpu_uuid(0)]
+    assert (holder.share_ratio, holder.share_estimated) == (0.25, False)
+
+
 def test_containers_of_one_share_have_it_together() -> None:
     containers = [
         claimed("a", "gpu-10", share_id="s1", container="one"),

@@ -82,7 +82,9 @@ def test_the_newest_complete_generation_counts_and_while_there_is_none_the_last_
     assert set(before["n1"]) == {"gpu-0"}
     assert set(pools_of([old, old, new], before)["n1"]) == {"gpu-0"}
     assert set(pools_of([old, new], before)["n1"]) == {"gpu-0"}
-    assert set(pools_of([old, new, replace(new, devices={"gpu-2": GPU})], before)["n1"]) == {"gpu-1", "gpu-2"}
+    for others in ([old], [old, old]):
+        slices = [*others, new, replace(new, devices={"gpu-2": GPU})]
+        assert set(pools_of(slices, before)["n1"]) == {"gpu-1", "gpu-2"}
     assert pools_of([], before) == {}
 
 

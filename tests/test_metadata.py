@@ -158,8 +158,11 @@ async def test_a_pod_that_the_api_never_had_stays_a_holder(cluster: Cluster, tmp
         assert reader.metadata.status.problem == ""
 
 
-async def test_a_pod_that_finished_before_the_agent_started_has_ended(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.add_pod("done-0", phase="Succeeded")
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_a_pod_that_finished_before_the_agent_started_has_ended(
+    cluster: Cluster, tmp_path: Path, phase: str
+) -> None:
+    cluster.add_pod("done-0", phase=phase)
     async with reading(cluster, tmp_path) as reader:
         reader.note(whole_gpu("done-0"))
         await reader.until(lambda: reader.metadata.evidence(cluster.now).ended == {("ml", "done-0")})

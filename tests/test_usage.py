@@ -168,6 +168,12 @@ def test_whoever_holds_a_partitioned_gpu_itself_has_all_of_it(meter: Meter) -> N
     assert figures(after(meter, [held, *instances])) == {"a": (1.0, 0.0, 0.0)}
 
 
+def test_free_replicas_of_a_partitioned_gpu_without_activity_are_unknown(meter: Meter) -> None:
+    board, *instances = partitioned(("3g.40gb", "3g.40gb"), {})
+    board = replace(board, allocation=AllocationState.ALLOCATED, pods=(use(*shared("a", None)),))
+    assert figures(after(meter, [board, *instances])) == {"a": (0.0, 0.0, 0.25), "Unallocated": (0.0, 0.0, 0.75)}
+
+
 def test_who_holds_the_gpu_and_who_holds_an_instance_of_it_share_it_with_nothing_free_between(meter: Meter) -> None:
     views = partitioned(("1g.10gb",) * 7, {0: ("b", 1.0)})
     board, instance, *free = views
