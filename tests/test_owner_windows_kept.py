@@ -83,6 +83,13 @@ def test_windows_of_another_boot_are_not_restored(tmp_path: Path, boot_id: str, 
     assert active(agent(tmp_path, steady=100.0, boot_id=boot_id, simulated=simulated), 100.0) == 0.0
 
 
+def test_windows_of_another_boot_are_not_restored_with_a_ledger_of_this_one(tmp_path: Path) -> None:
+    run(agent(tmp_path, boot_id="another"), 0, 90)
+    (tmp_path / f"{FILE_NAME}.new").mkdir()
+    run(agent(tmp_path, steady=95.0), 95, 100)
+    assert active(agent(tmp_path, steady=100.0), 100.0) == 0.0
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"version":1,"sha256":"00","state":{}}\n', None])
 def test_a_damaged_file_costs_the_windows_and_not_the_ledger(tmp_path: Path, content: bytes | None) -> None:
     run(agent(tmp_path), 0, 90)

@@ -212,6 +212,7 @@ def test_an_empty_label_is_absent() -> None:
         ("application/openmetrics-text; version=0.0.1", False),
         ("application/openmetrics-text; version=2.0.0, text/plain;q=0.5", False),
         ("application/openmetrics-text;version=1.0.0;q=0.1,text/plain;q=0.9", False),
+        ("text/plain, application/openmetrics-text", True),
         ("application/openmetrics-text;q=0", False),
         ("application/openmetrics-text;q=much", False),
     ],

@@ -188,6 +188,18 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
     assert counted[10:] == [[told]] * 10
 
 
+def test_a_failed_tick_is_counted_while_the_last_snapshot_is_still_shown(trees: Path) -> None:
+    source = DirectSource()
+    attributor = Attributor(kubelet=None, lookup=PodLookup(trees / "proc", trees / "pods"), expiry_seconds=60.0)
+    node = plain_node(Sources(nvml=source, stale_after_seconds=3.0), attributor)
+    busy = GpuReading(gpu=Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id=""), values={Field.GPU_UTIL: 50})
+    source.readings.append(Reading(source="nvml", taken_at_seconds=EPOCH, duration_seconds=0.0, gpus=(busy,)))
+    last = node.tick(EPOCH, 0.0)
+    node.count_error("agent", "tick")
+    shown = node.after_failed_tick(last, EPOCH + 1.0, 1.0)
+    assert (shown.devices, shown.errors) == (last.devices, {("agent", "tick"): 1})
+
+
 def check(snapshot: Snapshot, allocations: Allocations | None) -> None:
     listed = {(c.namespace, c.pod, c.container) for c in allocations.containers} if allocations else set()
     for view in snapshot.devices:

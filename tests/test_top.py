@@ -22,6 +22,7 @@ from yaml_support import read_yaml
 
 from exporter import __version__
 from exporter.cli import kubectl_plugin, main
+from exporter.cost.live import picture_of
 
 NODE, NOTEBOOK = "sim-h100-01", "jupyter-mkowalski"
 KUBECTL = f"""#!{sys.executable}
@@ -75,6 +76,14 @@ def test_top_once_lists_each_holder_with_owner_activity_and_money(
     assert titles.split()[:5] == ["GPU", "Holder", "Owner", "Team", "Activity"]
     assert len(lines) == len(rows)
     assert [line.split()[0] for line in lines] == sorted(line.split()[0] for line in lines)
+
+
+def test_top_shows_the_state_of_a_device_that_is_down(demo_agent: AgentProcess) -> None:
+    document = json.loads(demo_agent.get("/api/v1/devices")[1])
+    lost = next(device for device in document["devices"] if device["allocation"] == "unallocated")
+    lost |= {"state": "lost", "state_reason": "gpu_is_lost"}
+    (row,) = [row for row in picture_of(document, NODE).rows if row.gpu_uuid == lost["uuid"]]
+    assert (row.state, row.unknown_reason) == ("lost", "gpu_is_lost")
 
 
 @pytest.mark.parametrize(
