@@ -268,6 +268,9 @@ def test_a_whole_month_is_compared_with_the_one_before_if_that_is_known() -> Non
     assert (rows["core"]["before_EUR"], rows["core"]["change_EUR"]) == ("", "")
     assert "+1,400.00" in written(report, "table")
     assert "+1,400.00" in written(report, "html")
+    unpriced = ledger({owner("vision", "resnet", "core"): hours(active=100, unpriced=100.0)})
+    (row, *_) = records(compared(report_of(october, "team"), report_of(unpriced, "team")))
+    assert (row["before_USD"], row["change_USD"]) == ("", "")
     unknown = replace(september, chunks=(replace(september.chunks[0], recorded_hours={"": 12}),))
     report = compared(report_of(october, "team"), report_of(unknown, "team"))
     for form in FLEET_FORMATS:

@@ -341,6 +341,7 @@ async def test_a_file_that_is_no_store_is_refused_before_anything_starts(live: F
 async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(live: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
     async with running(live.url, store=store, history="3d") as site:
+        await site.round()
         before = await site.json("/api/v1/report?window=2026-09-19&by=team")
         assert before["engine"].startswith("Prometheus")
         await site.keep()
