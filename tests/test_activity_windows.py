@@ -123,12 +123,14 @@ def test_time_that_passes_without_samples_lowers_what_was_measured() -> None:
     assert windows.at(3600.0 + 600.0).of_owner(JOB)["15m"] == pytest.approx((0.0, 300.0), abs=0.01)
 
 
-def test_a_gap_is_unmeasured_and_is_not_filled_with_what_was_before() -> None:
-    windows = Windows()
-    for second in range(0, 1831, 30):
+@pytest.mark.parametrize("end", [1830, 1800])  # the last sample is at a mark, or between two
+def test_a_gap_is_unmeasured_and_is_not_filled_with_what_was_before(end: int) -> None:
+    windows, now = Windows(), end + 600.0
+    for second in range(0, end + 1, 30):
         windows.add([portion(JOB, 30.0, interval=30.0)], float(second))
-    windows.add([portion(JOB, 0.0, interval=600.0)], 2430.0)  # unknown
-    assert windows.at(2430.0).of_owner(JOB)["15m"] == pytest.approx((300.0, 300.0), abs=0.01)
+    windows.add([portion(JOB, 0.0, interval=600.0)], now)  # unknown
+    assert windows.at(now).of_owner(JOB)["15m"] == pytest.approx((300.0, 300.0), abs=0.01)
+    assert windows.at(now + 600.0).of_owner(JOB)["15m"] == (0.0, 0.0)
 
 
 def test_counters_of_weeks_do_not_overflow() -> None:

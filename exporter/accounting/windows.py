@@ -7,6 +7,7 @@ start, interpolated between two marks. Reading one costs the same for a minute a
 """
 
 import base64
+import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -85,9 +86,15 @@ class _Axis:
     """Number of the first mark that is kept; numbers are never reused."""
     times: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def mark(self, steady: float) -> bool:
-        """Add a mark if it is due and return whether it was; drop marks that no window reaches."""
-        if self.times and steady - self.times[-1] < self.step_seconds:
+    def mark(self, steady: float, gap_seconds: float = 0.0) -> bool:
+        """Add a mark if it is due and return whether it was; drop marks that no window reaches.
+
+        Args:
+            steady: The instant.
+            gap_seconds: Time without samples after it. A mark is due before a gap of more than a step.
+        """
+        since = steady - self.times[-1] if self.times else math.inf
+        if since < self.step_seconds and not (since > 0 and gap_seconds > self.step_seconds):
             return False
         self.times.append(steady)
         outside = bisect_right(self.times, steady - max(self.windows.values())) - 1  # the last one before all windows
@@ -343,7 +350,7 @@ class Windows:
         if self._last is None:
             self._mark(steady - max((portion.interval_seconds or 0.0 for portion in portions), default=0.0))
         elif steady - self._last > FINE_SECONDS:
-            self._mark(self._last)  # so the sums before a gap are not spread over it
+            self._mark(self._last, steady - self._last)  # so the sums before a gap are not spread over it
         for portion in portions:
             if portion.pod is not None:
                 self._add(portion, portion.pod, steady)
@@ -409,9 +416,9 @@ class Windows:
                 if holder.owner == own:
                     holder.charged = None  # its next portion finds the owner again
 
-    def _mark(self, steady: float) -> None:
+    def _mark(self, steady: float, gap_seconds: float = 0.0) -> None:
         for axis in self.axes:
-            if axis.mark(steady):
+            if axis.mark(steady, gap_seconds):
                 self._forget(steady)
                 held = (holder.sums for holder in self.holders.values())
                 for sums in (*held, *self.owners.values(), *self.profiles.values(), *self.shared.values()):
