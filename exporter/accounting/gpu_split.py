@@ -20,7 +20,7 @@ from exporter.model import (
     Owner,
     PodAccount,
     PodUse,
-    ResourceProfile,
+    Portion,
     ShareMode,
     is_other_pod,
 )
@@ -55,38 +55,18 @@ class Slot:
         return self.device_uuid, self.namespace, self.pod, self.container
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPart:
-    """A slot and its use."""
-
-    slot: Slot
-    pod: PodAccount | None = None
-    """Account of the pod; ``None`` for a part without a holder, or with an unknown one."""
-    ratios: ByState
-    """Parts of the physical GPU, 0..1; they sum to the slot's share."""
-    estimated: bool = False
-    """Whether the activity is divided by share because process data is missing."""
-    profile: ResourceProfile | None = None
-    """Of the device, for the profiled part; ``None`` without one."""
-
-    def scaled(self, factor: float) -> "GpuPart":
-        """Return the same part with its shares multiplied by a factor."""
-        return replace(
-            self,
-            slot=replace(self.slot, share_ratio=self.slot.share_ratio * factor),
-            ratios=self.ratios.scaled(factor),
-        )
+Part = tuple[Slot, Portion]
+"""A part of a GPU: its slot, and its use over one second; the seconds sum to the slot's share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """All parts of one GPU; they sum to 1."""
+    """All parts of one GPU over one second; they sum to it."""
 
     gpu_uuid: str
-    model: str
-    mode: ShareMode
-    """Share mode of the parts without a holder."""
-    parts: tuple[GpuPart, ...]
+    unattributed: Account
+    """Account of the parts with an unknown holder."""
+    parts: tuple[Part, ...]
     foreign_ratio: float = 0.0
     """Activity on held devices that belongs to no holder, as part of the GPU."""
 
@@ -104,22 +84,20 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
             held[slot.key] = slot
         elif slot.account.owner == UNALLOCATED:
             free_before += slot.share_ratio
-    parts: list[GpuPart] = []
-    for part in after.parts:
-        if part.pod:
-            earlier = held.get(part.slot.key)
-            same = earlier is not None and not is_other_pod(earlier.pod_uid, part.pod.pod_uid)
-            share = min(part.slot.share_ratio, earlier.share_ratio) if earlier and same else 0.0
+    parts: list[Part] = []
+    for slot, portion in after.parts:
+        if slot.pod:
+            earlier = held.get(slot.key)
+            same = earlier is not None and not is_other_pod(earlier.pod_uid, slot.pod_uid)
+            share = min(slot.share_ratio, earlier.share_ratio) if earlier and same else 0.0
         else:
-            share = min(part.slot.share_ratio, free_before) if part.slot.account.owner == UNALLOCATED else 0.0
+            share = min(slot.share_ratio, free_before) if slot.account.owner == UNALLOCATED else 0.0
         if share > DUST:
-            parts.append(
-                GpuPart(slot=replace(part.slot, share_ratio=share), pod=part.pod, ratios=ByState(unknown=share)),
-            )
-    lost = 1 - sum(part.ratios.unknown for part in parts)
+            unknown = replace(portion, seconds=ByState(unknown=share), estimated=False, profile=None)
+            parts.append((replace(slot, share_ratio=share), unknown))
+    lost = 1 - sum(slot.share_ratio for slot, _ in parts)
     if lost > DUST:
-        account = Account(owner=UNATTRIBUTED, model=after.model, mode=after.mode)
-        parts.append(_part_without_holder(ByState(unknown=lost), after.gpu_uuid, account))
+        parts.append(_part_without_holder(ByState(unknown=lost), after.gpu_uuid, after.unattributed))
     return replace(after, parts=tuple(parts), foreign_ratio=0.0)
 
 
@@ -161,13 +139,13 @@ def _division(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) 
     # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
     overlapping = len(devices) > 1 and devices[0].instance is None
     free, lost = ByState(), ByState()
-    parts: list[GpuPart] = []
+    parts: list[Part] = []
     foreign = covered = 0.0
     for device in devices:
         activity = device.activity if device.state is DeviceState.UP else None
         held = [_part(device, use, owner_of) for use in device.pods]
         parts += held
-        of_held = sum(part.slot.share_ratio for part in held)
+        of_held = sum(slot.share_ratio for slot, _ in held)
         left = 0.0 if overlapping else device.share_ratio - of_held
         covered += of_held + max(left, 0.0)
         if held:
@@ -188,24 +166,32 @@ def _division(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) 
         else:
             lost += ByState(unknown=1 - covered)
     mode = mode_of_rest(views)
+    rest = {owner: Account(owner=owner, model=gpu.model, mode=mode) for owner in (UNALLOCATED, UNATTRIBUTED)}
     parts += [
-        _part_without_holder(rest, gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
-        for owner, rest in ((UNALLOCATED, free), (UNATTRIBUTED, lost))
-        if rest.total > 0
+        _part_without_holder(ratios, gpu.uuid, rest[owner])
+        for owner, ratios in ((UNALLOCATED, free), (UNATTRIBUTED, lost))
+        if ratios.total > 0
     ]
     if covered > 1 + DUST:
-        parts = [part.scaled(1 / covered) for part in parts]
-    return Division(gpu_uuid=gpu.uuid, model=gpu.model, mode=mode, parts=tuple(parts), foreign_ratio=foreign)
+        parts = [
+            (
+                replace(slot, share_ratio=slot.share_ratio / covered),
+                replace(one, seconds=one.seconds.scaled(1 / covered)),
+            )
+            for slot, one in parts
+        ]
+    return Division(gpu_uuid=gpu.uuid, unattributed=rest[UNATTRIBUTED], parts=tuple(parts), foreign_ratio=foreign)
 
 
-def _part(view: DeviceView, use: PodUse, owner_of: Callable[[Holder], Owner]) -> GpuPart:
+def _part(view: DeviceView, use: PodUse, owner_of: Callable[[Holder], Owner]) -> Part:
     holder, gpu = use.holder, view.gpu
     slot, pod = _described(holder, owner_of(holder), (view.uuid, gpu.uuid, gpu.index, gpu.model), view.instance)
     activity = use.activity if view.state is DeviceState.UP else None
-    return GpuPart(
-        slot=slot,
+    return slot, Portion(
+        gpu_uuid=gpu.uuid,
+        account=slot.account,
         pod=pod,
-        ratios=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
+        seconds=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
         estimated=activity is not None and activity.source is ActivitySource.ESTIMATED,
         profile=activity.profile if activity else None,
     )
@@ -242,9 +228,9 @@ def _described(
     return slot, pod
 
 
-def _part_without_holder(ratios: ByState, gpu_uuid: str, account: Account) -> GpuPart:
+def _part_without_holder(ratios: ByState, gpu_uuid: str, account: Account) -> Part:
     slot = Slot(device_uuid=gpu_uuid, gpu_uuid=gpu_uuid, account=account, share_ratio=ratios.total)
-    return GpuPart(slot=slot, ratios=ratios)
+    return slot, Portion(gpu_uuid=gpu_uuid, account=account, seconds=ratios)
 
 
 def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:

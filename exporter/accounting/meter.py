@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from exporter.accounting.gpu_split import Division, Slot, across_gap, divide
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, DeviceView, Field, Holder, Owner, Portion
+from exporter.model import UNALLOCATED, DeviceView, Field, Holder, Owner, Portion
 
 MOST_WATTS = 10_000.0
 """Power above this is not a reading: several times any GPU's maximum. A blank 64-bit counter would be billed."""
@@ -177,7 +177,7 @@ class Meter:
         values_of = {view.gpu.uuid: view.values for view in views if view.instance is None}
         for division in divide(views, self.owner_of):
             values = values_of.get(division.gpu_uuid, {})
-            slots = tuple(part.slot for part in division.parts)
+            slots = tuple(slot for slot, _ in division.parts)
             meter = self._gpus.get(division.gpu_uuid)
             if meter is None:
                 meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
@@ -242,34 +242,19 @@ class Meter:
 
 
 def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
-    """Convert parts of a GPU into seconds and joules."""
-    shares = [part.slot.share_ratio for part in division.parts]
-    weights = [part.ratios.active for part in division.parts]
-    foreign = energy is not None and division.foreign_ratio > 0
-    if foreign:
+    """Return the parts of a GPU over an interval, with their energy."""
+    shares = [slot.share_ratio for slot, _ in division.parts]
+    parts = [part for _, part in division.parts]
+    weights = [part.seconds.active for part in parts]
+    if energy is not None and division.foreign_ratio > 0:  # only energy, without a known user
         shares.append(0.0)
         weights.append(division.foreign_ratio)
+        parts.append(Portion(gpu_uuid=division.gpu_uuid, account=division.unattributed))
     joules: Sequence[float | None] = split_energy(energy, shares, weights) if energy else [None] * len(shares)
-    portions = [
-        Portion(
-            gpu_uuid=division.gpu_uuid,
-            account=part.slot.account,
-            pod=part.pod,
-            seconds=part.ratios.scaled(interval),
-            energy_joules=own,
-            interval_seconds=interval,
-            estimated=part.estimated,
-            profile=part.profile,
-        )
-        for part, own in zip(division.parts, joules, strict=False)
+    return [
+        replace(part, seconds=part.seconds.scaled(interval), energy_joules=own, interval_seconds=interval)
+        for part, own in zip(parts, joules, strict=True)
     ]
-    if foreign:  # only energy, without a known user
-        unattributed = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
-        of_gpu = division.gpu_uuid
-        portions.append(
-            Portion(gpu_uuid=of_gpu, account=unattributed, energy_joules=joules[-1], interval_seconds=interval)
-        )
-    return portions
 
 
 def _same(before: Sequence[Slot], after: Sequence[Slot]) -> bool:
