@@ -166,23 +166,6 @@ def test_a_restart_changes_nothing_but_the_time_that_it_takes(found: list[Step],
             assert window == "24h" or sums[1] == pytest.approx(sum(sums[2:7]), abs=0.01)
 
 
-WITHOUT_USE = [["ml", "Job", "train", ""], [*[500] * 7, 10.0, [0, ""], [0, ""]]]
-
-
-@pytest.mark.parametrize("profiles", [{}, {"profiles": [WITHOUT_USE]}], ids=["without profiles", "without use"])
-def test_windows_of_an_older_file_continue_but_for_profiles(profiles: dict[str, object]) -> None:
-    windows = Windows()
-    windows.add([portion(JOB, 1.0)], 10.0)
-    older = {name: part for name, part in windows.dump().items() if name != "profiles"} | profiles
-    restored = Windows.load(json.loads(json.dumps(older)), 11.0)
-    restored.add([portion(JOB, 1.0)], 11.0)
-    assert restored.at(11.0).of_owner(JOB)["15m"] == pytest.approx((2.0, 2.0))
-    profile = restored.at(11.0).profile_of(JOB)
-    by_class = [0.0, 0.0, 0.0, 0.5, 0.0]
-    assert profile["15m"] == pytest.approx((0.25, 0.5, *by_class, *USES, 0.0, 0.0))
-    assert profile["24h"] == pytest.approx((0.25, 0.5))
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -480,22 +480,6 @@ def saved_state() -> dict[str, Any]:
     return state
 
 
-def test_ledger_of_layout_2_continues_with_its_active_time_unprofiled() -> None:
-    state = saved_state()
-    for entry in (*state["ledger"]["accounts"], *state["pods"]):
-        totals = entry["totals"]
-        for state_of, name in (("active_unprofiled", "active"), ("idle", "idle"), ("unknown", "unknown")):
-            totals[f"{name}_seconds"] = totals["seconds"][state_of]
-        del totals["seconds"]
-        totals["money"] = {"USD": {"active": totals["money"]["USD"]["active_unprofiled"], "idle": 0.0, "unknown": 0.0}}
-    views = []
-    for saved in (state, saved_state()):
-        ledgers = Ledgers(saves=True)
-        ledgers.restore(saved)
-        views.append(ledgers.view())
-    assert views[0] == views[1]
-
-
 PATHS: tuple[tuple[str | int, ...], ...] = (
     ("ledger", "id"),
     ("ledger", "capacity_seconds"),

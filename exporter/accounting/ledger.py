@@ -43,18 +43,6 @@ def charged(portion: Portion, price: Price | None) -> Totals:
     )
 
 
-def totals_of(entry: Mapping[str, Any]) -> Totals:
-    """Return the totals of an entry of the state file.
-
-    Raises:
-        KeyError, TypeError, ValueError: The entry has another form.
-    """
-    totals = entry["totals"]
-    if "seconds" not in totals:  # layout 2
-        totals = {**totals, "seconds": {name: totals[f"{name}_seconds"] for name in ("active", "idle", "unknown")}}
-    return read(Totals, totals)
-
-
 @dataclass(slots=True, kw_only=True)
 class PodTable:
     """Sums of pods; those of a pod are dropped ``linger_seconds`` after its last charge."""
@@ -159,8 +147,13 @@ class Sheet:
     @property
     def provisional_seconds(self) -> float:
         """Allocated seconds of provisional owners."""
-        waiting = (totals for account, totals in self.accounts.items() if account.owner.provisional)
-        return sum((totals.seconds.total for totals in waiting), 0.0)
+        return sum((totals.seconds.total for totals in self.of_owners(provisional=True).values()), 0.0)
+
+    def of_owners(self, *, provisional: bool) -> dict[Account, Totals]:
+        """Return the sums of provisional owners, or those of all others."""
+        return {
+            account: totals for account, totals in self.accounts.items() if account.owner.provisional is provisional
+        }
 
     def charge(
         self, portions: Sequence[Portion], prices: Mapping[str, Price], pods: PodTable, *, now: float, steady: float
@@ -254,10 +247,8 @@ class Ledger:
 
     def ended(self, now: float) -> tuple["Ledger", Sheet]:
         """Return the ended ledger, and the sums of its provisional owners, which another ledger must take over."""
-        waiting = {account: totals for account, totals in self.sheet.accounts.items() if account.owner.provisional}
-        known = {account: totals for account, totals in self.sheet.accounts.items() if account not in waiting}
-        ended = replace(self, sheet=replace(self.sheet, accounts=known), ended_at_seconds=now)
-        return ended, Sheet(accounts=waiting)
+        known = replace(self.sheet, accounts=self.sheet.of_owners(provisional=False))
+        return replace(self, sheet=known, ended_at_seconds=now), Sheet(accounts=self.sheet.of_owners(provisional=True))
 
     def shown(self) -> ShownLedger:
         """Return the public view of the ledger."""
@@ -265,9 +256,7 @@ class Ledger:
             identity=self.identity,
             created_at_seconds=self.created_at_seconds,
             capacity_seconds=self.sheet.capacity_seconds,
-            accounts={
-                account: totals for account, totals in self.sheet.accounts.items() if not account.owner.provisional
-            },
+            accounts=self.sheet.of_owners(provisional=False),
         )
 
     def dump(self) -> dict[str, Any]:
@@ -297,7 +286,9 @@ def ledger_of(data: Mapping[str, Any]) -> Ledger:
         created_at_seconds=read(float, data["created_at_seconds"]),
         ended_at_seconds=None if ended is None else read(float, ended),
         sheet=Sheet(
-            accounts={read(Account, {**entry, "owner": entry}): totals_of(entry) for entry in data["accounts"]},
+            accounts={
+                read(Account, {**entry, "owner": entry}): read(Totals, entry["totals"]) for entry in data["accounts"]
+            },
             capacity_seconds=read(float, data["capacity_seconds"]),
             conservation_error_seconds=read(float, data["conservation_error_seconds"]),
         ),
@@ -370,7 +361,7 @@ class Ledgers:
             KeyError, TypeError, ValueError: The state has another form; then nothing has changed.
         """
         ledger, former = ledger_of(state["ledger"]), tuple(ledger_of(entry) for entry in state["former_ledgers"])
-        pods = {read(PodAccount, entry): totals_of(entry) for entry in state["pods"]}
+        pods = {read(PodAccount, entry): read(Totals, entry["totals"]) for entry in state["pods"]}
         if self.saves:
             self._ledger = ledger
         else:

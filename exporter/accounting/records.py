@@ -15,8 +15,6 @@ _PLAIN: Mapping[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int
 """Types in JSON by type of the field."""
 _MOST = 1e300
 """Upper limit of a figure: the sum of two figures below it is finite."""
-_OLD_STATES = {"active": "active_unprofiled", "idle": "idle", "unknown": "unknown"}
-"""States of layout 2 of the state file, which had no profiled time."""
 
 
 def written(record: object) -> dict[str, Any]:
@@ -59,8 +57,7 @@ def _read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - a type, and what JSON 
             raise ValueError(f"{data!r:.80} is not an amount")
         return kind(data)
     if kind is ByState:
-        states = _OLD_STATES if "active" in data else {state: state for state in STATES}
-        return ByState.of({state: _read(float, data[name]) for name, state in states.items()})
+        return ByState.of({state: _read(float, data[state]) for state in STATES})
     if issubclass(kind, StrEnum):
         return kind(data)
     return kind(**{name: _read(one, data[name]) for name, one in _types_of(kind).items() if name in data})

@@ -20,9 +20,7 @@ from exporter.errors import StateError
 Parsed = TypeVar("Parsed")
 
 VERSION = 3
-"""Version of the layout of the file's content; a newer file is not read."""
-OLDEST_VERSION = 2
-"""The oldest layout that is read: without profiled time. Its active time becomes unprofiled."""
+"""Version of the layout of the file's content; a file of another version is not read."""
 MAX_BYTES = 16 * 1024 * 1024
 """A full ledger with 110 pods is under 2 MB: a larger file is foreign, or a leak that must not fill the disk."""
 UNSYNCED = "state_unsynced"
@@ -76,11 +74,10 @@ class StateFile:
         version, checksum, body = layout.groups()
         if _checksum(version, body) != checksum:
             raise self.set_aside("state_damaged", "is damaged: its checksum does not match")
-        if not OLDEST_VERSION <= int(version) <= VERSION:
-            reads = f"this program reads {OLDEST_VERSION} to {VERSION}; with the other program, move it back"
-            what = f"is of version {int(version)}, {reads}"
-            is_newer = int(version) > VERSION
-            raise self.set_aside("state_newer", what) if is_newer else self.set_aside("state_older", what)
+        if int(version) != VERSION:
+            reason = "state_newer" if int(version) > VERSION else "state_older"
+            reads = f"this program reads version {VERSION}; with the other program, move it back"
+            raise self.set_aside(reason, f"is of version {int(version)}, {reads}")
         try:
             state = json.loads(body)
         except (ValueError, RecursionError) as error:

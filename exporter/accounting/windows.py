@@ -56,8 +56,6 @@ _CLASSES = tuple(Bottleneck)
 _PROFILE = ("effective", "profiled", *_CLASSES, *RESOURCES, "sm", "sm_profiled")
 """After the profiled seconds: these by bottleneck; use of each resource and of the multiprocessors, times seconds; and
 the seconds in which the latter was measured."""
-_WITHOUT_USE = 2 + len(_CLASSES) + 3
-"""Parts of a profile in files from before the use of resources was summed."""
 _Places = Mapping[str, tuple[int, float]]
 """By window, the place of its start: a mark's number, and the position (0..1) between it and the next mark."""
 _Key = TypeVar("_Key")
@@ -229,12 +227,6 @@ class _Sums:
     def now(self) -> _Marked:
         """Return the sums in the form of a point."""
         return tuple(round(one * _MILLISECONDS) & _WRAP for one in self.totals)
-
-    def note(self, axis: _Axis) -> None:
-        """Record the sums at the newest mark of an axis."""
-        for points in self.points:
-            if points.axis is axis:
-                points.note(self.now())
 
     def since(self, places: Sequence[_Places]) -> dict[str, Sums]:
         """Return the increase by window, from the places on each axis."""
@@ -417,12 +409,13 @@ class Windows:
                     holder.charged = None  # its next portion finds the owner again
 
     def _mark(self, steady: float, gap_seconds: float = 0.0) -> None:
-        for axis in self.axes:
+        for number, axis in enumerate(self.axes):
             if axis.mark(steady, gap_seconds):
                 self._forget(steady)
                 held = (holder.sums for holder in self.holders.values())
                 for sums in (*held, *self.owners.values(), *self.profiles.values(), *self.shared.values()):
-                    sums.note(axis)
+                    for points in sums.points[number : number + 1]:  # holders and shared devices are on one axis
+                        points.note(sums.now())
 
     def _forget(self, steady: float) -> None:
         for key in [key for key, holder in self.holders.items() if steady - holder.seen > HOLDER_SECONDS]:
@@ -482,9 +475,8 @@ class Windows:
             axis.load(first, times, steady)
         for texts, sums in data["owners"]:
             windows.owners[_owner_of(texts)] = _Sums(windows.axes).load(sums)
-        for texts, sums in data.get("profiles", ()):  # absent in files of layout 2
-            if len(sums) != _WITHOUT_USE:  # without the use of resources, profiles begin again
-                windows.profiles[_owner_of(texts)] = _Sums(windows.axes, len(_PROFILE)).load(sums)
+        for texts, sums in data["profiles"]:
+            windows.profiles[_owner_of(texts)] = _Sums(windows.axes, len(_PROFILE)).load(sums)
         for uuid, sums in data["shared"]:
             windows.shared[read(str, uuid)] = _Sums(windows.fine).load(sums)
         for entry in data["holders"]:
