@@ -147,13 +147,16 @@ def watched(*gpus: GpuTruth) -> Iterator[tuple[Node, Events, Counter[str]]]:
 
 def codes(events: Events, now: float) -> list[tuple[str, int]]:
     """The new Xids as (GPU, code)."""
-    return [(event.uuid, event.xid) for event in events.drain(now)[0]]
+    events.drain(now)
+    found, events.xids = events.xids, []
+    return [(event.uuid, event.xid) for event in found]
 
 
 def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
     with watched(gpu()) as (_, events, errors):
         simulated_driver.fail("nvmlDeviceRegisterEvents", 3, times=1)
-        assert events.drain(0.0) == ([], frozenset())
+        assert events.drain(0.0) == frozenset()
+        assert not events.xids
         (registered,) = simulated_driver._installed.get().event_sets.values()
         assert list(registered.masks.values()) == [pynvml.nvmlEventTypeXidCriticalError]
         assert not errors

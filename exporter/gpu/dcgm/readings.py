@@ -7,28 +7,14 @@ from dataclasses import dataclass, field
 
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine
-from exporter.gpu.dcgm.library import (
-    BINARY,
-    DOUBLE,
-    INTEGER,
-    NONE,
-    STRING,
-    TIMESTAMP,
-    Code,
-    EntityPair,
-    FieldValueV2,
-    Library,
-    Record,
-    reason_of,
-    records,
-)
+from exporter.gpu.dcgm.library import Code, EntityPair, FieldValueV2, Library, Record, reason_of, records
 from exporter.model import Field, ProfilingState, ratio_in_range
 from exporter.model.fields import COUNTERS, PROFILING
 
 Entity = tuple[int, int]
 """Entity group and id, in the engine's own numbers: a GPU, a GPU instance or a compute instance."""
 Value = int | float | str
-_USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
+_USABLE = frozenset({library.DOUBLE, library.INTEGER, library.STRING, library.TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
 _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
@@ -49,7 +35,7 @@ def decode(record: Record) -> Value | None:
         if value in _BLANK_TEXTS:
             return None
         return value.decode("utf-8", "replace").strip() or None
-    if record.type == DOUBLE:
+    if record.type == library.DOUBLE:
         return None if value in _BLANK_DOUBLES or not math.isfinite(value) else value
     if value in _BLANK_LARGE or (value in _BLANK_SMALL and record.field_id not in COUNTERS):
         return None
@@ -200,25 +186,25 @@ class SessionFields:
     """Reason by field id for fields that are not read."""
 
 
-def sort(fields: Collection[Field], library: Library) -> SessionFields:
+def sort(fields: Collection[Field], loaded: Library) -> SessionFields:
     """Return how each field is read; NVML's own fields and Xid events are not read here.
 
     Args:
         fields: Selected fields.
-        library: Initialised library; before that it does not know its fields.
+        loaded: Initialised library; before that it does not know its fields.
     """
     found = SessionFields(xids=Field.XID_ERRORS in fields)
     for field_id in sorted(int(one) for one in fields if one < Field.OWN_FIRST and one != Field.XID_ERRORS):
-        meta = library.field_meta(field_id)
+        meta = loaded.field_meta(field_id)
         if meta is None:
             found.left_out[field_id] = "dcgm_unknown_field"
-        elif ord(meta.fieldType) == BINARY:
+        elif ord(meta.fieldType) == library.BINARY:
             found.left_out[field_id] = "dcgm_binary_field"
-        elif meta.entityLevel == NONE:
+        elif meta.entityLevel == library.NONE:
             found.of_the_node.append(field_id)
         elif meta.entityLevel not in _OF_GPUS:
             found.left_out[field_id] = "dcgm_field_of_other_entity"
-        elif ord(meta.fieldType) == STRING:
+        elif ord(meta.fieldType) == library.STRING:
             found.texts.append(field_id)
         else:
             found.levels[field_id] = meta.entityLevel

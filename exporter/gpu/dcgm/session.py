@@ -168,7 +168,7 @@ class Session:
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node)
         self._profiling = Profiling(engine, PROFILING.intersection(wanted.levels))
         self._watches = Watches(engine, self.interval_seconds, self.inbox, wanted.levels)
-        self._xids = Xids(engine, self.interval_seconds, self.inbox)
+        self.xids = Xids(engine, self.interval_seconds, self.inbox)
         self._looked_at = self._reread_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}
@@ -194,7 +194,7 @@ class Session:
         if self.wanted.xids:
             states = {device.gpu.uuid: device.state for device in layout.devices}
             present = {one for one, place in layout.places.items() if states[place[0]] is not DeviceState.MISSING}
-            self._xids.follow({one for one in present if states[layout.places[one][0]] is DeviceState.UP}, present)
+            self.xids.follow({one for one in present if states[layout.places[one][0]] is DeviceState.UP}, present)
 
     def read(self, now: float) -> dict[str, GpuReading]:
         """Return a reading of every device by its UUID.
@@ -217,14 +217,6 @@ class Session:
         self._profiling.look(now, at_once=self._profiling.paused or self._watches.profiling_stopped)
         self._note_silence(codes, now)
         return {device.gpu.uuid: self._reading(device, values, codes, now) for device in self.layout.devices}
-
-    def events(self, now: float) -> tuple[XidEvent, ...]:
-        """Return the Xid events since the last call; ``now`` is Unix time.
-
-        Raises:
-            SourceError: The engine is gone.
-        """
-        return self._xids.read(self.layout.places, now)
 
     def text(self, field: Field) -> str | None:
         """Return a text of the node, ``None`` if it is not reported."""
@@ -387,7 +379,7 @@ class DcgmSource:
         readings = session.read(started)
         self._known.update({uuid: reading.gpu for uuid, reading in readings.items()})
         gpus = sorted(self._known.values(), key=lambda gpu: (gpu.index, gpu.uuid))
-        xids = session.events(now)
+        xids = session.xids.read(session.layout.places, now)
         errors, self._errors = self._errors, Counter()
         ended = self.monotonic()
         return Reading(

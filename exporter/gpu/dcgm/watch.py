@@ -10,15 +10,7 @@ from enum import Enum, auto
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.entities import DcgmLayout, Instance
-from exporter.gpu.dcgm.library import (
-    COMPUTE_INSTANCE,
-    GPU_INSTANCE,
-    MAX_ENTITIES_PER_GROUP,
-    MAX_FIELDS_PER_GROUP,
-    Code,
-    Handle,
-    reason_of,
-)
+from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, MAX_FIELDS_PER_GROUP, Code, Handle, reason_of
 from exporter.gpu.dcgm.readings import CurrentValues, Entity, Inbox, Value
 from exporter.model import CODECS, DeviceState, Field
 from exporter.model.fields import PROFILING
@@ -159,7 +151,7 @@ _FAST = frozenset(
         Field.NVLINK_BANDWIDTH_TOTAL,
     }
 )
-OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
+OF_INSTANCES = frozenset({library.GPU_INSTANCE, library.COMPUTE_INSTANCE})
 """Levels of fields for which a MIG instance has a separate value."""
 
 
@@ -231,7 +223,8 @@ def _wanted(
 def _lacking(instance: Instance) -> frozenset[int]:
     """Return fields that an instance does not have itself."""
     shared = frozenset() if instance.has_memory else MEMORY
-    return NOT_OF_INSTANCES | shared | ({DRAM_ACTIVE} if instance.measured[0] == COMPUTE_INSTANCE else frozenset())
+    is_part = instance.measured[0] == library.COMPUTE_INSTANCE
+    return NOT_OF_INSTANCES | shared | frozenset({DRAM_ACTIVE} if is_part else ())
 
 
 def _pace(field_id: int) -> WatchPace:
@@ -266,7 +259,6 @@ class _Watch:
     group: FieldGroup
     pace: WatchPace
     current: CurrentValues
-    every_seconds: float
     begun_at: float
     read_at: float = -math.inf
     values: Values = field(default_factory=dict)
@@ -278,14 +270,14 @@ class _Watch:
     def is_awaited(self, now: float) -> bool:
         """Return whether a first value is expected now; the engine's interval may be a little behind ours."""
         age = now - self.begun_at
-        begun = (1 - _EARLY) * self.every_seconds <= age <= _MISSED_UPDATES * self.every_seconds
+        begun = (1 - _EARLY) * self.group.every_seconds <= age <= _MISSED_UPDATES * self.group.every_seconds
         return self.pace is WatchPace.PROFILING and not self.spoke and begun
 
     def is_due(self, now: float) -> bool:
         # At first with every sample: the time of the first values is unknown.
-        if now - self.begun_at < 2 * self.every_seconds:
+        if now - self.begun_at < 2 * self.group.every_seconds:
             return True
-        return now - self.read_at >= self.every_seconds * (0.5 - _EARLY)
+        return now - self.read_at >= self.group.every_seconds * (0.5 - _EARLY)
 
 
 @dataclass(slots=True)
@@ -360,7 +352,7 @@ class Watches:
     def _leave_out_silent(self, now: float) -> None:
         """Refuse codec units without values: GPUs have fewer units than DCGM has fields, and engines log each miss."""
         for watching, watch in self._standing.items():
-            patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.every_seconds)
+            patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.group.every_seconds)
             if watch.pace is not WatchPace.CODECS or not watch.spoke or now - watch.begun_at < patience:
                 continue
             for entity, values in watch.values.items():
@@ -371,7 +363,7 @@ class Watches:
         """Keep the codecs' values during a change of the plan: the first values of a new watch take an interval."""
         if watch.spoke:
             self._codecs.update({entity: values for entity, values in watch.values.items() if values})
-        elif now - watch.begun_at <= _MISSED_UPDATES * watch.every_seconds:
+        elif now - watch.begun_at <= _MISSED_UPDATES * watch.group.every_seconds:
             watch.values = {entity: self._codecs[entity] for entity in watching.members if entity in self._codecs}
 
     def read(self, now: float) -> tuple[dict[Entity, dict[int, Value]], dict[Entity, int]]:
@@ -433,14 +425,8 @@ class Watches:
         except RefusedError as refusal:
             self._settle(watching, refusal.code, now)
             return False
-        every_seconds = group.every_seconds
-        self._standing[watching] = _Watch(
-            group=group,
-            pace=watching.pace,
-            current=CurrentValues(_MISSED_UPDATES * every_seconds, self.engine.count),
-            every_seconds=every_seconds,
-            begun_at=now,
-        )
+        current = CurrentValues(_MISSED_UPDATES * group.every_seconds, self.engine.count)
+        self._standing[watching] = _Watch(group=group, pace=watching.pace, current=current, begun_at=now)
         return True
 
     def _settle(self, watching: Watching, code: int, now: float) -> None:

@@ -57,7 +57,8 @@ class Events:
         self._unwatched: dict[str, Handle] = {}
         """GPUs to add to the set."""
         self._add_at = -math.inf
-        self._xids: list[XidEvent] = []
+        self.xids: list[XidEvent] = []
+        """Xids since they were last taken for a reading."""
         self._changed: set[str] = set()
 
     def watch(self, handles: Mapping[str, Handle]) -> None:
@@ -73,8 +74,8 @@ class Events:
             self._free(self._set)
         self._set, self._uuids = None, {}
 
-    def drain(self, now: float) -> tuple[list[XidEvent], frozenset[str]]:
-        """Return Xids, and UUIDs of GPUs with a new MIG layout, since the last call.
+    def drain(self, now: float) -> frozenset[str]:
+        """Keep the events that have arrived, and return UUIDs of GPUs with a new MIG layout since the last call.
 
         Args:
             now: Seconds; only differences matter.
@@ -85,9 +86,8 @@ class Events:
             # A lost GPU makes every call fail: it is detached by the next attempt.
             self.close()
             self._unwatched, self._add_at = self.handles.copy(), now + _EVENTS_RETRY_SECONDS
-        xids, self._xids = self._xids, []
         changed, self._changed = self._changed, set()
-        return xids, frozenset(changed)
+        return frozenset(changed)
 
     def _add(self) -> float:
         """Add GPUs to the set, and return the seconds to the next attempt for the others.
@@ -168,7 +168,7 @@ class Events:
             event = XidEvent(
                 uuid=uuid, xid=int(data.eventData), at_seconds=0.0, gpu_instance_id=instance, compute_instance_id=part
             )
-            self._xids.append(event)
+            self.xids.append(event)
         else:
             self._count("events_unknown_device" if uuid is None else "events_unknown_type")
 
@@ -218,8 +218,6 @@ class NvmlSource:
         self._nameless: dict[int, float] = {}
         """Time of the next attempt by index, for GPUs that did not report their UUID."""
         self._events = Events(self._count)
-        self._xids: list[XidEvent] = []
-        """Xid events for the next reading."""
         self._versions: tuple[str | None, ...] = (None, None)
         """Versions of the driver and of NVML."""
 
@@ -270,7 +268,7 @@ class NvmlSource:
             self._watch_events()
         partitioned = any(unit.gpu.mig_enabled for unit in self._units.values())
         changed = self._drain_events(started) if regrouped or partitioned else frozenset()
-        xids, self._xids = self._xids, []
+        xids, self._events.xids = self._events.xids, []
         errors, self._errors = self._errors, Counter()
         ended = self._clock()
         took = ended - started
@@ -394,11 +392,10 @@ class NvmlSource:
                 del self._nameless[index]
 
     def _drain_events(self, now: float) -> frozenset[str]:
-        """Keep the Xids for the reading, and return the UUIDs of the GPUs with a changed MIG layout."""
-        xids, changed = self._events.drain(now)
+        """Return the UUIDs of the GPUs with a changed MIG layout, which is read again at the next sample."""
+        changed = self._events.drain(now)
         for uuid in self._units.keys() & changed:
             self._units[uuid].layout_changed()
-        self._xids += xids
         return changed
 
 
