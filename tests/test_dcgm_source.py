@@ -215,6 +215,15 @@ def test_an_xid_is_told_once_with_its_instance_and_none_from_before() -> None:
         assert abs(found[0].at_seconds - (EPOCH_SECONDS + bench.seconds)) < 6
 
 
+def test_an_xid_of_a_gpu_and_of_its_parts_at_once_is_one_event_of_the_smallest_part() -> None:
+    with engine(partitioned(instance(7)), fields=FIELDS) as bench:
+        bench.opened()
+        bench.change(xids=((bench.seconds, 31), (bench.seconds, 43)))
+        found = [one for _ in range(5) for one in bench.sample().xids]
+        told = [(one.xid, one.gpu_instance_id, one.compute_instance_id) for one in found]
+        assert sorted(told, key=str) == [(31, 7, 0), (43, 7, 0)]
+
+
 def test_xids_that_nobody_wants_are_not_watched() -> None:
     with engine(busy(), fields=FIELDS - {Field.XID_ERRORS}) as bench:
         bench.opened()
