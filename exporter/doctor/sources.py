@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, interval_seconds, ok, some, warn
-from exporter.gpu.dcgm.engine import no_values
+from exporter.gpu.dcgm.engine import problem
 from exporter.gpu.merge import of_one_machine
 from exporter.gpu.worker import Worker, child_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState, SourceStatus
@@ -232,7 +232,7 @@ async def engine(around: Surroundings, fields: Collection[Field]) -> tuple[list[
         return [bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
         count = len(heard.last.gpus)
-        return [bad(_ENGINE, str(no_values(config.sampling.dcgm_address, count)), "")], heard.last
+        return [bad(_ENGINE, str(problem("dcgm_no_values", config.sampling.dcgm_address, gpus=count)), "")], heard.last
     judged = _engine(config, heard.last, heard.first_after_seconds, around.wall())
     return [judged, refusals(heard.errors)], heard.last
 

@@ -35,38 +35,6 @@ def knock(address: str, timeout_seconds: float) -> str:
     return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
-def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
-    if isinstance(error, socket.gaierror | UnicodeError):
-        why = error.strerror if isinstance(error, OSError) else "no name can be so"
-        return SourceError(
-            "dcgm_no_such_host",
-            f"no host of the name in {address} is known ({why}): correct --dcgm-address, or see the DNS",
-        )
-    if isinstance(error, ConnectionRefusedError):
-        return SourceError(
-            "dcgm_refused",
-            f"nothing listens at {address}: start nv-hostengine there (systemctl start nvidia-dcgm, or the GPU"
-            " Operator's dcgm pod), or correct --dcgm-address",
-        )
-    if address.startswith(UNIX) and isinstance(error, FileNotFoundError | NotADirectoryError):
-        return SourceError(
-            "dcgm_socket_missing",
-            f"there is no socket {address}: start nv-hostengine with -d and this path, mount the socket into the"
-            " container, or correct --dcgm-address",
-        )
-    if isinstance(error, PermissionError) and address.startswith(UNIX):
-        return SourceError(
-            "dcgm_no_permission",
-            f"this user may not open the socket {address}: run as a user or group that may write to it",
-        )
-    words = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    return SourceError(
-        "dcgm_unreachable",
-        f"{address} cannot be reached ({words}): see whether a network policy or a firewall is in between, or correct"
-        " --dcgm-address",
-    )
-
-
 EMBEDDED = "embedded"
 MISMATCH = "dcgm_version_mismatch"
 """Reason: engine and library have different major versions."""
@@ -80,32 +48,61 @@ _REFUSED = _GONE | {Code.VERSION_MISMATCH}
 _AUTOMATIC = 1
 
 
-def no_values(address: str, gpus: int) -> NoValuesError:
-    """Return the error of an engine that has GPUs but no values, with the fix."""
-    return NoValuesError(
-        "dcgm_no_values",
-        f"the DCGM host engine at {address} has {gpus} GPUs and gives no values of them: its telemetry is paused, as a"
-        " diagnosis (dcgmi diag) does, or it cannot read the driver; wait for the diagnosis to end, which a restart of"
-        " the engine would abort; else see the engine's log",
-    )
+_PROBLEMS = {
+    "dcgm_no_such_host": "no host of the name in {address} is known ({words}): correct --dcgm-address, or see the DNS",
+    "dcgm_refused": "nothing listens at {address}: start nv-hostengine there (systemctl start nvidia-dcgm, or the"
+    " GPU Operator's dcgm pod), or correct --dcgm-address",
+    "dcgm_socket_missing": "there is no socket {address}: start nv-hostengine with -d and this path, mount the"
+    " socket into the container, or correct --dcgm-address",
+    "dcgm_unreachable": "{address} cannot be reached ({words}): see whether a network policy or a firewall is in"
+    " between, or correct --dcgm-address",
+    "dcgm_no_permission": "the host engine at {address} refuses this client ({words}): see its options and log",
+    "dcgm_silent": "something takes connections at {address} and does not answer ({words}): see whether it is"
+    " nv-hostengine and hangs (restart it), or correct --dcgm-address",
+    "dcgm_not_an_engine": "what listens at {address} does not answer as a DCGM host engine ({words}): correct"
+    " --dcgm-address; an engine listens on port 5555 by default, and has to be of {library}'s major version",
+    MISMATCH: "the host engine at {address} is DCGM {theirs} and this side's {library} is {own}: the major versions"
+    " have to be the same; install DCGM's client library {wanted} here, or DCGM {major}.x there",
+    "dcgm_connection_lost": "the DCGM host engine at {address} went away: it is tried again; see why nv-hostengine"
+    " ended or was restarted (systemctl status nvidia-dcgm, or its pod)",
+    "dcgm_no_values": "the DCGM host engine at {address} has {gpus} GPUs and gives no values of them: its telemetry"
+    " is paused, as a diagnosis (dcgmi diag) does, or it cannot read the driver; wait for the diagnosis to end,"
+    " which a restart of the engine would abort; else see the engine's log",
+    "dcgm_no_gpus": "the DCGM host engine at {address} has no GPU: see nvidia-smi on its machine; an engine that was"
+    " started before the driver has to be restarted",
+    "dcgm_limit_reached": "the DCGM host engine at {address} has {gpus} GPUs and no room for another group, so that"
+    " none of them is watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again"
+    " every minute",
+}
+_WITHOUT_VALUES = frozenset({"dcgm_no_values", "dcgm_no_gpus", "dcgm_limit_reached"})
+"""Problems of an engine that answers: it stays connected."""
 
 
-def no_gpus(address: str) -> NoValuesError:
-    """Return the error of an engine that lists no GPU, with the fix."""
-    return NoValuesError(
-        "dcgm_no_gpus",
-        f"the DCGM host engine at {address} has no GPU: see nvidia-smi on its machine; an engine that was"
-        " started before the driver has to be restarted",
-    )
+def problem(reason: str, address: str, **facts: object) -> SourceError:
+    """Return the error for a reason, with its cause and its fix.
+
+    Args:
+        reason: A reason of the table.
+        address: Address of the engine.
+        facts: Other facts that the text contains.
+    """
+    kind = NoValuesError if reason in _WITHOUT_VALUES else SourceError
+    return kind(reason, _PROBLEMS[reason].format(address=address, **facts))
 
 
-def no_room(address: str, gpus: int) -> NoValuesError:
-    """Return the error of an engine without room for another group, with the fix."""
-    return NoValuesError(
-        "dcgm_limit_reached",
-        f"the DCGM host engine at {address} has {gpus} GPUs and no room for another group, so that none of them is"
-        " watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again every minute",
-    )
+def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
+    words = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+    if isinstance(error, socket.gaierror | UnicodeError):
+        words = words if isinstance(error, OSError) else "no name can be so"
+        return problem("dcgm_no_such_host", address, words=words)
+    if isinstance(error, ConnectionRefusedError):
+        return problem("dcgm_refused", address)
+    if address.startswith(UNIX) and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return problem("dcgm_socket_missing", address)
+    if address.startswith(UNIX) and isinstance(error, PermissionError):
+        what = f"this user may not open the socket {address}: run as a user or group that may write to it"
+        return SourceError("dcgm_no_permission", what)
+    return problem("dcgm_unreachable", address, words=words)
 
 
 _ADVICE = {
@@ -149,11 +146,7 @@ class Engine:
         code = self.library.call(name, self.handle, *arguments)
         self.progress()
         if code in _GONE:
-            raise SourceError(
-                "dcgm_connection_lost",
-                f"the DCGM host engine at {self.address} went away: it is tried again; see why nv-hostengine ended or"
-                " was restarted (systemctl status nvidia-dcgm, or its pod)",
-            )
+            raise problem("dcgm_connection_lost", self.address)
         return code
 
     def close(self) -> None:
@@ -291,30 +284,17 @@ def _refusal(library: Library, address: str, code: int, *, silent: bool) -> Sour
             f"an engine could not be started within this process ({words}): it takes DCGM's whole package and the"
             " NVIDIA driver; or let nv-hostengine run and give its address",
         )
-    if code == Code.NO_PERMISSION:
-        return SourceError(
-            "dcgm_no_permission",
-            f"the host engine at {address} refuses this client ({words}): see its options and log",
-        )
-    if silent:
-        return SourceError(
-            "dcgm_silent",
-            f"something takes connections at {address} and does not answer ({words}): see whether it is nv-hostengine"
-            " and hangs (restart it), or correct --dcgm-address",
-        )
-    return SourceError(
-        "dcgm_not_an_engine",
-        f"what listens at {address} does not answer as a DCGM host engine ({words}): correct --dcgm-address; an engine"
-        f" listens on port 5555 by default, and has to be of {library.soname}'s major version",
-    )
+    reason = "dcgm_no_permission" if code == Code.NO_PERMISSION else "dcgm_silent" if silent else "dcgm_not_an_engine"
+    return problem(reason, address, words=words, library=library.soname)
 
 
 def _mismatch(library: Library, address: str, engine_version: str | None) -> SourceError:
-    own = _version_of(library, "dcgmVersionInfo")[1] or f"{library.major}.x"
-    theirs = engine_version or "of another major version"
-    wanted = f"{engine_version.split('.')[0]}.x" if engine_version else "of the engine's major version"
-    return SourceError(
+    return problem(
         MISMATCH,
-        f"the host engine at {address} is DCGM {theirs} and this side's {library.soname} is {own}: the major versions"
-        f" have to be the same; install DCGM's client library {wanted} here, or DCGM {library.major}.x there",
+        address,
+        theirs=engine_version or "of another major version",
+        own=_version_of(library, "dcgmVersionInfo")[1] or f"{library.major}.x",
+        wanted=f"{engine_version.split('.')[0]}.x" if engine_version else "of the engine's major version",
+        library=library.soname,
+        major=library.major,
     )

@@ -10,13 +10,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache, partial
 
 from exporter.errors import SourceError
-from exporter.gpu.dcgm.engine import MISMATCH, Engine, advice_of, connect, no_gpus, no_room, no_values
+from exporter.gpu.dcgm.engine import MISMATCH, Engine, advice_of, connect, problem
 from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities, Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
 from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, SessionFields, Value, decode, sort
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
-from exporter.model.fields import PROFILING
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
+from exporter.model.fields import PROFILING, Field
 
 _LOOK_SECONDS = 4.9
 _REREAD_SECONDS = 60.0
@@ -231,16 +231,16 @@ class Session:
                 of the engine and not of the GPUs.
         """
         if all(one.state is DeviceState.MISSING for one in self.layout.devices):
-            raise no_gpus(self.engine.address)
+            raise problem("dcgm_no_gpus", self.engine.address)
         up = [one for one in self.layout.devices if one.state is DeviceState.UP and one.entity not in codes]
         uuids = [one.gpu.uuid for one in up]
         self._spoke_at = {uuid: now if uuid in self._speaking else self._spoke_at.get(uuid, now) for uuid in uuids}
         if not self.wanted.levels:
             return
         if up and self._watches.full:
-            raise no_room(self.engine.address, len(up))
+            raise problem("dcgm_limit_reached", self.engine.address, gpus=len(up))
         if up and all(self._is_silent(one, now) for one in up):
-            raise no_values(self.engine.address, len(up))
+            raise problem("dcgm_no_values", self.engine.address, gpus=len(up))
 
     def _is_silent(self, device: DcgmDevice, now: float) -> bool:
         spoke_at = self._spoke_at.get(device.gpu.uuid, now)
@@ -353,8 +353,8 @@ class DcgmSource:
         if session.layout.devices:
             return session
         if session.layout.listed:
-            raise no_values(self.address, session.layout.listed)
-        raise no_gpus(self.address)
+            raise problem("dcgm_no_values", self.address, gpus=session.layout.listed)
+        raise problem("dcgm_no_gpus", self.address)
 
     def close(self) -> None:
         """Close the connection with all its watches; GPUs that were seen stay known."""
