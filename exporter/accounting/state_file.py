@@ -129,6 +129,14 @@ class StateFile:
             words = f"state: {self.path} is written, but may be lost with the power: {error.strerror}"
             raise StateError(UNSYNCED, f"{words}; check the disk of --state-dir") from error
 
+    def try_save(self, data: Mapping[str, Any]) -> StateError | None:
+        """Save the state as ``save`` does, and return its error."""
+        try:
+            self.save(data)
+        except StateError as error:
+            return error
+        return None
+
     def _read(self) -> bytes:
         # Non-blocking: the path may be a pipe without a writer.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -7,19 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from exporter.gpu.merge import by_index
-from exporter.model import (
-    CLOCK_EVENTS,
-    ActivityHistory,
-    Bottleneck,
-    DeviceEvents,
-    DeviceState,
-    DeviceView,
-    Field,
-    GpuReading,
-    MigInstance,
-    Reading,
-    XidEvent,
-)
+from exporter.model.devices import CLOCK_EVENTS, DeviceEvents, DeviceState, GpuReading, MigInstance, Reading, XidEvent
+from exporter.model.fields import Field
+from exporter.model.ledger import Bottleneck
+from exporter.model.snapshot import ActivityHistory, DeviceView
 
 LOG = logging.getLogger("exporter.agent")
 _NVIDIA = "nvidia"
@@ -130,34 +121,27 @@ class EventWindow:
     """Number of additions of each key in the last ``seconds``. Instants are of the monotonic clock."""
 
     seconds: float
-    _steps: deque[tuple[int, dict[int, int]]] = field(default_factory=deque)
+    _steps: deque[tuple[int, Counter[int]]] = field(default_factory=lambda: deque(maxlen=_STEPS + 1))
     """Number and additions of each step, oldest first."""
-    _counts: dict[int, int] = field(default_factory=dict)
-    """Sums over all steps."""
 
     def add(self, key: int, at: float) -> None:
         """Count one addition; an instant before the last one counts as the last one."""
         step = self._step(at)
         if not self._steps or self._steps[-1][0] < step:
-            self._steps.append((step, {}))
-            self._forget(step)
-        for counts in (self._steps[-1][1], self._counts):
-            counts[key] = counts.get(key, 0) + 1
+            self._steps.append((step, Counter()))
+        self._steps[-1][1][key] += 1
 
     def counts(self, now: float) -> dict[int, int]:
         """Return the counts of the window that ends ``now``; a key without additions is absent."""
-        self._forget(self._step(now))
-        return dict(self._counts)
+        while self._steps and self._steps[0][0] <= self._step(now) - _STEPS:
+            self._steps.popleft()
+        counts: Counter[int] = Counter()
+        for _, added in self._steps:
+            counts.update(added)
+        return counts
 
     def _step(self, at: float) -> int:
         return int(at // (self.seconds / _STEPS))
-
-    def _forget(self, step: int) -> None:
-        while self._steps and self._steps[0][0] <= step - _STEPS:
-            for key, times in self._steps.popleft()[1].items():
-                self._counts[key] -= times
-                if not self._counts[key]:
-                    del self._counts[key]
 
 
 @dataclass(slots=True)

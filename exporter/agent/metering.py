@@ -15,19 +15,12 @@ from exporter.accounting.owner_figures import OwnerFaults
 from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.records import read, written
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
-from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
+from exporter.agent.owners import Owners, OwnerWindows
 from exporter.attribution.device_ids import ReplicaKey
 from exporter.errors import ConfigError, StateError
-from exporter.model import (
-    DeviceView,
-    LedgerView,
-    MeteringView,
-    NodeFacts,
-    Owner,
-    OwnersView,
-    PodAccount,
-    Totals,
-)
+from exporter.model.attribution import NodeFacts, Owner
+from exporter.model.ledger import LedgerView, OwnersView, PodAccount, Totals
+from exporter.model.snapshot import DeviceView, MeteringView
 
 LOG = logging.getLogger("exporter.agent")
 
@@ -64,7 +57,7 @@ class AgentState:
             raise ValueError(f"not numbers of replicas: {self.replicas!r:.100}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Save:
     """A state to be written, and the counters of pods in it."""
 
@@ -74,18 +67,17 @@ class Save:
     now: float
     """Unix time of its start."""
     steady: float
-    windows: WindowsSave | None = None
+    windows: tuple[StateFile, Mapping[str, Any]] | None = None
     """Activity windows to write afterwards, if due; their success does not affect the ledger."""
+    windows_error: StateError | None = None
 
     def write(self) -> StateError | None:
         """Write the state; blocks as long as the disk does. Uses no data that the agent changes in the meantime."""
-        try:
-            self.file.save(self.data)
-        except StateError as error:
-            return error
-        if self.windows:
-            self.windows.write()
-        return None
+        error = self.file.try_save(self.data)
+        if self.windows and not error:
+            file, windows = self.windows
+            self.windows_error = file.try_save(windows)
+        return error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -339,7 +331,7 @@ class Metering:
             self._failed(error)
             return
         if save.windows:
-            self.owner_windows.end_save(save.windows, self.errors)
+            self.owner_windows.end_save(save.windows_error, self.errors)
         self.ledgers.saved()
         if self.ledgers.in_memory_only:
             return  # it hung: the charges since its start are in the next save

@@ -11,7 +11,9 @@ from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.windows import Windows
 from exporter.errors import StateError
-from exporter.model import DeviceView, Holder, Owner, OwnersView, PodFacts, Portion, Price, is_other_pod
+from exporter.model.attribution import Holder, Owner, PodFacts, is_other_pod
+from exporter.model.ledger import OwnersView, Portion, Price
+from exporter.model.snapshot import DeviceView
 
 if TYPE_CHECKING:
     from exporter.attribution.tenants import TenantSource
@@ -161,22 +163,6 @@ JUDGE_SECONDS = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
-class WindowsSave:
-    """Windows to be written, and the result."""
-
-    file: StateFile
-    data: Mapping[str, Any]
-    error: StateError | None = None
-
-    def write(self) -> None:
-        """Write the windows; blocks as long as the disk does. Uses no data that the agent changes in the meantime."""
-        try:
-            self.file.save(self.data)
-        except StateError as error:
-            self.error = error
-
-
-@dataclass(slots=True, kw_only=True)
 class OwnerWindows:
     """Activity windows of one node and their shown figures. Their loss does not affect the ledger."""
 
@@ -218,7 +204,7 @@ class OwnerWindows:
     def add(self, portions: Sequence[Portion], steady: float) -> None:
         """Add the portions of one sample that ended at ``steady``, in seconds of the monotonic clock."""
         if self.pace != 1:
-            portions = [_at_pace(portion, self.pace) for portion in portions]
+            portions = [portion.part(self.pace) for portion in portions]
         self.windows.add(portions, steady * self.pace)
 
     def view(
@@ -247,36 +233,26 @@ class OwnerWindows:
             self._held, self._judge_at = held, steady + self.judge_seconds / self.pace
         return self._view
 
-    def begin_save(self, steady: float, *, last: bool) -> WindowsSave | None:
-        """Return the windows to save now; ``None`` before they are due, unless the agent ends (``last``)."""
+    def begin_save(self, steady: float, *, last: bool) -> tuple[StateFile, Mapping[str, Any]] | None:
+        """Return the file and the windows to save; ``None`` before a save is due, unless the agent ends (``last``)."""
         if self.file is None or (steady < self._save_at and not last):
             return None
         self._save_at = steady + SAVE_SECONDS
-        data = {"boot_id": self.boot_id, "simulated": self.simulated, "windows": self.windows.dump()}
-        return WindowsSave(file=self.file, data=data)
+        return self.file, {"boot_id": self.boot_id, "simulated": self.simulated, "windows": self.windows.dump()}
 
-    def end_save(self, save: WindowsSave, errors: Counter[tuple[str, str]]) -> None:
+    def end_save(self, error: StateError | None, errors: Counter[tuple[str, str]]) -> None:
         """Log and count a failed save."""
-        if save.error is not None:
-            self._failed(save.error, errors)
-        elif self._problem:
+        if error is not None:
+            self._failed(error, errors)
+        elif self._problem and self.file:
             self._problem = ""
-            LOG.info("activity windows are saved again: file=%s", save.file.path)
+            LOG.info("activity windows are saved again: file=%s", self.file.path)
 
     def _failed(self, error: StateError, errors: Counter[tuple[str, str]]) -> None:
         errors["windows", error.reason] += 1
         if str(error) != self._problem:
             LOG.warning("%s", error)
         self._problem = str(error)
-
-
-def _at_pace(portion: Portion, pace: float) -> Portion:
-    """Return a portion of a simulated node with its seconds multiplied by ``pace``."""
-    return replace(
-        portion,
-        seconds=portion.seconds.scaled(pace),
-        interval_seconds=pace * (portion.interval_seconds or 0.0),
-    )
 
 
 def _clocks_at_pace(view: DeviceView, pace: float) -> DeviceView:

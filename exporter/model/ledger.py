@@ -212,7 +212,7 @@ class Portion:
     """Of the device over the profiled seconds; ``None`` without them."""
 
     def part(self, ratio: float) -> "Portion":
-        """Return the portion for a part of its interval, 0..1, with use and energy spread evenly over the interval."""
+        """Return the portion for a part of its interval, with use and energy spread evenly over the interval."""
         return replace(
             self,
             seconds=self.seconds.scaled(ratio),
