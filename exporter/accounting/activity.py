@@ -10,18 +10,10 @@ from enum import StrEnum, auto
 from functools import lru_cache
 
 from exporter.accounting import effective
-from exporter.model import (
-    DECODERS,
-    FLOW_ENGINES,
-    JPEG_DECODERS,
-    NO_PROCESS_MEMORY_MIB,
-    Activity,
-    ActivitySource,
-    Field,
-    Gpu,
-    Holder,
-    ProcessUse,
-)
+from exporter.model.attribution import Holder
+from exporter.model.devices import NO_PROCESS_MEMORY_MIB, Gpu, ProcessUse
+from exporter.model.fields import DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
+from exporter.model.snapshot import Activity, ActivitySource
 
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
 
@@ -343,29 +335,29 @@ class ActivityJudge:
         missing = memory.unmeasured(sample, found)
         if EngineClass.COMPUTE not in found:
             return Judgement(activity=None, reason="no_source")
-        ratio, source, measured_by = _busiest(found, sample.from_dcgm)
+        busiest = _busiest(found, sample.from_dcgm)
         lasting = any(memory.age_seconds(row, sample.at_seconds) > RECENT_SECONDS for row in missing)
         if lasting or not missing:
             self._count(memory, "incomplete", holds=lasting)
         if contradiction:
             return Judgement(activity=None, reason="contradiction")
         more = any(memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing)
-        if ratio < idle_below and more:
+        if busiest.ratio < idle_below and more:
             return Judgement(activity=None, reason="incomplete")
         memory.draws = memory.draws if sample.draws is None else sample.draws
-        profile = None
         # If something that no source measures may be in use, the rest is no limit.
         if not (more or memory.draws or sample.level is DeviceLevel.PARTITIONED_GPU):
             profile, is_possible = effective.profile_of(
                 sample.model,
                 sample.values,
                 board,
-                activity_ratio=ratio,
+                activity_ratio=busiest.ratio,
                 video_ratio=max((found[one][0] for one in found if one not in _NOT_VIDEO), default=0.0),
                 pcie_ratio=pcie_ratio,
             )
             self._count(memory, "impossible_profile", holds=not is_possible)
-        return Judgement(activity=Activity(ratio=ratio, source=source, measured_by=measured_by, profile=profile))
+            busiest = replace(busiest, profile=profile)
+        return Judgement(activity=busiest)
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""
@@ -390,8 +382,8 @@ def _measured(sample: Observation, pcie_ratio: float | None) -> _Found:
     return found
 
 
-def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> tuple[float, ActivitySource, str]:
-    """Return the activity of the busiest engine, its source and what measured it."""
+def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Activity:
+    """Return the activity of the busiest engine."""
     engine = max(found, key=lambda one: found[one][0])
     ratio, by = found[engine]
     if engine is EngineClass.COPY:
@@ -400,7 +392,7 @@ def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> tuple[float, Activit
         source = ActivitySource.CODEC
     else:
         source = ActivitySource.UTILISATION if by is Field.GPU_UTIL else ActivitySource.ENGINE
-    return ratio, source, "dcgm" if by in from_dcgm else "nvml"
+    return Activity(ratio=ratio, source=source, measured_by="dcgm" if by in from_dcgm else "nvml")
 
 
 def partitioned_activity(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from exporter.model import MOST_OF_LIMIT, PIPES, RESOURCES, Bottleneck, Field, ResourceProfile
+from exporter.model.fields import MOST_OF_LIMIT, PIPES, Field
+from exporter.model.ledger import RESOURCES, Bottleneck, ResourceProfile
 
 Values = Mapping[Field, int | float]
 

@@ -4,26 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from exporter.model import (
+from exporter.model.attribution import (
     UNALLOCATED,
     UNATTRIBUTED,
-    Account,
-    Activity,
-    ActivitySource,
     AllocationState,
-    ByState,
-    DeviceState,
-    DeviceView,
     Holder,
     HolderKey,
-    MigInstance,
     Owner,
-    PodAccount,
-    PodUse,
-    Portion,
     ShareMode,
     is_other_pod,
 )
+from exporter.model.devices import DeviceState, MigInstance
+from exporter.model.ledger import Account, ByState, PodAccount, Portion
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 DUST = 1e-12
 """Shares below this are rounding errors."""

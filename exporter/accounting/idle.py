@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from exporter.model import HolderKey, is_other_pod
+from exporter.model.attribution import HolderKey, is_other_pod
 
 UNMEASURED_SECONDS = 300.0
 """Unmeasured time after which the idle clock restarts. An upgrade of the agent takes less."""

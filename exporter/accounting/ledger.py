@@ -11,19 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.accounting.records import read, written
-from exporter.model import (
-    Account,
-    ByState,
-    HolderKey,
-    LedgerView,
-    Owner,
-    PodAccount,
-    Portion,
-    Price,
-    ShownLedger,
-    Totals,
-    is_other_pod,
-)
+from exporter.model.attribution import HolderKey, Owner, is_other_pod
+from exporter.model.ledger import Account, ByState, LedgerView, PodAccount, Portion, Price, ShownLedger, Totals
 
 
 def charged(portion: Portion, price: Price | None) -> Totals:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from exporter.accounting.gpu_split import Division, Slot, across_gap, divide
-from exporter.model import UNALLOCATED, DeviceView, Field, Holder, Owner, Portion
+from exporter.model.attribution import UNALLOCATED, Holder, Owner
+from exporter.model.fields import Field
+from exporter.model.ledger import Portion
+from exporter.model.snapshot import DeviceView
 
 MOST_WATTS = 10_000.0
 """Power above this is not a reading: several times any GPU's maximum. A blank 64-bit counter would be billed."""

@@ -7,26 +7,21 @@ from math import fsum, inf
 from typing import NamedTuple
 
 from exporter.accounting.windows import Sums, WindowSample, owner_shown
-from exporter.model import (
-    PLATFORM_NAMESPACES,
+from exporter.model.attribution import PLATFORM_NAMESPACES, AllocationState, Owner
+from exporter.model.devices import DeviceState, XidTier, xid_tier
+from exporter.model.fields import Field
+from exporter.model.ledger import (
     RESOURCES,
     WINDOWS,
-    AllocationState,
     Bottleneck,
-    DeviceState,
-    DeviceView,
-    Field,
-    Owner,
     OwnersView,
     OwnerUse,
     OwnerXid,
-    PodUse,
     PoolUse,
     Price,
     SharedIdle,
-    XidTier,
-    xid_tier,
 )
+from exporter.model.snapshot import DeviceView, PodUse
 
 LOW_15M_RATIO, LOW_1H_RATIO = 0.1, 0.05
 """A device of a holder is underused when its activity is below one of these over the window."""
@@ -61,25 +56,14 @@ class _Part(NamedTuple):
         return self.use.holder.share_ratio
 
     @property
-    def is_measured(self) -> bool:
-        """Whether some of the last 15 minutes was measured."""
-        return self.seconds["15m"][1] > 0
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether it was active in the last 15 minutes, if measured."""
-        return not _is_below(ACTIVE_RATIO, *self.seconds["15m"])
-
-    @property
-    def is_underused(self) -> bool:
-        """Whether its activity is low."""
-        return _is_below(LOW_1H_RATIO, *self.seconds["1h"]) or _is_below(LOW_15M_RATIO, *self.seconds["15m"])
-
-    @property
     def idle_ratio(self) -> float:
         """Idle part of the last 15 minutes, if measured."""
         active, measured = self.seconds["15m"]
         return max(0.0, 1 - active / measured)
+
+    def is_below(self, ratio: float, window: str) -> bool:
+        """Return whether its activity over a window was measured and is below a ratio."""
+        return _is_below(ratio, *self.seconds[window])
 
     def was_unused(self, window: str) -> bool:
         """Return whether it did nothing over a window: its own seconds say so, and over a day the idle clock."""
@@ -125,7 +109,9 @@ def _holding(owner: Owner, parts: Sequence[_Part], windows: WindowSample) -> Own
     """Return what an owner holds and uses; a holder with estimated activity is not judged by it."""
     estimated = [part for part in parts if windows.is_estimated(part.use.holder.key)]
     judged = [part for part in parts if not windows.is_estimated(part.use.holder.key)]
-    measured = [part for part in judged if part.is_measured]
+    measured = [part for part in judged if part.seconds["15m"][1] > 0]
+    underused = [one for one in judged if one.is_below(LOW_1H_RATIO, "1h") or one.is_below(LOW_15M_RATIO, "15m")]
+    at_work = [part for part in measured if not part.is_below(ACTIVE_RATIO, "15m")]
     past = _past(owner, windows, estimated)
     unused = {name: _gpus(part for part in judged if part.was_unused(name)) for name in _JUDGED_WINDOWS}
     opt_out = max(opt_out_of(part.use) for part in parts)
@@ -135,9 +121,9 @@ def _holding(owner: Owner, parts: Sequence[_Part], windows: WindowSample) -> Own
         measured_seconds={**(dict.fromkeys(WINDOWS, 0.0) if judged else {}), **past.measured_seconds},
         gpus=_gpus(parts),
         estimated_gpus=_gpus(estimated) or None,
-        underused_gpus=_gpus(part for part in judged if part.is_underused) or None,
+        underused_gpus=_gpus(underused) or None,
         unused_gpus={name: gpus for name, gpus in unused.items() if gpus},
-        active_gpus=_gpus(part for part in measured if part.is_at_work) if measured else None,
+        active_gpus=_gpus(at_work) if measured else None,
         idle_for_seconds=min(
             (part.use.idle_for_seconds for part in judged if part.use.idle_for_seconds is not None), default=None
         ),

@@ -9,7 +9,9 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from exporter.model import DeviceView, NodeFacts, Portion, Price
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import Portion, Price
+from exporter.model.snapshot import DeviceView
 
 HOURS_PER_YEAR = 8760
 _PATTERN, _EXACT = 1, 2

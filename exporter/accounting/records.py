@@ -7,7 +7,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from exporter.model import STATES, ByState
+from exporter.model.ledger import STATES, ByState
 
 Record = TypeVar("Record")
 

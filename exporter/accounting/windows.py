@@ -16,18 +16,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from exporter.accounting.records import read
-from exporter.model import (
-    RESOURCES,
-    WINDOWS,
-    Bottleneck,
-    ByState,
-    HolderKey,
-    Owner,
-    PodAccount,
-    Portion,
-    ResourceProfile,
-    is_other_pod,
-)
+from exporter.model.attribution import HolderKey, Owner, is_other_pod
+from exporter.model.ledger import RESOURCES, WINDOWS, Bottleneck, ByState, PodAccount, Portion, ResourceProfile
 
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
 """Minimum time between two marks: for windows up to ``FINE_WINDOW_SECONDS``, and for longer ones."""

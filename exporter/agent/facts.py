@@ -10,7 +10,8 @@ from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.attribution.processes import ProcessLookup, with_unlisted_uses
 from exporter.attribution.shares import DRA
 from exporter.attribution.tenants import TenantSource
-from exporter.model import Allocations, Attribution, DeviceState, Holder, Reading
+from exporter.model.attribution import Allocations, Attribution, Holder
+from exporter.model.devices import DeviceState, Reading
 
 if TYPE_CHECKING:
     from exporter.kube.kubelet import KubeletPoller

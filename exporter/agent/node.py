@@ -10,7 +10,9 @@ from exporter.agent.metering import Metering
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer, darkened
 from exporter.attribution.tenants import TenantSource
-from exporter.model import Attribution, DeviceState, DeviceView, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model.attribution import Attribution
+from exporter.model.devices import DeviceState, Reading, SourceState, SourceStatus
+from exporter.model.snapshot import DeviceView, Snapshot
 
 _Views = tuple[DeviceView, ...]
 

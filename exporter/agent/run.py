@@ -34,7 +34,7 @@ from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
 from exporter.metrics.collector import ExpositionOptions
 from exporter.metrics.collectors_file import Collectors
 from exporter.metrics.dcgm_names import LabelStyle
-from exporter.model import Snapshot
+from exporter.model.snapshot import Snapshot
 from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, bind
 from exporter.web.responses import Body

@@ -11,7 +11,8 @@ from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
 from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, alone, merge, supplement
 from exporter.gpu.worker import Worker, child_command
-from exporter.model import Field, Reading, SourceState, SourceStatus
+from exporter.model.devices import Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
 
 LOG = logging.getLogger("exporter.agent")
 

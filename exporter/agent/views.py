@@ -9,22 +9,10 @@ from exporter.agent.history import XidRecord
 from exporter.agent.owners import Owners
 from exporter.attribution.inventory import parts_of
 from exporter.attribution.processes import Matched, ProcessLookup, hides_processes, match
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    AllocationState,
-    Attribution,
-    DeviceReading,
-    DeviceState,
-    DeviceView,
-    Field,
-    GpuReading,
-    Holder,
-    MigReading,
-    PodUse,
-    ProcessUse,
-    Reading,
-)
+from exporter.model.attribution import AllocationState, Attribution, Holder
+from exporter.model.devices import DeviceReading, DeviceState, GpuReading, MigReading, ProcessUse, Reading
+from exporter.model.fields import Field
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 MEBIBYTE = 1 << 20
 _DIGITS = 6

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from exporter.model import ClaimedDevice
+from exporter.model.attribution import ClaimedDevice
 
 GPU_DRA_DRIVER = "gpu.nvidia.com"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey, comparable_profile
-from exporter.model import DeviceState, Gpu, GpuReading, MigInstance
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance
 
 PASSED_THROUGH = "dra_passed_through"
 """Passed through to a virtual machine: the driver does not see the device, which is no fault."""

@@ -10,16 +10,16 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER, IdKind, ParsedId, Re
 from exporter.attribution.inventory import PASSED_THROUGH, Inventory
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence, SliceDevice
 from exporter.attribution.shares import DRA, SOURCES, Declared, Entry, HolderName, ReplicaCounts, undecided
-from exporter.model import (
+from exporter.model.attribution import (
     Allocations,
     Attribution,
     ClaimedDevice,
     ContainerAllocation,
     DeviceIds,
-    GpuReading,
     Holder,
     Unresolved,
 )
+from exporter.model.devices import GpuReading
 
 REPLICAS_UNKNOWN = "replicas_unknown"
 """Reason of a replica with an unknown part of the device, as the number of replicas is not known."""

@@ -12,7 +12,7 @@ from hashlib import sha256
 from itertools import count
 from math import inf
 
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
 
 _HASH_DIGITS = 8
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from exporter.model import PodMetadata
+from exporter.model.attribution import PodMetadata
 
 PodName = tuple[str, str]
 """Namespace and name."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from exporter.model import Attribution, Field, Holder, ProcessUse, Reading, Unresolved
+from exporter.model.attribution import Attribution, Holder, Unresolved
+from exporter.model.devices import ProcessUse, Reading
+from exporter.model.fields import Field
 
 # The pattern needs "pod<uid>" and not "kubepods": a private cgroup namespace hides that prefix.
 _POD = re.compile(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey
 from exporter.attribution.inventory import Inventory
-from exporter.model import Holder, ShareMode
+from exporter.model.attribution import Holder, ShareMode
 
 DEVICE_PLUGIN = "device-plugin"
 DRA = "dra"

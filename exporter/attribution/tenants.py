@@ -10,18 +10,8 @@ from typing import ClassVar, Final
 
 from exporter.attribution.processes import NO_NAME, NO_POD, PodName, ProcessLookup, Remembered, content, hides_processes
 from exporter.attribution.shares import HOST, SLURM, SLURM_PROCESS
-from exporter.model import (
-    Allocations,
-    ContainerAllocation,
-    DeviceIds,
-    DeviceReading,
-    DeviceState,
-    GpuReading,
-    Owner,
-    PodFacts,
-    ProcessUse,
-    Reading,
-)
+from exporter.model.attribution import Allocations, ContainerAllocation, DeviceIds, Owner, PodFacts
+from exporter.model.devices import DeviceReading, DeviceState, GpuReading, ProcessUse, Reading
 
 _PASSWD_LIMIT_BYTES = 4 * 2**20
 _USER = re.compile(r"^([^:\n]+):[^:\n]*:([0-9]{1,10}):", re.ASCII | re.MULTILINE)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile, parse
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.attribution.shares import ANNOTATION, MIB, Declared, Entry, HolderName, undecided
-from exporter.model import Allocations, DeviceIds, PodMetadata
+from exporter.model.attribution import Allocations, DeviceIds, PodMetadata
 
 HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
 HAMI_INSTANCES: Final = "hami.io/vgpu-mig-allocations"

@@ -15,7 +15,8 @@ from typing import BinaryIO, Protocol
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu import wire
-from exporter.model import Field, Reading, SourceState, SourceStatus
+from exporter.model.devices import Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
 
 EXIT_FRESH_PROCESS_NEEDED = 3
 _HEARTBEAT_SECONDS = 1.0

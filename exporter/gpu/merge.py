@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from exporter.model import CODECS, DeviceState, Field, GpuReading, MigReading, Reading
-from exporter.model.fields import COUNTERS, PROFILING
+from exporter.model.devices import DeviceState, GpuReading, MigReading, Reading
+from exporter.model.fields import CODECS, COUNTERS, PROFILING, Field
 
 SLOW_COUNTER_SECONDS = 60.0
 """Maximum age of a DCGM counter: DCGM measures slow fields every 10 s, and three of those may be missing."""

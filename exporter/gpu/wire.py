@@ -16,7 +16,8 @@ from operator import attrgetter
 from typing import Any, Generic, NoReturn, TypeVar, get_args
 
 from exporter.errors import SourceError
-from exporter.model import Field, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading, SourceStatus, XidEvent
+from exporter.model.devices import Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading, SourceStatus, XidEvent
+from exporter.model.fields import Field
 
 Value = TypeVar("Value")
 # A table lookup is several times faster than Field(int(key)), and a reading has hundreds of keys.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
-from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
-from exporter.model.fields import PROFILING
+from exporter.model.devices import DeviceState, GpuReading, Reading, SourceState, SourceStatus
+from exporter.model.fields import PROFILING, Field
 
 _LINE_LIMIT_BYTES = 8 * 2**20
 _KEPT_READINGS = 600

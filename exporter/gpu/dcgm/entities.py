@@ -10,7 +10,8 @@ from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE, Code, Hierarchy, reason_of
 from exporter.gpu.dcgm.readings import Entity, Live, Value, whole
-from exporter.model import DeviceState, Field, Gpu, MigInstance
+from exporter.model.devices import DeviceState, Gpu, MigInstance
+from exporter.model.fields import Field
 
 _NODE: Entity = (NONE, 0)
 NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES = 50, 52, 54, 55, 57, 67, 69

@@ -297,6 +297,7 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = {
     "dcgmInit": (),
     "dcgmShutdown": (),
     "dcgmConnect_v2": (c_char_p, POINTER(ConnectV2Params), _HANDLE_OUT),
+    "dcgmConnect_v3": (c_char_p, POINTER(ConnectV3Params), _HANDLE_OUT),
     "dcgmDisconnect": (Handle,),
     "dcgmStartEmbedded_v2": (POINTER(EmbeddedParams),),
     "dcgmStopEmbedded": (Handle,),
@@ -321,11 +322,9 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = {
     "dcgmProfGetSupportedMetricGroups": (Handle, POINTER(MetricGroups)),
     "dcgmModuleGetStatuses": (Handle, POINTER(ModuleStatuses)),
 }
-"""Functions that every supported DCGM has, and their arguments; all return a dcgmReturn_t."""
-
-OPTIONAL_SIGNATURES: Mapping[str, tuple[object, ...]] = {
-    "dcgmConnect_v3": (c_char_p, POINTER(ConnectV3Params), _HANDLE_OUT),
-}
+"""Functions that return a dcgmReturn_t, and their arguments."""
+_OPTIONAL = frozenset({"dcgmConnect_v3"})
+"""Functions that not every supported DCGM has."""
 OTHER_SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "errorString": (c_char_p, (c_int,)),
     "DcgmFieldGetById": (POINTER(FieldMeta), (c_ushort,)),
@@ -358,13 +357,13 @@ class Library:
         self.knock = knock
         self.functions: dict[str, Callable[..., Any]] = {}
         """Functions by name; without those that this version does not have."""
-        codes = {name: (c_int, arguments) for name, arguments in {**SIGNATURES, **OPTIONAL_SIGNATURES}.items()}
+        codes = {name: (c_int, arguments) for name, arguments in SIGNATURES.items()}
         for name, (result, arguments) in {**codes, **OTHER_SIGNATURES}.items():
             function = getattr(functions, name, None)
             if function is not None:
                 function.restype, function.argtypes = result, list(arguments)
                 self.functions[name] = function
-        missing = sorted((SIGNATURES.keys() | OTHER_SIGNATURES.keys()) - self.functions.keys())
+        missing = sorted((SIGNATURES.keys() | OTHER_SIGNATURES.keys()) - self.functions.keys() - _OPTIONAL)
         if missing:
             raise SourceError(
                 "dcgm_library_incomplete",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.library import Code, EntityPair, FieldValueV2, Library, Record, reason_of, records
-from exporter.model import Field, ProfilingState, ratio_in_range
-from exporter.model.fields import COUNTERS, PROFILING
+from exporter.model.devices import ProfilingState
+from exporter.model.fields import COUNTERS, PROFILING, Field, ratio_in_range
 
 Entity = tuple[int, int]
 """Entity group and id, in the engine's own numbers: a GPU, a GPU instance or a compute instance."""

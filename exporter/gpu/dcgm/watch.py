@@ -12,8 +12,8 @@ from exporter.gpu.dcgm.engine import Engine
 from exporter.gpu.dcgm.entities import DcgmLayout, Instance
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, MAX_FIELDS_PER_GROUP, Code, Handle, reason_of
 from exporter.gpu.dcgm.readings import CurrentValues, Entity, Inbox, Value
-from exporter.model import CODECS, DeviceState, Field
-from exporter.model.fields import PROFILING
+from exporter.model.devices import DeviceState
+from exporter.model.fields import CODECS, PROFILING, Field
 
 
 class RefusedError(Exception):

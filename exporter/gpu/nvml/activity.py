@@ -11,16 +11,8 @@ import pynvml
 
 from exporter.gpu.nvml import library
 from exporter.gpu.nvml.library import Driver, Handle, Retries
-from exporter.model import (
-    CODECS,
-    DECODERS,
-    FLOW_ENGINES,
-    JPEG_DECODERS,
-    NO_PROCESS_MEMORY_MIB,
-    Field,
-    ProcessUse,
-    ratio_in_range,
-)
+from exporter.model.devices import NO_PROCESS_MEMORY_MIB, ProcessUse
+from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field, ratio_in_range
 
 _MIB = 2**20
 _MINIMUM_SECONDS = 0.1

@@ -14,7 +14,8 @@ import pynvml
 from exporter.errors import SourceError
 from exporter.gpu.nvml import library, mig
 from exporter.gpu.nvml.library import Driver, Handle, Retries
-from exporter.model import Field, Gpu
+from exporter.model.devices import Gpu
+from exporter.model.fields import Field
 
 Number = int | float
 MIB = 2**20

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 
 from exporter.errors import SourceError
-from exporter.model import Field
+from exporter.model.fields import Field
 
 Handle = Any
 """A handle from pynvml; never a number, which ctypes would cut to 32 bits."""

@@ -7,7 +7,7 @@ import pynvml
 
 from exporter.gpu.nvml import library
 from exporter.gpu.nvml.library import Handle
-from exporter.model import Gpu, MigInstance
+from exporter.model.devices import Gpu, MigInstance
 
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
@@ -26,12 +26,8 @@ class Found:
     slot: int
     """Device index of the instance within the GPU."""
     handle: Handle
-    gpu_instance_slices: int
-
-    @property
-    def fills_its_gpu_instance(self) -> bool:
-        """Whether this compute instance is all of its GPU instance."""
-        return self.instance.compute_slices == self.gpu_instance_slices
+    fills_its_gpu_instance: bool
+    """Whether this compute instance is all of its GPU instance."""
 
 
 def shaped(handle: Handle, gpu: Gpu) -> tuple[Gpu, int]:
@@ -112,7 +108,7 @@ def instances(
 def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, gpu: Gpu, memory_mib: int) -> Found:
     gpu_instance = int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
-    compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
+    compute_slices = attributes.computeInstanceSliceCount
     _, separator, profile = str(library.optional(pynvml.nvmlDeviceGetName, handle) or "").rpartition(" MIG ")
     # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
     parts = round(gpu.memory_slices * attributes.memorySizeMB / memory_mib) if memory_mib else 0
@@ -131,7 +127,7 @@ def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, gpu: Gpu, me
         ),
         slot=slot,
         handle=handle,
-        gpu_instance_slices=instance_slices,
+        fills_its_gpu_instance=compute_slices == attributes.gpuInstanceSliceCount,
     )
 
 

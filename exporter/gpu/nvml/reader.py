@@ -12,7 +12,8 @@ from exporter.gpu.nvml import activity, library, mig
 from exporter.gpu.nvml.activity import GpmLevel, Poller, Sampler
 from exporter.gpu.nvml.fields import MEMORY_FIELDS, MIB, DeviceFacts, NvmlDevice, memory
 from exporter.gpu.nvml.library import Driver, Handle, Retries
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigReading, ProcessUse
+from exporter.model.fields import Field
 
 _SOON_SECONDS = 10.0
 _RESET_REQUIRED, _LOST = "reset_required", "gpu_is_lost"

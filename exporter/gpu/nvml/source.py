@@ -15,7 +15,8 @@ from exporter.gpu.nvml import activity, library
 from exporter.gpu.nvml.fields import identity_of
 from exporter.gpu.nvml.library import Driver, Handle
 from exporter.gpu.nvml.reader import Unit, without_means
-from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
+from exporter.model.devices import DeviceState, Gpu, GpuReading, Reading, XidEvent
+from exporter.model.fields import Field
 
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
