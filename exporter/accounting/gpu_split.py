@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from exporter.model.attribution import (
     UNALLOCATED,
@@ -15,7 +16,7 @@ from exporter.model.attribution import (
     is_other_pod,
 )
 from exporter.model.devices import DeviceState, MigInstance
-from exporter.model.ledger import Account, ByState, PodAccount, Portion
+from exporter.model.ledger import Account, ByState, PodAccount, ResourceProfile
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 DUST = 1e-12
@@ -48,18 +49,28 @@ class Slot:
         return self.device_uuid, self.namespace, self.pod, self.container
 
 
-Part = tuple[Slot, Portion]
-"""A part of a GPU: its slot, and its use over one second; the seconds sum to the slot's share."""
+class GpuPart(NamedTuple):
+    """A slot and its use."""
+
+    slot: Slot
+    pod: PodAccount | None
+    """Account of the pod; ``None`` for a part without a holder, or with an unknown one."""
+    ratios: ByState
+    """Parts of the physical GPU, 0..1; they sum to the slot's share."""
+    estimated: bool = False
+    """Whether the activity is divided by share because process data is missing."""
+    profile: ResourceProfile | None = None
+    """Of the device, for the profiled part; ``None`` without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """All parts of one GPU over one second; they sum to it."""
+    """All parts of one GPU; they sum to 1."""
 
     gpu_uuid: str
     unattributed: Account
     """Account of the parts with an unknown holder."""
-    parts: tuple[Part, ...]
+    parts: tuple[GpuPart, ...]
     foreign_ratio: float = 0.0
     """Activity on held devices that belongs to no holder, as part of the GPU."""
 
@@ -77,8 +88,9 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
             held[slot.key] = slot
         elif slot.account.owner == UNALLOCATED:
             free_before += slot.share_ratio
-    parts: list[Part] = []
-    for slot, portion in after.parts:
+    parts: list[GpuPart] = []
+    for part in after.parts:
+        slot = part.slot
         if slot.pod:
             earlier = held.get(slot.key)
             same = earlier is not None and not is_other_pod(earlier.pod_uid, slot.pod_uid)
@@ -86,9 +98,8 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
         else:
             share = min(slot.share_ratio, free_before) if slot.account.owner == UNALLOCATED else 0.0
         if share > DUST:
-            unknown = replace(portion, seconds=ByState(unknown=share), estimated=False, profile=None)
-            parts.append((replace(slot, share_ratio=share), unknown))
-    lost = 1 - sum(slot.share_ratio for slot, _ in parts)
+            parts.append(GpuPart(replace(slot, share_ratio=share), part.pod, ByState(unknown=share)))
+    lost = 1 - sum(part.ratios.unknown for part in parts)
     if lost > DUST:
         parts.append(_part_without_holder(ByState(unknown=lost), after.gpu_uuid, after.unattributed))
     return replace(after, parts=tuple(parts), foreign_ratio=0.0)
@@ -132,13 +143,13 @@ def _division(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) 
     # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
     overlapping = len(devices) > 1 and devices[0].instance is None
     free, lost = ByState(), ByState()
-    parts: list[Part] = []
+    parts: list[GpuPart] = []
     foreign = covered = 0.0
     for device in devices:
         activity = device.activity if device.state is DeviceState.UP else None
         held = [_part(device, use, owner_of) for use in device.pods]
         parts += held
-        of_held = sum(slot.share_ratio for slot, _ in held)
+        of_held = sum(part.slot.share_ratio for part in held)
         left = 0.0 if overlapping else device.share_ratio - of_held
         covered += of_held + max(left, 0.0)
         if held:
@@ -166,28 +177,17 @@ def _division(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) 
         if ratios.total > 0
     ]
     if covered > 1 + DUST:
-        parts = [
-            (
-                replace(slot, share_ratio=slot.share_ratio / covered),
-                replace(one, seconds=one.seconds.scaled(1 / covered)),
-            )
-            for slot, one in parts
-        ]
+        parts = [_scaled(part, 1 / covered) for part in parts]
     return Division(gpu_uuid=gpu.uuid, unattributed=rest[UNATTRIBUTED], parts=tuple(parts), foreign_ratio=foreign)
 
 
-def _part(view: DeviceView, use: PodUse, owner_of: Callable[[Holder], Owner]) -> Part:
+def _part(view: DeviceView, use: PodUse, owner_of: Callable[[Holder], Owner]) -> GpuPart:
     holder, gpu = use.holder, view.gpu
     slot, pod = _described(holder, owner_of(holder), (view.uuid, gpu.uuid, gpu.index, gpu.model), view.instance)
     activity = use.activity if view.state is DeviceState.UP else None
-    return slot, Portion(
-        gpu_uuid=gpu.uuid,
-        account=slot.account,
-        pod=pod,
-        seconds=_ratios(slot.share_ratio, activity, holder.device_share_ratio),
-        estimated=activity is not None and activity.source is ActivitySource.ESTIMATED,
-        profile=activity.profile if activity else None,
-    )
+    is_estimated = activity is not None and activity.source is ActivitySource.ESTIMATED
+    ratios = _ratios(slot.share_ratio, activity, holder.device_share_ratio)
+    return GpuPart(slot, pod, ratios, is_estimated, activity.profile if activity else None)
 
 
 @lru_cache(maxsize=1024)
@@ -221,9 +221,14 @@ def _described(
     return slot, pod
 
 
-def _part_without_holder(ratios: ByState, gpu_uuid: str, account: Account) -> Part:
+def _part_without_holder(ratios: ByState, gpu_uuid: str, account: Account) -> GpuPart:
     slot = Slot(device_uuid=gpu_uuid, gpu_uuid=gpu_uuid, account=account, share_ratio=ratios.total)
-    return slot, Portion(gpu_uuid=gpu_uuid, account=account, seconds=ratios)
+    return GpuPart(slot, None, ratios)
+
+
+def _scaled(part: GpuPart, factor: float) -> GpuPart:
+    slot = replace(part.slot, share_ratio=part.slot.share_ratio * factor)
+    return part._replace(slot=slot, ratios=part.ratios.scaled(factor))
 
 
 def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:

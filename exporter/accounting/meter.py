@@ -180,7 +180,7 @@ class Meter:
         values_of = {view.gpu.uuid: view.values for view in views if view.instance is None}
         for division in divide(views, self.owner_of):
             values = values_of.get(division.gpu_uuid, {})
-            slots = tuple(slot for slot, _ in division.parts)
+            slots = tuple(part.slot for part in division.parts)
             meter = self._gpus.get(division.gpu_uuid)
             if meter is None:
                 meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
@@ -245,19 +245,32 @@ class Meter:
 
 
 def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
-    """Return the parts of a GPU over an interval, with their energy."""
-    shares = [slot.share_ratio for slot, _ in division.parts]
-    parts = [part for _, part in division.parts]
-    weights = [part.seconds.active for part in parts]
-    if energy is not None and division.foreign_ratio > 0:  # only energy, without a known user
+    """Convert parts of a GPU into seconds and joules."""
+    shares = [part.slot.share_ratio for part in division.parts]
+    weights = [part.ratios.active for part in division.parts]
+    foreign = energy is not None and division.foreign_ratio > 0
+    if foreign:
         shares.append(0.0)
         weights.append(division.foreign_ratio)
-        parts.append(Portion(gpu_uuid=division.gpu_uuid, account=division.unattributed))
     joules: Sequence[float | None] = split_energy(energy, shares, weights) if energy else [None] * len(shares)
-    return [
-        replace(part, seconds=part.seconds.scaled(interval), energy_joules=own, interval_seconds=interval)
-        for part, own in zip(parts, joules, strict=True)
+    gpu = division.gpu_uuid
+    portions = [
+        Portion(
+            gpu_uuid=gpu,
+            account=slot.account,
+            pod=pod,
+            seconds=ratios.scaled(interval),
+            energy_joules=own,
+            interval_seconds=interval,
+            estimated=estimated,
+            profile=profile,
+        )
+        for (slot, pod, ratios, estimated, profile), own in zip(division.parts, joules, strict=False)
     ]
+    if foreign:  # only energy, without a known user
+        unknown = division.unattributed
+        portions.append(Portion(gpu_uuid=gpu, account=unknown, energy_joules=joules[-1], interval_seconds=interval))
+    return portions
 
 
 def _same(before: Sequence[Slot], after: Sequence[Slot]) -> bool:
