@@ -479,7 +479,7 @@ class SlurmJobs(TenantSource):
 
         A job keeps the GPU that its file named first: an index can pass to another GPU when one is lost.
         """
-        gpus = {gpu.gpu.uuid: gpu for gpu in reading.gpus}
+        gpus = {gpu.uuid: gpu for gpu in reading.gpus}
         there = {gpu.gpu.index: gpu for gpu in reading.gpus if gpu.state is not DeviceState.MISSING}
         bound: dict[tuple[Place, str], str] = {}
         jobs_on: dict[str, list[str]] = {}
@@ -489,7 +489,7 @@ class SlurmJobs(TenantSource):
                 gpu = gpus.get(self._bound.get((place, job), "")) or there.get(place[0])
                 devices = _parts(gpu, place[1]) if gpu else []
                 if gpu and devices:
-                    bound[place, job] = gpu.gpu.uuid
+                    bound[place, job] = gpu.uuid
                 else:
                     absent[_shown(place)] = None
                 for uuid in devices:

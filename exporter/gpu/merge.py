@@ -129,8 +129,8 @@ def of_one_machine(nvml: Reading, dcgm: Reading) -> bool:
 
 def _supplemented(nvml: Reading, dcgm: Reading) -> Reading:
     """Return NVML's reading with the additional values of DCGM."""
-    theirs = {gpu.gpu.uuid: gpu for gpu in dcgm.gpus}
-    both = [_with_more(gpu, theirs.pop(gpu.gpu.uuid, None)) for gpu in nvml.gpus]
+    theirs = {gpu.uuid: gpu for gpu in dcgm.gpus}
+    both = [_with_more(gpu, theirs.pop(gpu.uuid, None)) for gpu in nvml.gpus]
     only_dcgm = [_by_dcgm(gpu) for gpu in theirs.values() if _reports_anything(gpu)]
     return replace(
         nvml,
@@ -150,16 +150,16 @@ def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
         ``None`` for an engine that was started without a driver: it has no GPUs, which does not make them missing.
     """
     before = memory.nvml or replace(dcgm, gpus=())
-    known, here = {gpu.gpu.uuid: gpu for gpu in before.gpus}, _uuids(dcgm.gpus)
+    known, here = {gpu.uuid: gpu for gpu in before.gpus}, _uuids(dcgm.gpus)
     if known and not dcgm.gpus:
         return None
-    there = [_by_dcgm(gpu, known[gpu.gpu.uuid]) for gpu in dcgm.gpus if gpu.gpu.uuid in known]
+    there = [_by_dcgm(gpu, known[gpu.uuid]) for gpu in dcgm.gpus if gpu.uuid in known]
     there += [
         gpu.without_values(DeviceState.FAILED, away) if gpu.state is _UP else gpu.without_values(gpu.state, gpu.reason)
         for uuid, gpu in known.items()
         if uuid not in here and (uuid not in memory.dcgm_uuids or gpu.state is not _UP)
     ]
-    new = [_by_dcgm(gpu) for gpu in dcgm.gpus if gpu.gpu.uuid not in known]
+    new = [_by_dcgm(gpu) for gpu in dcgm.gpus if gpu.uuid not in known]
     return replace(dcgm, gpus=by_index(there, new), driver_version=dcgm.driver_version or before.driver_version)
 
 
@@ -172,12 +172,12 @@ def _without_fallen(
         fallen = set()
         for one in _RISING & gpu.values.keys():
             now = _Counted(gpu.values[one], one in gpu.from_dcgm, reading.instant)
-            last = before.get((gpu.gpu.uuid, one), now)
+            last = before.get((gpu.uuid, one), now)
             lower = now.value < last.value and now.by_dcgm is not last.by_dcgm
             if lower and now.at - last.at <= patience_seconds:
                 fallen.add(one)
             else:
-                counters[gpu.gpu.uuid, one] = now
+                counters[gpu.uuid, one] = now
         if fallen:
             values = {one: value for one, value in gpu.values.items() if one not in fallen}
             gpu = replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen)  # noqa: PLW2901 - as it is passed on
@@ -215,10 +215,10 @@ def _instances(ours: GpuReading, theirs: GpuReading) -> tuple[MigReading, ...]:
     """
     if not ours.instances:
         return _by_dcgm(theirs).instances if ours.gpu.mig_enabled else ()
-    measured = {part.instance.uuid: part.values for part in theirs.instances}
+    measured = {part.uuid: part.values for part in theirs.instances}
     filled = []
     for part in ours.instances:
-        values, from_dcgm = _filled(part.values, measured.get(part.instance.uuid, {}))
+        values, from_dcgm = _filled(part.values, measured.get(part.uuid, {}))
         filled.append(replace(part, values=values, from_dcgm=from_dcgm))
     return tuple(filled)
 
@@ -230,13 +230,13 @@ def _filled(ours: Values, theirs: Values) -> tuple[Values, frozenset[Field]]:
 
 def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
     """Return DCGM's GPU under the identities that NVML reported before, if it did."""
-    known = {part.instance.uuid: part.instance for part in before.instances} if before else {}
+    known = {part.uuid: part.instance for part in before.instances} if before else {}
     labels = {**gpu.gpu.labels, **before.gpu.labels} if before else {}
     return replace(
         gpu,
         gpu=replace(before.gpu, mig_enabled=gpu.gpu.mig_enabled, labels=labels) if before else gpu.gpu,
         instances=tuple(
-            replace(part, instance=known.get(part.instance.uuid, part.instance), from_dcgm=frozenset(part.values))
+            replace(part, instance=known.get(part.uuid, part.instance), from_dcgm=frozenset(part.values))
             for part in gpu.instances
         ),
         from_dcgm=frozenset(gpu.values),
@@ -252,7 +252,7 @@ def _reports_anything(gpu: GpuReading) -> bool:
 
 def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
     """Return all GPUs by index; a new GPU with an index that is in use gets the next free one."""
-    gpus, added = list(there), sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
+    gpus, added = list(there), sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.uuid))
     taken = {gpu.gpu.index for gpu in gpus}
     free = max([*taken, *(gpu.gpu.index for gpu in added)], default=0) + 1
     for gpu in added:
@@ -265,4 +265,4 @@ def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[Gp
 
 
 def _uuids(gpus: Iterable[GpuReading]) -> frozenset[str]:
-    return frozenset(gpu.gpu.uuid for gpu in gpus)
+    return frozenset(gpu.uuid for gpu in gpus)

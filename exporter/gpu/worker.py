@@ -140,8 +140,8 @@ class Worker:
         """GPUs of its newest reading that are up, or that hang and are retried anyway; ``None`` while not up."""
         if self.status.state is not SourceState.UP:
             return None
-        hung = {gpu.gpu.uuid for gpu in self._hung.values() if gpu}
-        return sum(gpu.state is DeviceState.UP or gpu.gpu.uuid in hung for gpu in self._gpus)
+        hung = {gpu.uuid for gpu in self._hung.values() if gpu}
+        return sum(gpu.state is DeviceState.UP or gpu.uuid in hung for gpu in self._gpus)
 
     def take(self) -> tuple[Reading, ...]:
         """Return the readings since the last call, oldest first."""
@@ -416,8 +416,8 @@ class Worker:
 
     def _with_hung(self, reading: Reading) -> Reading:
         """Return a reading with the hung GPUs, which its child did not read."""
-        here = {gpu.gpu.uuid for gpu in reading.gpus}
-        hung = [gpu for gpu in self._hung.values() if gpu and gpu.gpu.uuid not in here]
+        here = {gpu.uuid for gpu in reading.gpus}
+        hung = [gpu for gpu in self._hung.values() if gpu and gpu.uuid not in here]
         if not hung:
             return reading
         return replace(reading, gpus=tuple(sorted((*reading.gpus, *hung), key=lambda gpu: gpu.gpu.index)))
@@ -488,7 +488,7 @@ async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
 
 
 def _up(gpus: Iterable[GpuReading]) -> frozenset[str]:
-    return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP)
+    return frozenset(gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP)
 
 
 def _kill_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -280,7 +280,7 @@ class NvmlSource:
             steady_seconds=ended,
             driver_version=self._versions[0],
             nvml_version=self._versions[1],
-            gpus=tuple(without_means(gpu) if gpu.gpu.uuid in changed else gpu for gpu in gpus),
+            gpus=tuple(without_means(gpu) if gpu.uuid in changed else gpu for gpu in gpus),
             xids=tuple(replace(xid, at_seconds=now) for xid in xids),
             errors=dict(errors),
         )
