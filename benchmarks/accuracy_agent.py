@@ -15,7 +15,6 @@ from accuracy_prometheus import OPENS_AT, Samples
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
-from exporter.accounting.records import read
 from exporter.accounting.state_file import StateFile
 from exporter.model import (
     Account,
@@ -31,6 +30,7 @@ from exporter.model import (
     ShareMode,
     Totals,
 )
+from exporter.model.records import read
 
 SAMPLE_SECONDS = 1.0
 JITTER_SECONDS = 0.02

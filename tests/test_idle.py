@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from metering_support import through_json
 
 from exporter.accounting.idle import IdleClock, IdleMemory, IdleState
-from exporter.accounting.records import read
+from exporter.model.records import read
 
 KEY = ("GPU-0", "ml", "notebook-0", "main")
 

@@ -10,9 +10,9 @@ from metering_support import H100, gpu, holder, through_json
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
-from exporter.accounting.records import read
 from exporter.agent.owners import PATIENCE_SECONDS, Owners
 from exporter.model import Account, AllocationState, DeviceView, Owner, PodFacts, PodUse, ShareMode
+from exporter.model.records import read
 
 JOB = Owner(namespace="ml", kind="Job", name="train", team="vision")
 OTHER_TEAM = Owner(namespace="ml", kind="Job", name="train", team="speech")

@@ -11,7 +11,6 @@ from metering_support import LAYOUTS, holder, namespace_owner, partitioned, rand
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
-from exporter.accounting.records import read
 from exporter.model import (
     UNATTRIBUTED,
     AllocationState,
@@ -25,6 +24,7 @@ from exporter.model import (
     Price,
     ShareMode,
 )
+from exporter.model.records import read
 
 COUNTER = Field.TOTAL_ENERGY_CONSUMPTION
 Figures = tuple[float, float, float]

@@ -148,8 +148,10 @@ def test_a_line_cut_short_is_garbled(reading: Reading, data: st.DataObject) -> N
         b'{"status":["up","nvml"]}',
         b"[" * 100_000,
         b'{"status":["up","nvml","","",1e999]}',
-        b'{"reading":["nvml",1e999,0,null,null,null,null],"gpus":[],"xids":[],"errors":{}}',
-        b'{"reading":["nvml",NaN,0,null,null,null,null],"gpus":[],"xids":[],"errors":{}}',
+        b'{"reading":["nvml",1e999,0,null,null,null,null,[],[],{}]}',
+        b'{"reading":["nvml",NaN,0,null,null,null,null,[],[],{}]}',
+        b'{"reading":["nvml",1,0,null,null,null,null,[],[]]}',
+        b'{"reading":["nvml",-1,0,null,null,null,null,[],[],{}]}',
     ],
 )
 def test_json_that_is_no_message_is_garbled(line: bytes) -> None:

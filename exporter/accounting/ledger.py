@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.accounting.records import read, written
 from exporter.model.attribution import HolderKey, Owner, is_other_pod
 from exporter.model.ledger import Account, ByState, LedgerView, PodAccount, Portion, Price, ShownLedger, Totals
+from exporter.model.records import read, written
 
 
 def charged(portion: Portion, price: Price | None) -> Totals:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from exporter.accounting.records import written
 from exporter.errors import StateError
+from exporter.model.records import written
 
 Parsed = TypeVar("Parsed")
 

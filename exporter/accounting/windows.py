@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from exporter.accounting.records import read
 from exporter.model.attribution import HolderKey, Owner, is_other_pod
 from exporter.model.ledger import RESOURCES, WINDOWS, Bottleneck, ByState, PodAccount, Portion, ResourceProfile
+from exporter.model.records import read
 
 FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
 """Minimum time between two marks: for windows up to ``FINE_WINDOW_SECONDS``, and for longer ones."""

@@ -13,13 +13,13 @@ from exporter.accounting.ledger import COST_LABELS_LIMIT, Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.owner_figures import OwnerFaults
 from exporter.accounting.prices import NodePrices, PriceBook
-from exporter.accounting.records import read, written
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows
 from exporter.attribution.device_ids import ReplicaKey
 from exporter.errors import ConfigError, StateError
 from exporter.model.attribution import NodeFacts, Owner
 from exporter.model.ledger import LedgerView, OwnersView, PodAccount, Totals
+from exporter.model.records import read, written
 from exporter.model.snapshot import DeviceView, MeteringView
 
 LOG = logging.getLogger("exporter.agent")
