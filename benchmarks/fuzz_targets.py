@@ -27,7 +27,7 @@ from pipeline_support import save_now
 from yarl import URL
 
 from exporter.accounting.ledger import ledger_of
-from exporter.accounting.prices import PriceBook
+from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.accounting.state_file import VERSION, StateFile, encode, to_json
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
@@ -226,7 +226,7 @@ def _priced(book: PriceBook) -> None:
     facts = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1", gpu_product="H100")
     for model in (*KNOWN_MODELS[:20], "another"):
         for moment in (0.0, NOW, 4e9):
-            price = book.price(model=model, node="node-a", facts=facts, at_seconds=moment)
+            price = book.price(PricedGpu(model, "node-a", facts), moment)
             if price is not None:
                 require_finite((price.per_hour, price.per_kwh), "a price", least=0.0)
                 require(

@@ -12,7 +12,7 @@ from metering_support import holder, namespace_owner, partitioned, use, whole
 
 from exporter.accounting.ledger import Ledgers, money
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import PriceBook
+from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.config import price_book
 from exporter.model import Account, DeviceView, Field, NodeFacts, Owner, Price, ShareMode, Totals
 
@@ -61,7 +61,7 @@ def replay(
 def _prices(views: Sequence[DeviceView], node: str, facts: NodeFacts, at_seconds: float) -> dict[str, Price]:
     prices = {}
     for gpu in {view.gpu.uuid: view.gpu for view in views}.values():
-        price = book().price(model=gpu.model, node=node, facts=facts, at_seconds=at_seconds)
+        price = book().price(PricedGpu(gpu.model, node, facts), at_seconds)
         assert price is not None
         prices[gpu.uuid] = price
     return prices

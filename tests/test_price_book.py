@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.accounting.prices import PriceBook
+from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.config import load_agent, price_book
 from exporter.config.price_book import KNOWN_MODELS
 from exporter.config.types import CURRENCIES
@@ -82,7 +82,7 @@ def mistakes(text: str) -> tuple[str, ...]:
 
 
 def hourly(found: PriceBook, model: str = H100, node: str = "n", at: float = 1.8e9) -> float | None:
-    price = found.price(model=model, node=node, facts=NodeFacts(), at_seconds=at)
+    price = found.price(PricedGpu(model, node, NodeFacts()), at)
     return None if price is None else price.per_hour
 
 
@@ -123,10 +123,10 @@ def test_a_price_is_per_gpu_or_of_the_node_in_parts_or_by_the_on_prem_formula() 
         head="currency: EUR\ngpu_part: 0.9\nlist_prices: off",
     )
     assert [hourly(found, node=node) for node in "abcde"] == [2.5, 4.5, pytest.approx(1.0), pytest.approx(0.9), None]
-    energy = found.price(model=H100, node="d", facts=NodeFacts(), at_seconds=0.0)
+    energy = found.price(PricedGpu(H100, "d", NodeFacts()), 0.0)
     assert energy is not None
     assert (energy.currency, energy.per_kwh, energy.source) == ("EUR", pytest.approx(0.3), "b.yaml:4")
-    planned = found.price(model=H100, node="c", facts=NodeFacts(), at_seconds=0.0)
+    planned = found.price(PricedGpu(H100, "c", NodeFacts()), 0.0)
     assert planned is not None
     assert planned.per_kwh == 0.0, "its power is in the hourly price"
 
@@ -143,7 +143,7 @@ def test_times_are_days_at_midnight_utc_or_moments_with_a_zone() -> None:
 
 
 def test_the_list_prices_stand_behind_a_book_unless_switched_off() -> None:
-    behind = book("node: z, per_gpu_hour: 1").price(model=H100, node="n", facts=NodeFacts(), at_seconds=0.0)
+    behind = book("node: z, per_gpu_hour: 1").price(PricedGpu(H100, "n", NodeFacts()), 0.0)
     assert behind is not None
     assert behind.fallback is True
     assert behind.currency == "USD"
@@ -157,7 +157,7 @@ def test_list_prices_mean_the_same_when_a_tool_has_written_the_file_again(word: 
 
 
 def test_without_a_book_the_list_prices_hold_and_with_none_nothing_does() -> None:
-    listed = price_book.load(None).price(model=H100, node="n", facts=NodeFacts(), at_seconds=0.0)
+    listed = price_book.load(None).price(PricedGpu(H100, "n", NodeFacts()), 0.0)
     assert listed is not None
     assert listed.fallback is True
     off = price_book.load(Path("none"))
@@ -190,7 +190,7 @@ def test_a_list_price_of_the_instance_type_wins_over_one_of_the_model(
     facts: tuple[str, str], model: str, per_hour: float | None, source: str
 ) -> None:
     node = NodeFacts(instance_type=facts[0], region=facts[1])
-    price = price_book.bundled().price(model=model, node="n", facts=node, at_seconds=1.8e9)
+    price = price_book.bundled().price(PricedGpu(model, "n", node), 1.8e9)
     assert (price and price.per_hour) == (per_hour if per_hour is None else pytest.approx(per_hour))
     assert (price.source if price else "") == (source and f"list-prices:{source}")
 

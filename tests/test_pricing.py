@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.accounting.ledger import money
-from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
+from exporter.accounting.prices import Match, OnPrem, PriceBook, PricedGpu, PriceRow, overlaps, patterns_meet
 from exporter.model import ByState, NodeFacts, Price
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -23,7 +23,7 @@ def row(number: int, match: Match, per_hour: float = 1.0, *, start: float = -inf
 
 
 def asked(book: PriceBook, at: float = 0.0, facts: NodeFacts = P5, node: str = "n1", model: str = H100) -> float | None:
-    price = book.price(model=model, node=node, facts=facts, at_seconds=at)
+    price = book.price(PricedGpu(model, node, facts), at)
     return None if price is None else price.per_hour
 
 
@@ -71,8 +71,8 @@ def test_a_less_specific_row_holds_while_the_more_specific_one_does_not() -> Non
 def test_the_fallback_is_asked_last_and_says_so() -> None:
     other = PriceBook(name="list", currency="USD", rows=(row(1, Match(), 9.0),))
     book = PriceBook(name="own", currency="EUR", rows=(row(1, Match(node="n1"), 2.0),), fallback=other)
-    own = book.price(model=H100, node="n1", facts=P5, at_seconds=0.0)
-    listed = book.price(model=H100, node="n2", facts=P5, at_seconds=0.0)
+    own = book.price(PricedGpu(H100, "n1", P5), 0.0)
+    listed = book.price(PricedGpu(H100, "n2", P5), 0.0)
     assert own is not None
     assert listed is not None
     assert (own.per_hour, own.fallback) == (2.0, False)

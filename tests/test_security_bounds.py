@@ -177,12 +177,11 @@ def test_no_pattern_of_the_program_takes_for_ever() -> None:
 
 
 OF_A_BOOK = """
-from exporter.accounting.prices import Match
-from exporter.model import NodeFacts
-asked = {"node": "n", "facts": NodeFacts(), "model": "a" * 400}
+from exporter.accounting.prices import Match, PricedGpu
+asked = PricedGpu("a" * 400, "n")
 for part in ("*a", "*?a", "*a?", "?*a*"):
-    assert not Match(model=part * 60 + "b").matches(**asked)
-assert Match(model="*" + "a*" * 60).matches(**asked)
+    assert not Match(model=part * 60 + "b").matches(asked)
+assert Match(model="*" + "a*" * 60).matches(asked)
 print("done")
 """
 

@@ -17,6 +17,18 @@ HOURS_PER_YEAR = 8760
 _PATTERN, _EXACT = 1, 2
 
 
+class PricedGpu(NamedTuple):
+    """A physical GPU, and the facts that select its price."""
+
+    model: str
+    """Name of the GPU in NVML."""
+    node: str = ""
+    facts: NodeFacts = NodeFacts()
+    """Other known facts of the node."""
+    facts_complete: bool = True
+    """Whether an empty fact means that the node has none. If false, it is not known yet, and may have any value."""
+
+
 class Match(NamedTuple):
     """Conditions of a row; an empty one matches everything.
 
@@ -44,14 +56,11 @@ class Match(NamedTuple):
         """The conditions as text: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a condition."""
         return ", ".join(f"{name} {asked}" for name, asked in self._asdict().items() if asked) or "every GPU"
 
-    def matches(self, *, model: str, node: str, facts: NodeFacts, facts_complete: bool = True) -> bool:
-        """Return whether the row matches a GPU of this model on this node.
-
-        With ``facts_complete`` false, an empty fact may have any value, so every pattern can match it.
-        """
-        found = (node, facts.instance_type, facts.capacity_type, facts.region, model)
+    def matches(self, gpu: PricedGpu) -> bool:
+        """Return whether the row matches a GPU; every pattern can match a fact that is not known yet."""
+        found = (gpu.node, gpu.facts.instance_type, gpu.facts.capacity_type, gpu.facts.region, gpu.model)
         return all(
-            not asked or (_compiled(asked).fullmatch(text) if text else not facts_complete)
+            not asked or (_compiled(asked).fullmatch(text) if text else not gpu.facts_complete)
             for asked, text in zip(self, found, strict=True)
         )
 
@@ -185,53 +194,33 @@ class PriceBook:
     fallback: "PriceBook | None" = None
     warnings: tuple[str, ...] = ()
     """Likely mistakes that are not errors, one line each."""
-    _candidates: dict[tuple[str, str, NodeFacts, bool], tuple[PriceRow, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _candidates: dict[PricedGpu, list[PriceRow]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def price(
-        self, *, model: str, node: str, facts: NodeFacts, at_seconds: float, facts_complete: bool = True
-    ) -> Price | None:
-        """Return the price of a physical GPU at a time; ``None`` if no row matches: unknown, which is not 0.
+    def price(self, gpu: PricedGpu, at_seconds: float) -> Price | None:
+        """Return the price of a GPU at a Unix time; ``None`` if no row matches: unknown, which is not 0.
 
-        Args:
-            model: Name of the GPU in NVML.
-            node: The node's name.
-            facts: Other known facts of the node.
-            at_seconds: Unix time.
-            facts_complete: Whether an empty fact means that the node has none. If false, it is not known yet, and the
-                price is ``None`` while another value of that fact could select another row.
+        It is also unknown while the value of a fact that is not known yet could select another row.
         """
-        for row in self._matching(model, node, facts, facts_complete=facts_complete):
+        for row in self._matching(gpu):
             if row.holds_at(at_seconds):
-                return row.price if facts_complete or row.match.matches(model=model, node=node, facts=facts) else None
-        if self.fallback is None:
-            return None
-        price = self.fallback.price(
-            model=model, node=node, facts=facts, at_seconds=at_seconds, facts_complete=facts_complete
-        )
+                certain = gpu.facts_complete or row.match.matches(gpu._replace(facts_complete=True))
+                return row.price if certain else None
+        price = self.fallback.price(gpu, at_seconds) if self.fallback else None
         return price and replace(price, fallback=True)
 
-    def changes(self, *, model: str, node: str, facts: NodeFacts, after: float, until: float) -> set[float]:
+    def changes(self, gpu: PricedGpu, *, after: float, until: float) -> set[float]:
         """Return the Unix times after ``after``, up to ``until``, at which the price of a GPU may change."""
-        rows = self._matching(model, node, facts, facts_complete=False)
+        rows = self._matching(gpu._replace(facts_complete=False))
         found = {edge for row in rows for edge in (row.from_seconds, row.to_seconds) if after < edge <= until}
-        if self.fallback is not None:
-            found |= self.fallback.changes(model=model, node=node, facts=facts, after=after, until=until)
-        return found
+        return found | (self.fallback.changes(gpu, after=after, until=until) if self.fallback else set())
 
-    def _matching(self, model: str, node: str, facts: NodeFacts, *, facts_complete: bool) -> tuple[PriceRow, ...]:
-        key = (model, node, facts, facts_complete)
-        candidates = self._candidates.get(key)
+    def _matching(self, gpu: PricedGpu) -> list[PriceRow]:
+        candidates = self._candidates.get(gpu)
         if candidates is None:
-            found = [
-                row
-                for row in self.rows
-                if row.match.matches(model=model, node=node, facts=facts, facts_complete=facts_complete)
-            ]
+            found = (row for row in self.rows if row.match.matches(gpu))
             # Stable: in a tie, which only an unknown model can cause, the first row wins.
-            found.sort(key=lambda row: row.match.specificity, reverse=True)
-            candidates = self._candidates[key] = tuple(found)
+            candidates = sorted(found, key=lambda row: row.match.specificity, reverse=True)
+            self._candidates[gpu] = candidates
         return candidates
 
     @property
@@ -278,21 +267,21 @@ class NodePrices:
         self._models = {view.gpu.uuid: view.gpu.model for view in views}
         self.current = self._at(now)
 
-    def _at(self, now: float) -> dict[str, Price]:
+    @property
+    def _gpus(self) -> list[PricedGpu]:
+        """A GPU of each model."""
         facts, complete = self.node_facts, not self.awaits_labels
-        found = {
-            model: self.book.price(model=model, node=self.node, facts=facts, at_seconds=now, facts_complete=complete)
-            for model in set(self._models.values())
-        }
+        return [PricedGpu(model, self.node, facts, complete) for model in set(self._models.values())]
+
+    def _at(self, now: float) -> dict[str, Price]:
+        found = {gpu.model: self.book.price(gpu, now) for gpu in self._gpus}
         return {uuid: price for uuid, model in self._models.items() if (price := found[model])}
 
     def split(self, portions: Sequence[Portion], now: float) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
         """Yield the portions of a sample with their prices, split at the times at which a price changes."""
         longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
-        facts, after = self.node_facts, now - longest
-        changes = set[float]()
-        for model in set(self._models.values()):
-            changes |= self.book.changes(model=model, node=self.node, facts=facts, after=after, until=now)
+        after = now - longest
+        changes = {at for gpu in self._gpus for at in self.book.changes(gpu, after=after, until=now)}
         if not changes:
             yield portions, self.current
             return

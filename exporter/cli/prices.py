@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from exporter.accounting.prices import PricedGpu
 from exporter.cli.common import (
     Parser,
     add_output,
@@ -135,7 +136,7 @@ def _draft(pools: Counter[tuple[str, NodeFacts]], where: str, now: datetime) -> 
         keys = {"model": model, **{key: getattr(facts, key) for key in _FACTS}}
         gpus, price = plural(count, "GPU"), None
         if facts.capacity_type not in _NOT_LISTED:
-            price = book.price(model=model, node="", facts=facts, at_seconds=now.timestamp())
+            price = book.price(PricedGpu(model, facts=facts), now.timestamp())
         row = next((row for row in book.rows if row.price is price), None)
         fields = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items() if value]
         gpus = plural(count, "GPU")

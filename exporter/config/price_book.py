@@ -10,11 +10,11 @@ from itertools import islice, pairwise
 from math import inf, nan
 from pathlib import Path
 
-from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps
+from exporter.accounting.prices import Match, OnPrem, PriceBook, PricedGpu, PriceRow, overlaps
 from exporter.config.types import CURRENCIES
 from exporter.config.yaml_file import Fields, fields_of, read_text
 from exporter.errors import ConfigError
-from exporter.model import NodeFacts, Price
+from exporter.model import Price
 from exporter.model.formatting import plural
 
 _FILES = files("exporter.config")
@@ -339,4 +339,4 @@ def _known(row: PriceRow) -> str:
 
 def _models(row: PriceRow) -> list[str]:
     pattern = Match(model=row.match.model)
-    return [model for model in KNOWN_MODELS if pattern.matches(model=model, node="", facts=NodeFacts())]
+    return [model for model in KNOWN_MODELS if pattern.matches(PricedGpu(model))]

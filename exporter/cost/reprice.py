@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 
 from exporter.accounting.ledger import money as cost_of
-from exporter.accounting.prices import PriceBook
+from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.cost.ledger import HOUR_SECONDS, Chunk, Dimension, Figures, FleetLedger, total_of
 from exporter.model import NO_SECONDS, ByState, NodeFacts, Price
 
@@ -46,10 +46,10 @@ def _repriced(chunk: Chunk, book: PriceBook, nodes: Mapping[tuple[str, str], Nod
 
     @cache
     def prices(cluster: str, node: str, model: str) -> _Priced:
-        facts = nodes.get((cluster, node)) or NodeFacts()
-        changes = book.changes(model=model, node=node, facts=facts, after=start, until=end)
+        gpu = PricedGpu(model, node, nodes.get((cluster, node)) or NodeFacts())
+        changes = book.changes(gpu, after=start, until=end)
         return tuple(
-            ((after - at) / (end - start), book.price(model=model, node=node, facts=facts, at_seconds=at))
+            ((after - at) / (end - start), book.price(gpu, at))
             for at, after in pairwise(sorted({start, *changes, end}))
         )
 

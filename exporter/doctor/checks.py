@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
-from exporter.accounting.prices import PriceBook, settled_facts
+from exporter.accounting.prices import PriceBook, PricedGpu, settled_facts
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import kubernetes, machine, sources
 from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
@@ -111,15 +110,10 @@ def _unpriced(
     read: PriceBook, config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float
 ) -> list[str]:
     """Return the models of this node's GPUs that have no price."""
-    price = partial(
-        read.price,
-        node=config.attribution.node_name,
-        facts=settled_facts(config.prices.node_facts, labelled or NodeFacts()),
-        at_seconds=now,
-        facts_complete=labelled is not None,
-    )
+    facts = settled_facts(config.prices.node_facts, labelled or NodeFacts())
     models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
-    return [model for model in models if price(model=model) is None]
+    gpus = [PricedGpu(model, config.attribution.node_name, facts, labelled is not None) for model in models]
+    return [gpu.model for gpu in gpus if read.price(gpu, now) is None]
 
 
 NVML, DCGM = "NVML", "DCGM"
