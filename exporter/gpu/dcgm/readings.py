@@ -43,8 +43,8 @@ def decode(record: Record) -> Value | None:
 
 
 def whole(value: Value | None) -> int | None:
-    """Return a value as a whole number, ``None`` if there is none or it is text."""
-    return None if value is None or isinstance(value, str) else int(value)
+    """Return a value as a whole number from 0, ``None`` if there is none or it is text."""
+    return None if value is None or isinstance(value, str) or value < 0 else int(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class Xids:
                 (entity, value, record.at_microseconds)
                 for entity, some in found.items()
                 for record in some
-                if isinstance(value := decode(record), int)
+                if isinstance(value := decode(record), int) and value >= 0
             ]
             return sorted(events, key=lambda event: event[2])
         self.engine.count(f"xids_{reason_of(code)}")
