@@ -39,12 +39,13 @@ from exporter.config.resolve import load_agent
 from exporter.cost import agent_client, node_report
 from exporter.cost import budgets as budget_file
 from exporter.cost import report as costs
+from exporter.cost.dimensions import Filters, LineKey
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Now, Window
+from exporter.cost.ledger import Figures
 from exporter.cost.live import live_pods
-from exporter.cost.node_report import FORMATS, write
 from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.render import FLEET_FORMATS, write_fleet
+from exporter.cost.window import Now, Window
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.gpu import wire
 from exporter.kube import api_client, metadata
@@ -447,7 +448,6 @@ _SETTINGS = PrometheusSettings(url="http://prometheus:9090", retries=0)
 _START = 1_790_812_800
 WINDOW = Window(start_seconds=_START, end_seconds=_START + 86_400 + 3600, label="2026-10-01")
 """A day and an hour: asked for by a range and by an instant query, or by two instant ones."""
-_BY: frozenset[Dimension] = frozenset(LineKey._fields)
 
 
 class FedPrometheus(PrometheusClient):
@@ -472,13 +472,13 @@ def _check(figures: Figures) -> None:
 @target("prometheus", "ledger", PrometheusError)
 def _ledger(data: bytes) -> None:
     """Bodies of answers, a line each, in turn: what was read is written in every form."""
-    ledger = asyncio.run(PrometheusLedger(FedPrometheus(data)).ledger(WINDOW, _BY))
+    ledger = asyncio.run(PrometheusLedger(FedPrometheus(data)).ledger(WINDOW, frozenset(LineKey._fields)))
     for chunk in ledger.chunks:
         require_finite(chunk.capacity_seconds.values(), "a capacity", least=0.0)
         require(all(0 <= hours <= chunk.window.hours for hours in chunk.recorded_hours.values()), "hours of a chunk")
         for figures in chunk.lines.values():
             _check(figures)
-    found = costs.make_report(ledger, ("namespace", "team"))
+    found = costs.make_report(ledger, costs.Question(by=("namespace", "team")))
     _check(found.total)
     for form in FLEET_FORMATS:
         text = io.StringIO()
@@ -509,10 +509,10 @@ def _ledger_of_agent(data: bytes) -> None:
     report = node_report.read(document, "http://node-a:9400")
     _check(report.report("owner").total)
     require_finite((report.capacity_seconds,), "capacity")
-    for form in FORMATS:
+    for form in node_report.FORMATS:
         for by in node_report.BY:
             text = io.StringIO()
-            write(report, form, text, by, with_notes=True)
+            node_report.write(report, form, text, by, with_notes=True)
             text.getvalue().encode()
             if form == "json":
                 require_json(text.getvalue())

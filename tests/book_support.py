@@ -12,12 +12,13 @@ from web_support import http_server
 from exporter.config.options import BookSettings
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.budgets import Budget, BudgetState, standings
+from exporter.cost.dimensions import Filters, LineKey
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.holdings import Recommendation
-from exporter.cost.ledger import Filters, LedgerSource, LineKey, parse_window
+from exporter.cost.ledger import LedgerSource
 from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.recommend import read_recommendations
+from exporter.cost.recommend import Recommendation, read_recommendations
+from exporter.cost.window import parse_window
 from exporter.errors import PrometheusError
 from exporter.service.book import Book, Keeping
 from exporter.service.data import label_values

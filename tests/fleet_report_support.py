@@ -4,19 +4,9 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Chunk,
-    Dimension,
-    Failure,
-    Figures,
-    FleetLedger,
-    LineKey,
-    Window,
-)
+from exporter.cost.dimensions import UNALLOCATED, UNATTRIBUTED, Dimension, LineKey
+from exporter.cost.ledger import Chunk, Failure, Figures, FleetLedger
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window
 from exporter.model import ByState, NodeFacts
 
 START = 1_790_812_800

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
-from exporter.cost.focus import OWN_COLUMNS, SPLIT_COLUMNS, columns_of, write_focus
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS, FocusSettings
-from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
+from exporter.cost.dimensions import LineKey
+from exporter.cost.focus import FOCUS_DIMENSIONS, OWN_COLUMNS, SPLIT_COLUMNS, FocusSettings, columns_of, write_focus
+from exporter.cost.ledger import Chunk, Figures, FleetLedger
+from exporter.cost.window import Window
 from exporter.model import ByState, NodeFacts
 
 DAY = 86_400

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from exporter.cost.dimensions import LineKey
 from exporter.cost.holdings import PAYER, HeldDevice
-from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
+from exporter.cost.ledger import Chunk, Figures, FleetLedger
+from exporter.cost.window import Window
 from exporter.model import ByState
 
 END_SECONDS = 1_789_999_200

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from store_support import D1, Known, chunk, day_ledger
 
-from exporter.cost.ledger import DAY_SECONDS
 from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window
 from exporter.cost.store_ledger import StoreLedger, close_due_days
+from exporter.cost.window import DAY_SECONDS
 
 NODES, OWNERS = 12, 6
 LONGEST_WAIT_SECONDS = 0.2

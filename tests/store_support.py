@@ -3,26 +3,14 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Chunk,
-    Dimension,
-    Failure,
-    Figures,
-    Filters,
-    FleetLedger,
-    LineKey,
-    Progress,
-    Window,
-    total_of,
-)
-from exporter.cost.ledger import chunks as cut
+from exporter.cost.dimensions import EVERYTHING, UNALLOCATED, UNATTRIBUTED, Dimension, Filters, LineKey
+from exporter.cost.ledger import Chunk, Failure, Figures, FleetLedger, Progress, total_of, unseen
 from exporter.cost.store import ALL_OF_A_DAY, day_window
+from exporter.cost.window import DAY_SECONDS, Window
+from exporter.cost.window import chunks as cut
 from exporter.errors import PrometheusError
 from exporter.model import ByState, NodeFacts
 
@@ -93,12 +81,12 @@ def day_ledger(of: Chunk, *, simulated: bool = False, failures: tuple[Failure, .
 
 
 def summed(
-    lines: Mapping[LineKey, Figures], dimensions: frozenset[Dimension], filters: Filters | None = None
+    lines: Mapping[LineKey, Figures], dimensions: frozenset[Dimension], filters: Filters = EVERYTHING
 ) -> dict[LineKey, Figures]:
     """What the store must say, added up line by line."""
     groups: dict[LineKey, list[Figures]] = {}
     for key, line in lines.items():
-        if filters is not None and not filters.keep(key):
+        if not filters.keep(key):
             continue
         whole = dimensions | {"namespace", "kind"} if "workload" in dimensions else dimensions
         kept = {name: getattr(key, name) for name in whole}
@@ -147,8 +135,8 @@ class Known:
         self,
         window: Window,
         dimensions: frozenset[Dimension],
-        filters: Filters | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        filters: Filters = EVERYTHING,
+        progress: Progress = unseen,
     ) -> FleetLedger:
         """As the protocol says."""
         if self.down:
@@ -162,8 +150,7 @@ class Known:
                 chunks.append(Chunk(window=piece))
             elif piece.start_seconds not in self.failing:
                 chunks.append(dataclasses.replace(whole, window=piece, lines=summed(whole.lines, dimensions, filters)))
-            if progress:
-                progress(Progress(done=number, total=len(pieces)))
+            progress(number, len(pieces))
         return FleetLedger(
             window=window,
             dimensions=dimensions,

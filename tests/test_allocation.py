@@ -7,7 +7,8 @@ import pytest
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
 
-from exporter.cost.ledger import DAY_SECONDS, LineKey, Now, pairs
+from exporter.cost.dimensions import LineKey, pairs
+from exporter.cost.window import DAY_SECONDS, Now
 from exporter.errors import ConfigError
 from exporter.service.opencost_query import conditions, keeps, window_of
 

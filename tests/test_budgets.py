@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from store_support import Known
 
 from exporter.cost.budgets import Budget, BudgetState, load, parse, standings
-from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, LineKey, period_at
+from exporter.cost.dimensions import LineKey
+from exporter.cost.ledger import Chunk, Figures
 from exporter.cost.store import day_window
+from exporter.cost.window import DAY_SECONDS, period_at
 from exporter.errors import ConfigError
 from exporter.model import ByState
 from exporter.service.book import Book

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from store_support import D1, D2, D3, D4, NOW, Known, chunk
 
-from exporter.cost.ledger import DAY_SECONDS, Window
 from exporter.cost.store import ALL_OF_A_DAY, DayStore
 from exporter.cost.store_ledger import StoreLedger, close_due_days, due_days, oldest_day
+from exporter.cost.window import DAY_SECONDS, Window
 from exporter.errors import PrometheusError, StoreError
 from exporter.service.book import Keeping
 
@@ -26,7 +26,7 @@ def test_every_day_that_is_over_is_closed_in_order_from_the_oldest_there_is(tmp_
     told: list[tuple[int, int]] = []
     with DayStore(tmp_path / "store").writing(0.0) as store:
         closing = asyncio.run(
-            close_due_days(store, source, NOW, by="ann", progress=lambda p: told.append((p.done, p.total)))
+            close_due_days(store, source, NOW, by="ann", progress=lambda done, due: told.append((done, due)))
         )
         assert (closing.closed, closing.left) == ((D1, D2, D3), ())
         assert told == [(1, 3), (2, 3), (3, 3)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exporter.cost.budgets import Budget, BudgetState
-from exporter.cost.ledger import period_at
+from exporter.cost.window import period_at
 from exporter.model import ByState, Totals
 from exporter.service.data import Month, ThisMonth
 from exporter.service.metrics import render

@@ -22,25 +22,17 @@ from service_support import running
 from yaml_support import read_yaml
 
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.dimensions import UNALLOCATED, UNATTRIBUTED, Dimension, LineKey
 from exporter.cost.document import document
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.holdings import Recommendation
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Dimension,
-    Failure,
-    Figures,
-    FleetLedger,
-    LineKey,
-    Window,
-)
+from exporter.cost.ledger import Failure, Figures, FleetLedger
 from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.recommend import Recommendation
 from exporter.cost.recommend_render import recommendation_document
-from exporter.cost.report import make_report
+from exporter.cost.report import Question, make_report
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days
+from exporter.cost.window import DAY_SECONDS, Window
 from gpu_simulator.fleet import FleetTruth
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -94,9 +86,8 @@ def report(known: FleetLedger, window: Window, *by: Dimension) -> Document:
     """The report of a week in the form in which the program reads it."""
     chunks = tuple(chunk for chunk in known.chunks if window.meets(chunk.window))
     failures = tuple(failure for failure in known.failures if window.meets(failure.window))
-    found: Document = json.loads(
-        json.dumps(document(make_report(replace(known, window=window, chunks=chunks, failures=failures), by)))
-    )
+    of_week = replace(known, window=window, chunks=chunks, failures=failures)
+    found: Document = json.loads(json.dumps(document(make_report(of_week, Question(by=by)))))
     return found
 
 

@@ -8,18 +8,10 @@ from fleet_report_support import A100, H100, START, day, hours, ledger, ledgers,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Dimension,
-    Failure,
-    Filters,
-    FleetLedger,
-    LineKey,
-    Window,
-)
-from exporter.cost.report import FleetReport, ShareIdle, close, divide, make_report
+from exporter.cost.dimensions import UNALLOCATED, UNATTRIBUTED, Dimension, Filters, LineKey
+from exporter.cost.ledger import Failure, FleetLedger
+from exporter.cost.report import FleetReport, Question, ShareIdle, close, divide, make_report
+from exporter.cost.window import DAY_SECONDS, Window
 
 LATER = START + 40 * DAY_SECONDS
 DIMENSIONS: tuple[Dimension, ...] = LineKey._fields
@@ -33,7 +25,8 @@ def reported(
     **wanted: str,
 ) -> FleetReport:
     filters = Filters(wanted={name: frozenset(values.split(",")) for name, values in wanted.items()})  # type: ignore[misc]
-    return make_report(ledger, by, filters, share_idle=share_idle, share_unallocated=share_unallocated)
+    question = Question(by=by, filters=filters, share_idle=share_idle, share_unallocated=share_unallocated)
+    return make_report(ledger, question)
 
 
 def usd(report: FleetReport) -> list[float]:
@@ -158,7 +151,9 @@ def test_coverage_counts_the_hours_of_every_cluster() -> None:
     two = ledger({owner("a", "x", cluster=name): hours(active=1) for name in ("east", "west")})
     chunk = replace(two.chunks[0], recorded_hours={"east": 5, "west": 3})
     window = Window(start_seconds=START, end_seconds=START + 5 * 3600)
-    trust = make_report(replace(two, window=window, chunks=(replace(chunk, window=window),)), ["team"]).trust
+    trust = make_report(
+        replace(two, window=window, chunks=(replace(chunk, window=window),)), Question(by=("team",))
+    ).trust
     assert (trust.recorded_hours, trust.expected_hours) == (8, 10)
     assert trust.period_coverage_ratio == pytest.approx(0.8)
 
@@ -175,7 +170,7 @@ def test_a_cluster_that_is_new_is_not_expected_to_have_the_hours_before_it() -> 
     ]
     window = Window(start_seconds=START, end_seconds=START + 3 * DAY_SECONDS)
     two = replace(ledger({new: hours(active=1)}), window=window, chunks=tuple(days))
-    trust = make_report(two, ["team"]).trust
+    trust = make_report(two, Question(by=("team",))).trust
     assert (trust.recorded_hours, trust.expected_hours) == (58, 72 + 24)
 
 
@@ -195,7 +190,7 @@ def test_of_nothing_there_is_no_coverage() -> None:
 
 
 def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
-    report = make_report(small_ledger(), ["namespace"], with_series=True)
+    report = make_report(small_ledger(), Question(by=("namespace",), with_series=True))
     assert report.periods == (day(0), day(1))
     for line in (*report.held, *report.apart):
         assert len(line.series) == 2
@@ -213,13 +208,10 @@ def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
 def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
     *, any_ledger: FleetLedger, by: list[Dimension], share_idle: ShareIdle, also_unattributed: bool, with_series: bool
 ) -> None:
-    report = make_report(
-        any_ledger,
-        by,
-        share_idle=share_idle,
-        share_unallocated=also_unattributed,
-        with_series=with_series,
+    question = Question(
+        by=tuple(by), share_idle=share_idle, share_unallocated=also_unattributed, with_series=with_series
     )
+    report = make_report(any_ledger, question)
     lines = (*report.held, *report.apart)
     of_ledger = [figures for chunk in any_ledger.chunks for figures in chunk.lines.values()]
     assert report.trust.missing_seconds == 0
@@ -264,6 +256,19 @@ def test_unallocated_is_spread_by_the_owners_own_money() -> None:
 
 def test_unallocated_is_spread_evenly_to_the_cent() -> None:
     assert shared_of(reported(ledger(THREE), "namespace", share_idle="even")) == {"a": 3.34, "b": 3.33, "c": 3.33}
+
+
+@pytest.mark.parametrize(
+    ("share_idle", "shared"), [("weighted", [0.57, 0.43, 0.0]), ("even", [0.34, 0.33, 0.33])], ids=["weighted", "even"]
+)
+def test_an_odd_cent_goes_to_the_largest_remainder_else_to_the_dearest_owner(
+    share_idle: ShareIdle, shared: list[float]
+) -> None:
+    owners = {owner("a", "x"): hours(active=1, usd=4.0), owner("b", "x"): hours(active=1, usd=3.0)}
+    free = {owner("c", "x"): hours(active=1, usd=0.0), nobody(UNALLOCATED): hours(idle=1, usd=1.0)}
+    report = reported(ledger(owners | free), "namespace", share_idle=share_idle)
+    assert [line.shared.get("USD", 0.0) for line in report.held] == shared
+    assert [line.charged["USD"] for line in report.held] == [4 + shared[0], 3 + shared[1], shared[2]]
 
 
 def test_unattributed_is_spread_where_that_is_asked_for_too() -> None:

@@ -18,21 +18,12 @@ from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import queries
 from exporter.cost.asking import blocks
+from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, LineKey
 from exporter.cost.fleet_reading import PrometheusLedger, missing_hours
-from exporter.cost.ledger import (
-    CHECKPOINT_SECONDS,
-    DAY_SECONDS,
-    Dimension,
-    Figures,
-    Filters,
-    FleetLedger,
-    LineKey,
-    Progress,
-    Window,
-    chunks,
-)
+from exporter.cost.ledger import Figures, FleetLedger, Progress, unseen
 from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.window import CHECKPOINT_SECONDS, DAY_SECONDS, Window, chunks
 from exporter.errors import PrometheusError
 from exporter.model import Totals
 from gpu_simulator.fleet import FleetTruth
@@ -49,9 +40,9 @@ async def read(
     url: str,
     window: Window,
     *dimensions: Dimension,
-    filters: Filters | None = None,
+    filters: Filters = EVERYTHING,
     by_day: bool = True,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Progress = unseen,
     **settings: object,
 ) -> FleetLedger:
     """A reading with a client of its own, which never waits between attempts."""
@@ -209,7 +200,7 @@ async def test_a_fleet_behind_a_faulty_proxy_is_the_same(
     fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
     proxy = FaultyProxy(fleet_prometheus.url, rate=0.3)
-    steps: list[Progress] = []
+    steps: list[tuple[int, int]] = []
     async with serving(proxy) as server:
         ledger = await read(
             server.url,
@@ -218,13 +209,13 @@ async def test_a_fleet_behind_a_faulty_proxy_is_the_same(
             "cluster",
             timeout_seconds=2,
             retries=8,
-            progress=steps.append,
+            progress=lambda *step: steps.append(step),
         )
     assert not ledger.failures
     assert set(proxy.told) == {"", *proxy.faults}
     assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
-    assert [step.done for step in steps] == list(range(1, len(steps) + 1))
-    assert steps[-1].done == steps[-1].total
+    assert [done for done, _ in steps] == list(range(1, len(steps) + 1))
+    assert steps[-1][0] == steps[-1][1]
 
 
 async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told(

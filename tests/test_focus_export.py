@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, write_focus
-from exporter.cost.focus_rows import FocusSettings
-from exporter.cost.ledger import Figures, FleetLedger, LineKey
+from exporter.cost.dimensions import LineKey
+from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, FocusSettings, write_focus
+from exporter.cost.ledger import Figures, FleetLedger
 from exporter.model import ByState
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -232,7 +232,7 @@ def test_names_that_would_be_formulas_are_only_text_and_quotes_and_newlines_surv
 def test_names_that_are_words_for_nothing_are_names(version: str) -> None:
     """Kubernetes takes every one of them for a namespace or a workload, and a team may be called NA."""
     words = ("null", "NULL", "none", "None", "nan", "n/a", "NA")
-    lines: dict[LineKey, Figures] = {}
+    lines = dict[LineKey, Figures]()
     for number, word in enumerate(words):
         place = {"cluster": word, "node": f"{word}-{number}"}
         lines[key(word, namespace="ml", team=word, **place)] = held(8.0)

@@ -13,9 +13,9 @@ from focus_support import assert_promises
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import DAY_SECONDS, Window
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import ALL_OF_A_DAY, DayStore
+from exporter.cost.window import DAY_SECONDS, Window
 from gpu_simulator.fleet import FleetTruth
 
 START, END = 1_788_566_400, 1_788_825_600  # 2026-09-05 to 2026-09-08

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cost.budgets import forecast
-from exporter.cost.ledger import DAY_SECONDS, Window
+from exporter.cost.window import DAY_SECONDS, Window
 
 MONDAY = int(datetime(2026, 10, 5, tzinfo=UTC).timestamp())
 

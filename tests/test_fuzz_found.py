@@ -23,8 +23,8 @@ from exporter.config.resolve import load_agent
 from exporter.cost import budgets as budget_file
 from exporter.cost import node_report, queries
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import Now
 from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.window import Now
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.gpu import wire
 from exporter.kube import api_client

@@ -19,7 +19,7 @@ from snapshot_support import changed
 from web_support import http_server
 
 from exporter.cli import main
-from exporter.cost.ledger import LineKey
+from exporter.cost.dimensions import LineKey
 from exporter.cost.node_report import AgentLedger, read, write
 from exporter.errors import ExporterError
 from exporter.model import (
@@ -76,7 +76,7 @@ def test_what_an_agent_tells_is_read_back_whole() -> None:
     assert len(found) == len(view.metering.ledger.accounts)
     for account, totals in view.metering.ledger.accounts.items():
         own = account.owner
-        key = LineKey("", "", "", own.namespace, own.kind, own.name, own.team, own.cost_labels, account.model)
+        key = LineKey("", report.node, "", own.namespace, own.kind, own.name, own.team, own.cost_labels, account.model)
         figures = found[key._replace(mode=account.mode.value)]
         assert (figures.seconds, figures.money) == (totals.seconds, totals.money)
         assert (figures.energy_joules or 0.0) == totals.energy_joules

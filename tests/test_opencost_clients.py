@@ -10,7 +10,7 @@ from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
 from yaml_support import read_yaml
 
-from exporter.cost.ledger import DAY_SECONDS
+from exporter.cost.window import DAY_SECONDS
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 REQUESTS: list[dict[str, Any]] = read_yaml((FIXTURES / "opencost_clients.yaml").read_text(encoding="utf-8"))

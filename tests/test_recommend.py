@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.holdings import HeldDevice, Recommendation, profiles_of
-from exporter.cost.ledger import Figures, LineKey
-from exporter.cost.recommend import recommend
+from exporter.cost.dimensions import LineKey
+from exporter.cost.holdings import HeldDevice, profiles_of
+from exporter.cost.ledger import Figures
+from exporter.cost.recommend import Recommendation, recommend
 from exporter.model import ByState
 from tests.recommend_support import A100, ACTIVE, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 

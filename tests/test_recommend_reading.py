@@ -14,11 +14,11 @@ import pytest
 from exporter.cli import main
 from exporter.cli.common import EXIT_FAILED, EXIT_USAGE
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.dimensions import EVERYTHING, Filters
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.holdings import HeldDevice, Recommendation, read_evidence
-from exporter.cost.ledger import Filters
+from exporter.cost.holdings import HeldDevice, read_evidence
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.recommend import read_recommendations
+from exporter.cost.recommend import Recommendation, read_recommendations
 from tests.fleet_support import SMALL_FLEET, backfill, prometheus, victoria
 from tests.recommend_support import END_SECONDS, GB, H100, HOURS, L40S, T4, WEEK, use
 
@@ -151,7 +151,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
-async def uses_at(address: str, filters: Filters | None = None) -> tuple[HeldDevice, ...]:
+async def uses_at(address: str, filters: Filters = EVERYTHING) -> tuple[HeldDevice, ...]:
     async with PrometheusClient(PrometheusSettings(url=address)) as client:
         return await read_evidence(client, WEEK, filters)
 

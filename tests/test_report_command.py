@@ -27,10 +27,11 @@ from focus_support import assert_promises
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.dimensions import pairs
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import DAY_SECONDS, Window, pairs
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import ALL_OF_A_DAY, DayStore
+from exporter.cost.window import DAY_SECONDS, Window
 
 FIRST, LAST = "2026-09-10", "2026-09-15"
 WINDOW = f"{FIRST}..{LAST}"
@@ -531,11 +532,11 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
         (["--store", "f", "--share-idle", "none", "--share-unallocated"], "give --share-idle even or weighted, too"),
         (["--store", "f", "--top", "3", "--format", "csv"], "--top: csv has every line"),
         (["--store", "f", "--with-notes"], "--with-notes: table has them already; leave it out, or take csv"),
-        (["--store", "f", "--top", "0"], "value '0' is not a number; allowed: 1 or more"),
+        (["--store", "f", "--top", "0"], "value '0' is not a whole number in range; allowed: 1 to 1000000"),
         (["--store", "f", "--focus-version", "1.2"], "does nothing without --format focus"),
         (["--store", "f", "--focus-provider", "x"], "--focus-provider: does nothing without --format focus"),
         (["--store", "f", "--focus-restated"], "--focus-restated: does nothing without --format focus"),
-        (["--store", "f", "--format", "focus", "--focus-billing-account", " "], "value ' ' is no name"),
+        (["--store", "f", "--format", "focus", "--focus-billing-account", " "], "value ' ' is not a name"),
         (["--agent", "http://n:9400", "--focus-restated"], "--focus-restated: is for a fleet"),
         (["--store", "f", "--window", ""], "--window: value '' is not a period"),
         (["--store", "f", "--by", ""], "--by: value '' is not a dimension"),

@@ -24,18 +24,19 @@ from fleet_report_support import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.cost.dimensions import EVERYTHING, UNALLOCATED, Dimension, Filters
 from exporter.cost.document import document
-from exporter.cost.ledger import UNALLOCATED, Dimension, Filters, FleetLedger
+from exporter.cost.ledger import FleetLedger
 from exporter.cost.render import FLEET_FORMATS, Form, write_fleet
-from exporter.cost.report import FleetReport, ShareIdle, compared, make_report
+from exporter.cost.report import FleetReport, Question, ShareIdle, compared, make_report
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def report_of(
-    known: FleetLedger, *by: Dimension, share_idle: ShareIdle = "none", filters: Filters | None = None
+    known: FleetLedger, *by: Dimension, share_idle: ShareIdle = "none", filters: Filters = EVERYTHING
 ) -> FleetReport:
-    return make_report(known, by or ("namespace",), filters, share_idle=share_idle)
+    return make_report(known, Question(by=by or ("namespace",), filters=filters, share_idle=share_idle))
 
 
 def written(report: FleetReport, form: Form, top: int | None = None, *, with_notes: bool = True) -> str:
@@ -82,7 +83,7 @@ def test_a_simulated_fleet_says_so_in_every_form(form: Form) -> None:
     assert "simulated" not in written(report, form).lower().replace('"simulated": false', "").replace(".simulated", "")
     fake = make_report(
         FleetLedger(window=real.window, dimensions=real.dimensions, chunks=real.chunks, simulated=True),
-        ["team"],
+        Question(by=("team",)),
     )
     assert "simulated" in written(fake, form).lower()
 
@@ -189,7 +190,7 @@ def test_a_row_for_the_rest_takes_at_least_two() -> None:
 
 
 def test_json_is_the_document_whose_money_is_its_parts() -> None:
-    report = make_report(small_ledger(), ["namespace", "model"], share_idle="even", with_series=True)
+    report = make_report(small_ledger(), Question(by=("namespace", "model"), share_idle="even", with_series=True))
     read = json.loads(written(report, "json"))
     assert read == document(report)
     held, apart = ([line for line in read["lines"] if line["held"] is is_held] for is_held in (True, False))
@@ -231,7 +232,7 @@ def keys_of(value: object) -> set[str]:
 def test_every_key_of_the_json_and_every_record_of_the_csv_is_documented() -> None:
     text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
-    report = make_report(small_ledger(), ["namespace"], share_idle="even", with_series=True)
+    report = make_report(small_ledger(), Question(by=("namespace",), share_idle="even", with_series=True))
     assert keys_of(document(report)) <= named
     assert {row["record"] for row in records(report)} <= named
 

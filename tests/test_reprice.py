@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.config import price_book
-from exporter.cost.ledger import UNALLOCATED, FleetLedger
-from exporter.cost.report import make_report
+from exporter.cost.dimensions import UNALLOCATED
+from exporter.cost.ledger import FleetLedger
+from exporter.cost.report import Question, make_report
 from exporter.cost.reprice import reprice
 from exporter.model import ByState
 
@@ -82,7 +83,7 @@ def test_list_prices_step_in_in_their_own_currency() -> None:
 def test_both_totals_are_told_on_the_report() -> None:
     known = ledger({owner("a", "x"): hours(active=10, usd=99.5)}, {owner("b", "x", model=A100): hours(active=2, eur=3)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7"))
-    report = make_report(priced, ["namespace"], prices="book.yaml")
+    report = make_report(priced, Question(by=("namespace",)), "book.yaml")
     (note,) = report.trust.notes
     assert note == (
         "re-priced at book.yaml (GPUs are 100% of a node's price): 70.00 USD (2.0 GPU-hours unpriced); at the prices of"

@@ -8,8 +8,8 @@ import pytest
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import Window
 from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.window import Window
 from tests.ledger_rules_support import (
     EPOCH_SECONDS,
     HOUR,

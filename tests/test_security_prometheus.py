@@ -7,7 +7,7 @@ import aiohttp
 from prometheus_support import StubLedger, serving
 from service_support import NOW, running
 
-from exporter.cost.ledger import DAY_SECONDS
+from exporter.cost.window import DAY_SECONDS
 from exporter.service.report_cache import MOST_OF_ONE
 from exporter.service.routes import client_of
 

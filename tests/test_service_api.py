@@ -10,7 +10,7 @@ from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, truth_between
 from schema_support import problems
 from service_support import NOW, Running, running
 
-from exporter.cost.ledger import pairs
+from exporter.cost.dimensions import pairs
 from exporter.model import Totals
 from exporter.service.openapi import ENDPOINTS, document, name_of
 from exporter.service.parameters import FILTERS

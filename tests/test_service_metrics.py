@@ -16,8 +16,8 @@ from samples_support import samples_of
 from yaml_support import read_yaml
 
 from exporter.cost.budgets import Budget, BudgetState
-from exporter.cost.ledger import Window, period_at
 from exporter.cost.store import ClosedDay
+from exporter.cost.window import Window, period_at
 from exporter.metrics import catalog as agent_catalog
 from exporter.metrics.collector import ProcessMetrics
 from exporter.metrics.text_format import Kind

@@ -6,7 +6,7 @@ from typing import Any
 
 from schema_support import schema_problems
 
-from exporter.cost.ledger import Now
+from exporter.cost.window import Now
 from exporter.service.openapi import ENDPOINTS, PLAIN, document
 from exporter.service.parameters import read
 

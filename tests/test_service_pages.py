@@ -21,9 +21,10 @@ from fleet_support import FleetServer, backfill, prometheus, truth_between
 
 from exporter.cli import main
 from exporter.config.options import ServiceServingSettings
-from exporter.cost.ledger import Dimension, pairs, parse_window
+from exporter.cost.dimensions import Dimension, pairs
 from exporter.cost.live import PodDocument
-from exporter.cost.report import FleetReport
+from exporter.cost.report import FleetReport, Question
+from exporter.cost.window import parse_window
 from exporter.model import ByState, Totals
 from exporter.model.formatting import brief_minutes, coverage, decimal, gpus, hours, money, percent
 from exporter.service.settings import ServeSettings
@@ -122,7 +123,7 @@ def page(running: Served, path: str, status: int = 200) -> Page:
 def report(running: Served, *by: Dimension) -> FleetReport:
     """What the service's book has of the month."""
     window = parse_window(MONTH, running.book.freshness().now_seconds)
-    return running.ask(running.book.report(window, by))
+    return running.ask(running.book.report(window, Question(by=by)))
 
 
 def month_truth(small_fleet: FleetPlan) -> FleetTruth:

@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from service_support import Clock
 
-from exporter.cost.ledger import Failure, Figures, Filters, LineKey, Now, Window
-from exporter.cost.report import FleetReport, ReportLine, Trust
+from exporter.cost.dimensions import Filters, LineKey
+from exporter.cost.ledger import Failure, Figures
+from exporter.cost.report import FleetReport, Question, ReportLine, Trust
+from exporter.cost.window import Now, Window
 from exporter.errors import ConfigError, PrometheusError
 from exporter.service import report_cache as of_readings
 from exporter.service.data import Cached, lateness
 from exporter.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
-from exporter.service.report_cache import CLIENT, MOST_FIGURES, MOST_OF_ONE, Question, Readings
+from exporter.service.report_cache import CLIENT, MOST_FIGURES, MOST_OF_ONE, Asked, Readings
 from exporter.service.responses import problem_document
 from exporter.web import responses
 from exporter.web.responses import Bodies, Body
@@ -23,8 +25,8 @@ from exporter.web.responses import Bodies, Body
 WINDOW_NOW = Window(start_seconds=0, end_seconds=3600, label="1h")
 
 
-def question(number: int = 0) -> Question:
-    return Question(name="1h", by=("team",), filters=frozenset({("team", frozenset({str(number)}))}))
+def question(number: int = 0) -> Asked:
+    return Asked("1h", Question(by=("team",), filters=Filters(wanted={"team": frozenset({str(number)})})))
 
 
 def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> FleetReport:
@@ -33,8 +35,7 @@ def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> Fle
     )
     return FleetReport(
         window=window,
-        by=("team",),
-        filters=Filters(),
+        question=Question(by=("team",)),
         held=tuple(ReportLine(key=LineKey(team=str(number)), figures=Figures()) for number in range(lines)),
         apart=(),
         total=Figures(),

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from store_support import D1, D2, D3, FACTS, NOW, Known, assert_lines, chunk, day_ledger, same, summed
 
 from exporter.cost import store_file
-from exporter.cost.ledger import DAY_SECONDS, Chunk, Dimension, Failure, Figures, Filters, LineKey, Window
+from exporter.cost.dimensions import Dimension, Filters, LineKey
+from exporter.cost.ledger import Chunk, Failure, Figures
 from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window
 from exporter.cost.store_ledger import StoreLedger
+from exporter.cost.window import DAY_SECONDS, Window
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import ByState
 

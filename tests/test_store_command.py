@@ -8,11 +8,13 @@ from store_support import D1, D3, NOW, assert_lines, chunk, day_ledger
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.dimensions import Dimension
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import Dimension, FleetLedger, Window, parse_window
+from exporter.cost.ledger import FleetLedger
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import ALL_OF_A_DAY, DayStore
 from exporter.cost.store_ledger import StoreLedger
+from exporter.cost.window import Window, parse_window
 from gpu_simulator.fleet_plan import FleetPlan
 
 

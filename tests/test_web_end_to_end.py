@@ -125,7 +125,7 @@ def _refusals(
         (1, (*ca, "--agent-username", "prometheus", "--agent-password-file", str(wrong)), "asks for a user"),
         (1, user, "its certificate is not trusted"),
         (2, ("--agent-username", "prometheus"), "needs --agent-password-file"),
-        (2, ("--agent-ca-file", "/nowhere"), "/nowhere is no file"),
+        (2, ("--agent-ca-file", "/nowhere"), "/nowhere is not there"),
         (2, ("--agent-key-file", str(wrong)), "does nothing without --agent-cert-file"),
         (2, ("--agent-ca-file", str(wrong)), "allowed: a PEM file of certificates"),
     ):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cost.ledger import Window, chunks, parse_window, stretches
+from exporter.cost.window import Window, chunks, parse_window, stretches
 from exporter.errors import ConfigError
 
 NOW = datetime(2026, 10, 14, 15, 42, 11, tzinfo=UTC)  # a Wednesday

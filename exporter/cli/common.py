@@ -12,15 +12,12 @@ from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
+from typing import Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from exporter.config import dcgm_flags, types
 from exporter.config.options import OPTIONS, LoggingSettings, Option
 from exporter.config.resolve import configure, redacted
 from exporter.errors import ConfigError, ExporterError, did_you_mean
-
-if TYPE_CHECKING:
-    from exporter.cost.ledger import Progress
 
 T = TypeVar("T")
 PROGRAM = "gpu-cost-exporter"
@@ -319,14 +316,14 @@ _PATIENCE_SECONDS = 1.0
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[["Progress"], None]]:
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield what shows how far long work is: a bar on a terminal, from the second second on, with the time left.
 
     Args:
         what: What is being done, in a word or two.
     """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _done, _total: None
         return
     from rich.console import Console  # noqa: PLC0415 - the agent does without
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - as above
@@ -336,8 +333,8 @@ def progress_bar(what: str) -> Iterator[Callable[["Progress"], None]]:
     bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     task, begun = bar.add_task(what), time.monotonic()
 
-    def show(progress: "Progress") -> None:
-        bar.update(task, completed=progress.done, total=progress.total)
+    def show(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
         if time.monotonic() - begun >= _PATIENCE_SECONDS:
             bar.start()
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.cli.common import PROGRAM, Parser, put, refuse
-from exporter.cost.ledger import DIMENSIONS, PERIODS
+from exporter.cost.dimensions import DIMENSIONS
+from exporter.cost.window import PERIODS
 
 _FILE = ("FILE", "PATH", "DIR")
 """Metavars of values that are paths."""

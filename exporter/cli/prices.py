@@ -97,14 +97,10 @@ def _init_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> in
 
 def _pools_of(document: Mapping[str, Any], where: str) -> Counter[tuple[str, NodeFacts]]:
     """Return the physical GPUs in an agent's document, by model and facts of the node."""
-    try:
+    with agent_client.understood(where, "a list of GPUs"):
         known = document["node_facts"]
         facts = NodeFacts(**{key: known[key] or "" for key in _FACTS})
         return Counter((model, facts) for _, model in {(one["gpu_uuid"], one["model"]) for one in document["devices"]})
-    except (KeyError, TypeError) as error:
-        raise ExporterError(
-            f"{where}: the answer lists no GPUs ({error}); is this agent of another release?"
-        ) from error
 
 
 async def _pools(settings: PrometheusSettings) -> Counter[tuple[str, NodeFacts]]:
@@ -134,7 +130,7 @@ def _draft(pools: Counter[tuple[str, NodeFacts]], where: str, now: datetime) -> 
     yield "rows:"
     for (model, facts), count in sorted(pools.items(), key=lambda item: (item[0][0], repr(item[0][1]))):
         keys = {"model": model, **{key: getattr(facts, key) for key in _FACTS}}
-        gpus, price = plural(count, "GPU"), None
+        price = None
         if facts.capacity_type not in _NOT_LISTED:
             price = book.price(PricedGpu(model, facts=facts), now.timestamp())
         row = next((row for row in book.rows if row.price is price), None)

@@ -9,12 +9,12 @@ from datetime import UTC
 from exporter.cli.common import EXIT_PARTIAL, Parser, add_output, add_timezone, check_output, or_problems, output, say
 from exporter.cli.report import read_filters
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
+from exporter.cost.dimensions import Filters
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.ledger import DAY_SECONDS, Filters, Window, parse_window
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import AdviceReading, read
 from exporter.cost.recommend_render import FORMATS, write
-from exporter.cost.report import filter_words
+from exporter.cost.window import DAY_SECONDS, Window, parse_window
 from exporter.errors import ConfigError, ExporterError
 
 _EPILOG = (
@@ -75,7 +75,7 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             " rules/prometheus-rules.yaml: load it. Or no device was held when the period ended"
         )
     if not found.uses:
-        say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
+        say(f"warning: nothing matches {filters.words}; look for the names in a report without the filter")
     with output(namespace.output) as stream:
         write(found, namespace.format, stream)
     return EXIT_PARTIAL if found.ledger.failures else 0

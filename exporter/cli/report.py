@@ -20,46 +20,46 @@ from exporter.cli.common import (
     check_output,
     command,
     is_written_in_place,
+    of_kind,
     or_problems,
     output,
     progress_bar,
+    put,
     refuse,
     say,
-    stdout,
 )
-from exporter.config import price_book
-from exporter.config.prometheus_options import (
-    ADDRESS,
-    PROMETHEUS_OPTIONS,
-    PrometheusSettings,
-    add_prometheus_options,
-    prometheus_settings,
-)
+from exporter.config import price_book, types
+from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client, node_report
-from exporter.cost.document import MEANINGS
-from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, columns_of, write_focus
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, FocusSettings
-from exporter.cost.foot import failure_words
-from exporter.cost.ledger import (
-    HOUR_SECONDS,
+from exporter.cost.dimensions import (
     LABEL,
     Dimension,
     Filters,
-    FleetLedger,
-    Window,
     dimension_of,
+    dimensions_of,
     label_problem,
-    parse_window,
-    period_before,
     too_many_labels,
 )
+from exporter.cost.document import MEANINGS
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.focus import (
+    DEFAULT_VERSION,
+    FOCUS_DIMENSIONS,
+    ORIGIN_DIMENSIONS,
+    VERSIONS,
+    FocusSettings,
+    columns_of,
+    write_focus,
+)
+from exporter.cost.foot import failure_words
+from exporter.cost.ledger import FleetLedger
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.render import FLEET_FORMATS, write_fleet
-from exporter.cost.report import Trust, compared, dimensions_of, filter_words, make_report, unknown_labels
+from exporter.cost.report import Question, Trust, compared, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import StoreLedger
+from exporter.cost.window import HOUR_SECONDS, Window, parse_window, period_before
 from exporter.errors import ConfigError, ExporterError, expected
 from exporter.model.formatting import percent_down
 
@@ -74,19 +74,8 @@ _FOCUS_NAMES = (
 )
 _FOCUS_FLAGS = ("focus_version", *(f"focus_{name.replace('-', '_')}" for name, _, _ in _FOCUS_NAMES), "focus_restated")
 """Options of `report` that no other format has."""
-_MOST_NAME_CHARACTERS = 256
-_OF_A_FLEET = (
-    "window",
-    "timezone",
-    "min_coverage",
-    "filter",
-    "share_idle",
-    "share_unallocated",
-    "price_book",
-    "top",
-    "store",
-    *_FOCUS_FLAGS,
-    *(option.key.replace("-", "_") for option in PROMETHEUS_OPTIONS),
+_OF_A_NODE = frozenset(
+    {"command", "dcgm_flags", "run", "agent", "by", "format", "with_notes", "output", *agent_client.KEYS}
 )
 _EPILOG = (
     "Exit code: 0 for a whole report; 1 if nothing can be read, or there is nothing yet; 2 for a wrong flag; 3 for a"
@@ -168,7 +157,7 @@ def _add_form(parser: Parser) -> None:
     )
     form.add_argument(
         "--top",
-        type=_count,
+        type=of_kind(types.count(1, 1_000_000)),
         metavar="N",
         help="show N owners and the rest as one line (table, funnel, html) [default: all]",
     )
@@ -179,27 +168,11 @@ def _add_form(parser: Parser) -> None:
     )
     form.add_argument(
         "--min-coverage",
-        type=_part,
+        type=of_kind(types.PART),
         metavar="PART",
         help="exit code 3 if a smaller part of the period's hours was recorded, as 0.99 or 99%% [default: 0]",
     )
     add_output(form)
-
-
-def _part(text: str) -> float:
-    try:
-        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        part = -1.0
-    if not 0 <= part <= 1:
-        raise argparse.ArgumentTypeError(f"value '{text}' is not a part; allowed: 0 to 1, or 0% to 100%")
-    return part
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"value '{text}' is not a number; allowed: 1 or more")
-    return int(text)
 
 
 def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -213,8 +186,8 @@ def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
     problems = [
         f"--{key.replace('_', '-')}: is for a fleet, and --agent reports one node; leave out one of them"
-        for key in _OF_A_FLEET
-        if getattr(namespace, key) is not None
+        for key, value in vars(namespace).items()
+        if key not in _OF_A_NODE and value is not None
     ]
     by = namespace.by
     if by not in {None, *node_report.BY} and (not by.startswith(LABEL) or label_problem(by)):
@@ -247,8 +220,7 @@ class _Task:
     """What is asked for, without a mistake."""
 
     window: Window
-    by: tuple[Dimension, ...]
-    filters: Filters
+    question: Question
     dimensions: frozenset[Dimension]
     """What the ledger must be read by."""
     book: PriceBook | None
@@ -274,7 +246,7 @@ class _Task:
             source = rest if self.store is None else StoreLedger(DayStore(self.store), rest)
             assert source is not None  # noqa: S101 - the options say that one of the two is there
             show = stack.enter_context(progress_bar("Reading"))
-            ledger = await source.ledger(window, self.dimensions, self.filters, show)
+            ledger = await source.ledger(window, self.dimensions, self.question.filters, show)
         return reprice(ledger, self.book) if self.book else ledger
 
 
@@ -301,8 +273,12 @@ def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> 
     is_focus = namespace.format == "focus"
     return _Task(
         window=window,
-        by=by,
-        filters=filters,
+        question=Question(
+            by=by,
+            filters=filters,
+            share_idle=namespace.share_idle or "none",
+            share_unallocated=bool(namespace.share_unallocated),
+        ),
         dimensions=(FOCUS_DIMENSIONS if is_focus else dimensions_of(by)) | (REPRICE_DIMENSIONS if book else set()),
         book=book,
         is_focus=is_focus,
@@ -397,12 +373,13 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
         say(f"warning: {warning}")
     ledger = asyncio.run(task.read(task.window))
     _refuse_nothing(ledger)
-    labels_alone = task.filters.wanted == task.filters.by_label.wanted
-    if labels_alone and not ledger.failures and (unknown := unknown_labels(ledger, (*task.by, *task.filters.wanted))):
+    filters = task.question.filters
+    unknown = unknown_labels(ledger, (*task.question.by, *filters.wanted))
+    if unknown and filters == filters.by_label and not ledger.failures:
         raise ConfigError(f"--by, --filter: {unknown}")
     if task.is_focus:
         _write_focus(ledger, task, namespace, now)
-        trust = make_report(ledger, (), task.filters).trust
+        trust = make_report(ledger, Question(filters=filters)).trust
         whole = not ledger.failures
     else:
         trust = _write(ledger, task, namespace)
@@ -429,17 +406,11 @@ def _is_covered(trust: Trust, least: float) -> bool:
 
 
 def _write(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace) -> Trust:
-    report = make_report(
-        ledger,
-        task.by,
-        task.filters,
-        share_idle=namespace.share_idle or "none",
-        share_unallocated=bool(namespace.share_unallocated),
-        prices=task.book.description or "none" if task.book else "",
-    )
+    question, prices = task.question, task.book.description or "none" if task.book else ""
+    report = make_report(ledger, question, prices)
     if before := period_before(task.window, namespace.timezone or UTC):
-        report = compared(report, make_report(asyncio.run(task.read(before)), task.by, task.filters))
-    _warn_of_nothing(task.filters, is_empty=not report.held and not report.apart)
+        report = compared(report, make_report(asyncio.run(task.read(before)), question))
+    _warn_of_nothing(question.filters, is_empty=not report.held and not report.apart)
     with output(namespace.output) as stream:
         write_fleet(report, namespace.format, stream, top=namespace.top, with_notes=namespace.with_notes)
     return report.trust
@@ -447,23 +418,19 @@ def _write(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace) -> T
 
 def _warn_of_nothing(filters: Filters, *, is_empty: bool) -> None:
     if filters.wanted and is_empty:
-        say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
+        say(f"warning: nothing matches {filters.words}; look for the names in a report without the filter")
 
 
 def _write_focus(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace, now: float) -> None:
     version = namespace.focus_version or DEFAULT_VERSION
-    names = {
-        "billing_account_id": namespace.focus_billing_account,
-        "billing_account_name": namespace.focus_billing_account_name,
-        "provider": namespace.focus_provider,
-    }
+    names = {flag.replace("-", "_") for flag, _, _ in _FOCUS_NAMES}
     settings = FocusSettings(
         created_seconds=now,
         restated=bool(namespace.focus_restated),
-        filters=filter_words(task.filters),
-        **{name: text for name, text in names.items() if text},
+        filters=task.question.filters.words,
+        **{name: text for name in names if (text := getattr(namespace, f"focus_{name}"))},
     )
-    _warn_of_nothing(task.filters, is_empty=not any(chunk.lines for chunk in ledger.chunks))
+    _warn_of_nothing(task.question.filters, is_empty=not any(chunk.lines for chunk in ledger.chunks))
     beside = _metadata_of(namespace.output)
     with nullcontext() if beside is None else output(beside) as metadata, output(namespace.output) as stream:
         write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
@@ -484,22 +451,13 @@ def _add_focus_options(parser: Parser) -> None:
     focus = parser.add_argument_group("With --format focus (docs/focus.md)")
     focus.add_argument("--focus-version", choices=VERSIONS, help="version of FOCUS [default: 1.4]")
     for flag, metavar, about in _FOCUS_NAMES:
-        focus.add_argument(f"--focus-{flag}", type=_name, metavar=metavar, help=about)
+        focus.add_argument(f"--focus-{flag}", type=of_kind(types.NAME), metavar=metavar, help=about)
     focus.add_argument(
         "--focus-restated",
         action="store_const",
         const=True,
         help="the period was exported before: its charges are corrections (ChargeClass)",
     )
-
-
-def _name(text: str) -> str:
-    name = text.strip()
-    if not name or not name.isprintable() or len(name) > _MOST_NAME_CHARACTERS:
-        raise argparse.ArgumentTypeError(
-            f"value {text[:40]!r} is no name; allowed: 1 to {_MOST_NAME_CHARACTERS} characters in one line"
-        )
-    return name
 
 
 def add_focus(parser: Parser) -> None:
@@ -512,9 +470,8 @@ def add_focus(parser: Parser) -> None:
 
 def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    with stdout() as stream:
-        for column in columns_of(namespace.version).values():
-            null = "may be null" if column.nullable else "never null"
-            allowed = f": {', '.join(column.allowed)}" if column.allowed else ""
-            stream.write(f"{column.name:<38}{column.level:<13}{column.kind:<10}{null}{allowed}\n")
+    for column in columns_of(namespace.version).values():
+        null = "may be null" if column.nullable else "never null"
+        allowed = f": {', '.join(column.allowed)}" if column.allowed else ""
+        put(f"{column.name:<38}{column.level:<13}{column.kind:<10}{null}{allowed}")
     return 0

@@ -70,7 +70,6 @@ def _add_fleet(kinds: Commands) -> None:
 
 def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.cost.ledger import Progress
     from gpu_simulator.fleet import Writing, truth_json, write_fleet
 
     plan = _plan(namespace)
@@ -79,7 +78,7 @@ def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     )
     path = None if namespace.output == "-" else Path(namespace.output)
     with progress_bar("Writing nodes") as show, output(path) as stream:
-        truth = write_fleet(plan, stream, writing, lambda done: show(Progress(done=done, total=plan.nodes)))
+        truth = write_fleet(plan, stream, writing, lambda done: show(done, plan.nodes))
     if namespace.truth is not None:
         with output(namespace.truth) as stream:
             json.dump(truth_json(truth), stream)

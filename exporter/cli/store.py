@@ -15,14 +15,15 @@ from pathlib import Path
 from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, command, progress_bar, put, refuse, say
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.foot import HOUR, clean
-from exporter.cost.ledger import DAY_SECONDS, FleetLedger, LedgerSource, Window, last_recorded
+from exporter.cost.foot import HOUR
+from exporter.cost.ledger import FleetLedger, LedgerSource
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayStore, DayVersion, day_window
 from exporter.cost.store_ledger import Closing, close_due_days
+from exporter.cost.window import DAY_SECONDS, Window, last_recorded
 from exporter.errors import ExporterError
+from exporter.model.formatting import clean, decimal, moment, money_with_code, plural
 from exporter.model.formatting import day as day_name
-from exporter.model.formatting import decimal, moment, money_with_code, plural
 
 _EPILOG = (
     "Exit code: 0; 1 if the store or Prometheus cannot be used, or close does not close its day; 2 for a wrong flag;"

@@ -25,12 +25,11 @@ from exporter.cli.common import EXIT_PARTIAL, Parser, of_kind, refuse, say, stdo
 from exporter.config import types
 from exporter.config.prometheus_options import ADDRESS, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client
-from exporter.cost.foot import clean
 from exporter.cost.live import LiveRow, Picture, agent_picture, fleet_picture
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.render import console_for
 from exporter.errors import ExporterError
-from exporter.model.formatting import amounts, duration, percent, plural
+from exporter.model.formatting import amounts, clean, duration, percent, plural
 from exporter.model.formatting import model as short_model
 
 Read: TypeAlias = Callable[[], Awaitable[Picture]]

@@ -121,14 +121,10 @@ def prometheus_problems(values: Mapping[str, Any]) -> list[str]:
     Args:
         values: By option key, as ``settle`` gives them; ``None`` is unset or refused.
     """
-    found = _together(values)
-    found += [problem for key in _FILES if values[key] for problem in _file_problem(key, values[key])]
+    found = [*_together(values), *credential_problems("prometheus-", values)]
     if values["prometheus"]:
         return [*found, *address_problems(values["prometheus"])]
     return found or [f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS"]
-
-
-_FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)
 
 
 def http_parts(url: str) -> SplitResult | None:
@@ -170,10 +166,6 @@ def _together(values: Mapping[str, Any]) -> list[str]:
     token, user, password = (values[f"prometheus-{key}"] for key in ("token-file", "username", "password-file"))
     if token and (user or password):
         found.append("prometheus-token-file: is given with a user's name or password; allowed: one way to get in")
-    if bool(user) != bool(password):
-        found.append("prometheus-username: needs prometheus-password-file, and the other way round; give both")
-    if values["prometheus-key-file"] and not values["prometheus-cert-file"]:
-        found.append("prometheus-key-file: does nothing without prometheus-cert-file; give both")
     names = [name.lower() for name, _ in values["prometheus-headers"] or ()]
     if "authorization" in names:
         found.append(
@@ -182,6 +174,29 @@ def _together(values: Mapping[str, Any]) -> list[str]:
         )
     found += [f"prometheus-headers: {name} is given twice" for name in sorted({n for n in names if names.count(n) > 1})]
     return found
+
+
+def credential_problems(prefix: str, values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a password, a certificate and other files for a server, one line each.
+
+    Args:
+        prefix: Begins the names of the options.
+        values: By name of the option; ``None`` or empty is unset.
+    """
+    found: list[str] = []
+    user, password, certificate, key = (
+        values[f"{prefix}{name}"] for name in ("username", "password-file", "cert-file", "key-file")
+    )
+    if bool(user) != bool(password):
+        found.append(f"{prefix}username: needs {prefix}password-file, and the other way round; give both")
+    if user and ":" in user:
+        found.append(f"{prefix}username: no user's name has a colon; give the name alone")
+    if key and not certificate:
+        found.append(f"{prefix}key-file: does nothing without {prefix}cert-file; give both")
+    files = (
+        (name, path) for name, path in values.items() if name.startswith(prefix) and name.endswith("-file") and path
+    )
+    return found + [problem for name, path in files for problem in _file_problem(name, path)]
 
 
 def _file_problem(key: str, path: Path) -> list[str]:

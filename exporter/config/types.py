@@ -119,6 +119,11 @@ def count(minimum: int, maximum: int) -> OptionType:
     )
 
 
+def part_of(text: str) -> float:
+    """Return a part of a whole: ``0.8`` of ``0.8`` or ``80%``; raises ValueError if it is no number."""
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
 def _host_and_port(text: str, default_port: int | None, least_port: int) -> tuple[str, int]:
     """Return a host, without brackets and empty where there is none, and a port."""
     found = _ADDRESS.fullmatch(text)
@@ -163,6 +168,7 @@ RATIO = OptionType(
     "a number from 0 up to, not including, 1",
     "RATIO",
 )
+PART = OptionType(checked(part_of, lambda part: 0 <= part <= 1), "a part", "0 to 1, or 0% to 100%", "PART")
 LISTEN = OptionType(
     _parse_listen, "an address to listen on", ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", "HOST:PORT"
 )

@@ -4,6 +4,8 @@ import argparse
 import json
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -11,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.config.prometheus_options import http_parts
-from exporter.cost.prometheus_access import basic, client_context
+from exporter.config.prometheus_options import credential_problems, http_parts
+from exporter.cost.prometheus_access import basic, client_context, why
 from exporter.errors import ConfigError, ExporterError
 
 LEDGER, DEVICES = "/api/v1/ledger", "/api/v1/devices"
@@ -37,6 +39,21 @@ def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked h
     if not abs(found) < _MOST:
         raise ValueError(f"{value!r} is no number")
     return found
+
+
+@contextmanager
+def understood(where: str, what: str) -> Iterator[None]:
+    """Raise the errors of code that reads an answer as this program's; the agent and what it should be are named.
+
+    Raises:
+        ExporterError: It is another answer.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        raise ExporterError(
+            f"{where}: the answer is not {what}: {type(error).__name__} {error}; is this agent of another release?"
+        ) from error
 
 
 _FILES = {
@@ -67,20 +84,11 @@ def add_agent_access(parser: argparse.ArgumentParser) -> None:
 
 def access_problems(namespace: argparse.Namespace, *, of_an_agent: bool) -> list[str]:
     """Return mistakes in the flags for access, one line each; without an agent each of them is one."""
-    problems = []
-    if bool(namespace.agent_username) != bool(namespace.agent_password_file):
-        problems.append("--agent-username: needs --agent-password-file, and the other way round; give both")
-    if namespace.agent_username and ":" in namespace.agent_username:
-        problems.append("--agent-username: no user's name has a colon; give the name alone")
-    if namespace.agent_key_file and not namespace.agent_cert_file:
-        problems.append("--agent-key-file: does nothing without --agent-cert-file; give both")
-    for key in _FILES:
-        path = getattr(namespace, key)
-        if path is not None and not path.is_file():
-            problems.append(f"{_flag(key)}: {path} is no file; allowed: a readable file")
-    given = [key for key in _KEYS if getattr(namespace, key) is not None]
+    values = {_flag(key): getattr(namespace, key) for key in KEYS}
+    problems = credential_problems("--agent-", values)
+    given = [flag for flag, value in values.items() if value is not None]
     if given and not of_an_agent:
-        problems.append(f"{_flag(given[0])}: does nothing without --agent; give both")
+        problems.append(f"{given[0]}: does nothing without --agent; give both")
     return problems
 
 
@@ -157,7 +165,8 @@ class AgentClient:
         return HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_seconds, context=context)
 
 
-_KEYS = tuple(f"agent_{one.name}" for one in fields(AgentClient) if one.name != "base")
+KEYS = tuple(f"agent_{one.name}" for one in fields(AgentClient) if one.name != "base")
+"""Attributes of parsed arguments that ``add_agent_access`` makes."""
 
 
 def client_of(namespace: argparse.Namespace, given: str) -> AgentClient:
@@ -167,7 +176,7 @@ def client_of(namespace: argparse.Namespace, given: str) -> AgentClient:
         ConfigError: It is no HTTP address.
     """
     return AgentClient(
-        base=base_address(given), **{key.removeprefix("agent_"): getattr(namespace, key) for key in _KEYS}
+        base=base_address(given), **{key.removeprefix("agent_"): getattr(namespace, key) for key in KEYS}
     )
 
 
@@ -223,19 +232,15 @@ def _unreachable(base: str, cause: Exception, timeout_seconds: float) -> str:
             f"{base}: its certificate is not trusted: {cause.verify_message}; give its authority's by --agent-ca-file"
         )
     if isinstance(cause, ssl.SSLError):
-        why = (cause.reason or str(cause)).replace("_", " ").lower()
         return (
-            f"{base}: TLS failed: {why}; does the agent have a --web-config with TLS, and ask for a client certificate?"
-            " without one give http://"
+            f"{base}: TLS failed: {why(cause)}; does the agent have a --web-config with TLS, and ask for a client"
+            " certificate? without one give http://"
         )
-    if isinstance(cause, TimeoutError):
-        why = f"no answer within {timeout_seconds:g} s"
-    elif isinstance(cause, socket.gaierror):
-        why = "the name cannot be resolved"
-    elif isinstance(cause, HTTPException):
+    if isinstance(cause, HTTPException):
         return _no_agent(base)
-    elif isinstance(cause, OSError) and cause.strerror:
-        why = cause.strerror.lower()
-    else:
-        why = str(cause)
-    return f"{base}: cannot reach the agent: {why}; is it running, and does its --listen have this address?"
+    reason = why(cause)
+    if isinstance(cause, TimeoutError):
+        reason = f"no answer within {timeout_seconds:g} s"
+    elif isinstance(cause, socket.gaierror):
+        reason = "the name cannot be resolved"
+    return f"{base}: cannot reach the agent: {reason}; is it running, and does its --listen have this address?"

@@ -7,10 +7,11 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from exporter.cost import prometheus_access
-from exporter.cost.ledger import DAY_SECONDS, MOST_FIGURE, Failure, Progress, Window
+from exporter.cost.ledger import MOST_FIGURE, Failure, Progress
 from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.queries import Part, asked_at
 from exporter.cost.recorders import Recorder
+from exporter.cost.window import DAY_SECONDS, Window
 from exporter.errors import PrometheusError
 from exporter.model import NodeFacts
 
@@ -82,7 +83,7 @@ class Asking:
         total: How many questions there will be.
     """
 
-    def __init__(self, client: PrometheusClient, progress: Callable[[Progress], None] | None, total: int) -> None:
+    def __init__(self, client: PrometheusClient, progress: Progress, total: int) -> None:
         self.total = total
         self.notes: dict[str, None] = {}
         self.last_error: PrometheusError | None = None
@@ -145,8 +146,7 @@ class Asking:
 
     def _step(self) -> None:
         self._done += 1
-        if self._progress is not None:
-            self._progress(Progress(done=self._done, total=self.total))
+        self._progress(self._done, self.total)
 
     async def _divided(self, block: Block, what: str, query: str, take: Take) -> bool:
         first, last = asked_at(block[0].window), asked_at(block[-1].window)

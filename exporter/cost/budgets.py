@@ -7,28 +7,12 @@ from typing import get_args
 
 import yaml
 
-from exporter.config.types import CURRENCIES
+from exporter.config.types import CURRENCIES, part_of
 from exporter.config.yaml_file import Fields, fields_of, read_text
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    LABEL,
-    Chunk,
-    Dimension,
-    Failure,
-    Figures,
-    FleetLedger,
-    LedgerSource,
-    LineKey,
-    Period,
-    Window,
-    label_problem,
-    last_recorded,
-    period_at,
-    too_many_labels,
-)
+from exporter.cost.dimensions import APART, LABEL, Dimension, LineKey, dimensions_of, label_problem, too_many_labels
+from exporter.cost.ledger import Chunk, Failure, Figures, FleetLedger, LedgerSource
 from exporter.cost.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
-from exporter.cost.report import APART, dimensions_of
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Period, Window, last_recorded, period_at
 from exporter.errors import ConfigError
 
 _DEFAULT_THRESHOLDS = (0.5, 0.8, 1.0)
@@ -181,7 +165,7 @@ def _part(node: yaml.Node) -> float | None:
     """Return a part of the amount, from 0.01 to ``_MOST_PARTS``; ``None`` if it is something else."""
     text = node.value.strip() if isinstance(node, yaml.ScalarNode) else ""
     try:
-        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+        value = part_of(text)
     except ValueError:
         return None
     return value if _LEAST_AMOUNT <= value <= _MOST_PARTS else None

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
-from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Figures, Window, pairs, total_by_state
-from exporter.cost.report import APART, FleetReport, ReportLine, is_part
+from exporter.cost.dimensions import APART, UNALLOCATED, UNATTRIBUTED
+from exporter.cost.ledger import Figures, total_by_state
+from exporter.cost.report import RATIOS, FleetReport, ReportLine
+from exporter.cost.window import Window
 from exporter.model import ByState, state_columns
 
 PARTS: Mapping[str, str] = {
@@ -186,14 +188,9 @@ class FleetDocument(TypedDict):
     prices: Annotated[str | None, "Null: prices of the time of use."]
 
 
-def is_shared(report: FleetReport) -> bool:
-    """Return whether money without an owner was to be spread."""
-    return report.share_idle != "none"
-
-
 def money_kinds(report: FleetReport) -> tuple[str, ...]:
     """Return the columns of each currency that only some reports have."""
-    shared = ("shared", "charged") if is_shared(report) else ()
+    shared = ("shared", "charged") if report.question.is_shared else ()
     return (*shared, *(("before", "change") if report.before else ()))
 
 
@@ -204,13 +201,14 @@ def document(report: FleetReport) -> FleetDocument:
 
 def document_without_lines(report: FleetReport) -> FleetDocument:
     """Return all but the lines, which may be many."""
+    question = report.question
     return {
         "api_version": 1,
         "window": window_document(report.window),
-        "by": list(report.by),
-        "filters": {dimension: sorted(values) for dimension, values in sorted(report.filters.wanted.items())},
-        "share_idle": report.share_idle,
-        "share_unallocated": report.share_unallocated,
+        "by": list(question.by),
+        "filters": {dimension: sorted(values) for dimension, values in sorted(question.filters.wanted.items())},
+        "share_idle": question.share_idle,
+        "share_unallocated": question.share_unallocated,
         "lines": [],
         "total": figures_document(report.total, report.owned),
         "before": _before(report.before) if report.before else None,
@@ -237,7 +235,7 @@ def trust_document(report: FleetReport) -> TrustDocument:
     return {
         "whole": trust.whole,
         "capacity_seconds": trust.capacity_seconds,
-        "missing_seconds": None if is_part(report.filters) else trust.missing_seconds,
+        "missing_seconds": None if report.question.filters.is_part else trust.missing_seconds,
         "expected_hours": trust.expected_hours,
         "recorded_hours": trust.recorded_hours,
         "period_coverage_ratio": trust.period_coverage_ratio,
@@ -258,7 +256,7 @@ def line_documents(report: FleetReport) -> Iterator[LineDocument]:
     """Yield the lines of owners, then those without an owner."""
     for line in (*report.held, *report.apart):
         found = line_document(line)
-        if is_shared(report):
+        if report.question.is_shared:
             found["charges"] = [
                 {"currency": currency, "shared": line.shared.get(currency, 0.0), "charged": amount}
                 for currency, amount in sorted(line.charged.items())
@@ -281,7 +279,7 @@ def line_document(line: ReportLine) -> LineDocument:
         "owner_kind": key.kind or None,
         "owner_name": key.workload or None,
         "team": key.team or None,
-        "labels": pairs(key.labels) or None,
+        "labels": key.label_values or None,
         "model": key.model or None,
         "mode": key.mode or None,
         "held": line.states is not None,
@@ -297,7 +295,7 @@ def figures_document(figures: Figures, states: Figures | None) -> FiguresDocumen
         "allocated_seconds": figures.seconds.total,
         **{f"{name}_seconds": value for name, value in state_columns(seconds).items()},
         "unpriced_seconds": figures.unpriced_seconds,
-        **{name: getattr(seconds, name, None) for name in ("active_ratio", "effective_ratio", "profiled_ratio")},
+        **{name: getattr(seconds, name, None) for name in RATIOS},
         "energy_joules": figures.energy_joules,
         "money": _money(figures, states),
     }

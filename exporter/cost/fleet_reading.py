@@ -1,39 +1,19 @@
 """Reads the ledger of a fleet from Prometheus: recorded hourly series, summed by the server, chunk by chunk."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from operator import itemgetter
 
 from exporter.cost import prometheus, queries, recorders
 from exporter.cost.asking import Asking, Block, Cell, Column, Draft, Key, Metric, Node, blocks
-from exporter.cost.ledger import (
-    CHECKPOINT_SECONDS,
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    LABEL,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Chunk,
-    Dimension,
-    Figures,
-    Filters,
-    FleetLedger,
-    LineKey,
-    Progress,
-    Window,
-    chunks,
-    joined,
-    pairs,
-    picking,
-    stretches,
-    total_of,
-    with_parts,
-)
+from exporter.cost.dimensions import APART, EVERYTHING, LABEL, Dimension, Filters, LineKey, pairs, picking, with_parts
+from exporter.cost.ledger import Chunk, Figures, FleetLedger, Progress, joined, total_of, unseen
 from exporter.cost.prometheus import Held, PrometheusClient, QueryEngine
 from exporter.cost.queries import COST, CURRENCY, ENERGY, MEASURES, SECONDS, STATE, UNPRICED, Measure, Part
 from exporter.cost.recorders import Recorder, Turn
+from exporter.cost.window import CHECKPOINT_SECONDS, DAY_SECONDS, HOUR_SECONDS, Window, chunks, stretches
 from exporter.errors import PrometheusError
 from exporter.model import STATES, ByState, NodeFacts
 from exporter.model.formatting import day
@@ -41,7 +21,6 @@ from exporter.model.formatting import day
 _CELL_BYTES = 1000
 """Memory of a cell, with its key and one currency."""
 _STEP_SECONDS = 6 * HOUR_SECONDS
-_APART = frozenset({UNALLOCATED, UNATTRIBUTED})
 _NEEDED = tuple(measure for measure in MEASURES if measure != ENERGY)
 
 
@@ -62,8 +41,8 @@ class PrometheusLedger:
         self,
         window: Window,
         dimensions: frozenset[Dimension],
-        filters: Filters | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        filters: Filters = EVERYTHING,
+        progress: Progress = unseen,
     ) -> FleetLedger:
         """Return the ledger over a window; see ``LedgerSource``. With ``workload`` namespace and kind come, too.
 
@@ -73,7 +52,6 @@ class PrometheusLedger:
         Raises:
             PrometheusError: Nothing can be read at all.
         """
-        filters = filters or Filters()
         if self._by_day or "pool" in dimensions or "pool" in filters.wanted:
             days = _Reading(self._client, chunks(window), dimensions, filters, progress)
             return replace(await days.read(), window=window)
@@ -82,7 +60,7 @@ class PrometheusLedger:
         # What failed in one is read day by day, so that no more is missing than cannot be had.
         for lost in parts:
             if any(lost.meets(failure.window) for failure in ledger.failures):
-                parts[lost] = await _Reading(self._client, chunks(lost), dimensions, filters, None).read()
+                parts[lost] = await _Reading(self._client, chunks(lost), dimensions, filters, unseen).read()
         return joined(window, dimensions, tuple(parts.values()))
 
 
@@ -95,7 +73,7 @@ class _Reading:
         windows: Sequence[Window],
         dimensions: frozenset[Dimension],
         filters: Filters,
-        progress: Callable[[Progress], None] | None,
+        progress: Progress,
     ) -> None:
         self._client = client
         self._dimensions = dimensions
@@ -205,8 +183,7 @@ class _Reading:
                 draft.recorders.setdefault(cluster, set()).add(recorder)
                 draft.hours[cluster] = min(int(hours), draft.window.hours)
 
-        query = queries.recorded_hours
-        return await self._asking.ask(block, queries.RECORDED, lambda draft: query(draft.window), take)
+        return await self._asking.ask(block, queries.RECORDED, lambda one: queries.recorded_hours(one.window), take)
 
     async def _ask_each_hour(self, block: Block, known: dict[str, dict[Recorder, dict[int, float]]]) -> None:
         """Ask what each server recorded of each hour, and of those before that a value can have."""
@@ -248,8 +225,7 @@ class _Reading:
             for draft, seconds in points:
                 draft.capacity[cluster] = draft.capacity.get(cluster, 0.0) + seconds
 
-        query = partial(queries.capacity, self._label)
-        await self._asking.ask(block, queries.CAPACITY, lambda draft: query(draft.parts), take)
+        await self._asking.ask(block, queries.CAPACITY, lambda one: queries.capacity(self._label, one.parts), take)
 
     async def _ask_nodes(self, block: Block) -> None:
         seen: list[tuple[int, Node, NodeFacts]] = []
@@ -311,7 +287,7 @@ class _Reading:
             whole = whole._replace(pool=pools.get((whole.cluster, whole.node), ""))
         if not self._picked.keep(whole):
             return None
-        return whole.at(self._shown | {"kind"} if whole.kind in _APART else self._shown)
+        return whole.at(self._shown | {"kind"} if whole.kind in APART else self._shown)
 
 
 @lru_cache(maxsize=64)

@@ -1,31 +1,363 @@
-"""Writes a FOCUS file and its metadata file; the columns of every version."""
+"""Writes a fleet's ledger as FOCUS charges, split among the holders of a GPU, and the metadata of the file."""
 
 import csv
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, cast
 
 from exporter import __version__
-from exporter.cost.focus_rows import (
-    METHOD_ID,
-    NULLS,
-    PLACES,
-    TAG_PREFIX,
-    UNIT,
-    FocusRow,
-    FocusSettings,
-    FocusSums,
-    focus_rows,
-    unpriced_hours,
-    written,
-)
-from exporter.cost.ledger import Figures, FleetLedger, Window, total_of
-from exporter.cost.report_csv import csv_stream, encodable, guarded
+from exporter.cost.dimensions import APART, Dimension, LineKey
+from exporter.cost.ledger import Figures, FleetLedger, total_of
+from exporter.cost.render import csv_stream, encodable, guarded
+from exporter.cost.report import settled
+from exporter.cost.window import Window, period_at
+from exporter.model import ByState, NodeFacts
 from exporter.model.formatting import iso
+
+FocusRow = dict[str, str]
+"""One charge: texts by the name of the column, as version 1.4 calls it; what is absent is null."""
+NULLS = frozenset(("", "NULL", "null"))
+"""Texts that readers take for null: the specification's examples have ``NULL``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FocusSettings:
+    """Values for a bill that are not in the ledger."""
+
+    billing_account: str = "on-prem"
+    billing_account_name: str = ""
+    provider: str = "Internal"
+    """Name of the provider of the GPUs, which hosts them and would send an invoice."""
+    restated: bool = False
+    """The period was exported before: its charges are corrections."""
+    filters: str = ""
+    """In words, which part of the fleet's charges was asked for; empty for all of them."""
+    created_seconds: float | None = None
+    """Unix time for the metadata; ``None`` leaves it out."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FocusSums:
+    """Sums over the written rows, for comparison with the ledger."""
+
+    rows: int = 0
+    origins: int = 0
+    split_origins: int = 0
+    cost: dict[str, Decimal] = field(default_factory=dict)
+    """By currency: sum of EffectiveCost."""
+    gpu_hours: Decimal = Decimal(0)
+    """Sum of ConsumedQuantity."""
+
+
+PLACES = 10
+"""Decimals of money and hours."""
+RATIO_PLACES = 12
+_WIDE = Context(prec=60, rounding=ROUND_HALF_EVEN)
+
+
+def exact(value: float) -> Decimal:
+    """Return the shortest decimal that means the float."""
+    return Decimal(repr(value))
+
+
+def rounded(value: Decimal, places: int = PLACES) -> Decimal:
+    """Return the value with so many decimals."""
+    return value.quantize(Decimal(1).scaleb(-places), context=_WIDE)
+
+
+def hours(seconds: float) -> Decimal:
+    """Return seconds in hours, with more digits than are written."""
+    return _WIDE.divide(exact(seconds), Decimal(3600))
+
+
+def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) -> list[Decimal]:
+    """Return the values rounded up or down, such that they sum to ``whole``; none becomes negative.
+
+    Those nearest to the next digit are rounded up. ``whole`` is the sum of the values, apart from rounding.
+    """
+    exact = [value.scaleb(places, _WIDE) for value in values]
+    return [Decimal(part).scaleb(-places, _WIDE) for part in settled(exact, int(whole.scaleb(places, _WIDE)))]
+
+
+def ratios_of(values: Sequence[Decimal]) -> list[Decimal]:
+    """Return each value's part of their sum; the parts sum to exactly 1. They are equal if the sum is 0."""
+    total = sum(values)
+    shares = [_WIDE.divide(value, total) if total else _WIDE.divide(1, len(values)) for value in values]
+    return parts_of(Decimal(1), shares, RATIO_PLACES)
+
+
+def written(value: Decimal) -> str:
+    """Return a number as FOCUS writes it: no exponent, no needless zeros, no sign at 0.
+
+    A whole number has one decimal: readers that guess types take a column without any for integers.
+    """
+    if not value:
+        return "0.0"
+    whole, _, decimals = f"{value:f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+
+class ChargePart(NamedTuple):
+    """The part of a charge that one owner has."""
+
+    owner: LineKey
+    """Namespace, kind, workload, team and labels; the remainder has the kind alone."""
+    modes: frozenset[str]
+    figures: Figures
+    """Seconds of lines with money in several currencies are in the first one's part alone."""
+
+    @property
+    def is_remainder(self) -> bool:
+        """Whether it has no known owner."""
+        return self.owner.kind in APART
+
+    @property
+    def path(self) -> str:
+        """``namespace/kind/workload``, without what is not known."""
+        return _path(self.owner.namespace, self.owner.kind, self.owner.workload) or "(unknown owner)"
+
+    @property
+    def rank(self) -> tuple[int, LineKey]:
+        """Its place among the parts: the remainder is last."""
+        return APART.index(self.owner.kind) + 1 if self.is_remainder else 0, self.owner
+
+
+class Origin(NamedTuple):
+    """One charge before it is split; its parts in the order of owners, the remainder last."""
+
+    window: Window
+    cluster: str
+    node: str
+    model: str
+    currency: str
+    facts: NodeFacts
+    parts: tuple[ChargePart, ...]
+
+
+def origins(ledger: FleetLedger) -> Iterator[Origin]:
+    """Yield the charges of the ledger by time, cluster, node and model; lines without a price are in none."""
+    for chunk in ledger.chunks:
+        for place, lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
+            facts = ledger.nodes.get(place[:2], NodeFacts())
+            for currency, owners in sorted(_owners(lines).items()):
+                parts = [
+                    ChargePart(owner, frozenset(key.mode for key, _ in own), total_of(figures for _, figures in own))
+                    for owner, own in owners.items()
+                ]
+                yield Origin(chunk.window, *place, currency, facts, tuple(sorted(parts, key=lambda part: part.rank)))
+
+
+def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
+    return line[0].cluster, line[0].node, line[0].model
+
+
+def _owners(
+    lines: Iterable[tuple[LineKey, Figures]],
+) -> dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]]:
+    """Return the lines by currency and owner; those of a second currency have money only."""
+    found: dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]] = {}
+    for key, figures in lines:
+        owner = key._replace(cluster="", node="", pool="", model="", mode="")
+        for number, currency in enumerate(sorted(figures.money)):
+            own = Figures(money=figures.money) if number else figures
+            found.setdefault(currency, {}).setdefault(owner, []).append((key, own))
+    return found
+
+
+def unpriced_hours(ledger: FleetLedger) -> dict[tuple[str, str, str], float]:
+    """Return GPU-hours without a price, which are no charge, by cluster, node and model; most hours first."""
+    found: dict[tuple[str, str, str], float] = {}
+    for chunk in ledger.chunks:
+        for line in chunk.lines.items():
+            seconds = line[1].seconds.total
+            if seconds and not line[1].money:  # joules alone lack no price
+                found[_place(line)] = found.get(_place(line), 0.0) + seconds / 3600
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
+"""Dimensions of an exported ledger."""
+ORIGIN_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
+"""Dimensions that FOCUS may be filtered by: with others a split charge would lack parts and not add up."""
+METHOD_ID = "gpu-seconds-held"
+TAG_PREFIX = "gpu-cost-exporter/"
+UNIT = "GPU-Hours"
+_NEAR = Decimal("1e-8")
+
+
+def _charges(origin: Origin, settings: FocusSettings) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
+    """Yield the rows of an origin, each with its EffectiveCost and its hours."""
+    figures = [part.figures for part in origin.parts]
+    costs = _shares([exact(one.money_in(origin.currency).total) for one in figures])
+    held = _shares([hours(one.seconds.total) for one in figures])
+    priced = _shares([hours(max(one.seconds.total - one.unpriced_seconds, 0.0)) for one in figures])
+    unit_price = rounded(_WIDE.divide(sum(costs), sum(priced))) if any(priced) else None
+    ratios = ratios_of(costs if any(costs) else priced)
+    common = _common(origin, settings, unit_price)
+    for part, cost, quantity, paid, ratio in zip(origin.parts, costs, held, priced, ratios, strict=True):
+        row = common | _amounts(cost, quantity, paid, unit_price)
+        row |= _own(part, part.figures.money_in(origin.currency), cost)
+        if len(origin.parts) > 1:
+            row |= _allocated(part, ratio, paid)
+        elif not part.is_remainder:
+            row["Tags"] = _json(_node_tags(origin) | _owner_tags(part.owner))
+        yield {name: value for name, value in row.items() if value}, cost, quantity
+
+
+def _shares(values: list[Decimal]) -> list[Decimal]:
+    """Return the values rounded, such that they sum to their rounded sum."""
+    return parts_of(rounded(sum(values, Decimal(0))), values)
+
+
+_FIXED = {
+    "BillingAccountType": "Account",
+    "ChargeCategory": "Usage",
+    "ChargeFrequency": "Usage-Based",
+    "ConsumedUnit": UNIT,
+    "PricingUnit": UNIT,
+    "ResourceType": "GPU",
+    "ServiceCategory": "Compute",
+    "ServiceName": "GPU Compute",
+    "ServiceSubcategory": "Containers",
+    "SkuMeter": "GPU Time",
+}
+"""Columns with the same value in every row."""
+
+
+def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
+    """Return the columns that are the same in every row of an origin."""
+    month = period_at("month", origin.window.start_seconds)
+    facts = origin.facts
+    model = origin.model or "GPU"
+    return _FIXED | {
+        "BillingAccountId": settings.billing_account,
+        "BillingAccountName": settings.billing_account_name,
+        "BillingCurrency": origin.currency,
+        "BillingPeriodStart": iso(month.start_seconds),
+        "BillingPeriodEnd": iso(month.end_seconds),
+        "ChargeClass": "Correction" if settings.restated else "",
+        "ChargeDescription": f"GPU time of {model} on {origin.node}",
+        "ChargePeriodStart": iso(origin.window.start_seconds),
+        "ChargePeriodEnd": iso(origin.window.end_seconds),
+        "ContractedUnitPrice": "" if unit_price is None else written(unit_price),
+        "HostProviderName": settings.provider,
+        "InvoiceIssuerName": settings.provider,
+        "PricingCategory": "Dynamic" if facts.capacity_type == "spot" else "Standard",
+        "PricingCurrency": origin.currency,
+        "ProviderName": settings.provider,
+        "PublisherName": settings.provider,
+        "RegionId": facts.region,
+        "RegionName": facts.region,
+        "ResourceId": _path(origin.cluster, origin.node, model),
+        "ResourceName": f"{model} of {origin.node}",
+        "ServiceProviderName": settings.provider,
+        "SkuId": model,
+        "SkuPriceDetails": _json({"GpuCount": 1, "InstanceType": facts.instance_type}),
+        "SkuPriceId": _path(model, facts.instance_type, facts.capacity_type, facts.region),
+        "SubAccountId": origin.cluster,
+        "SubAccountName": origin.cluster,
+        "SubAccountType": "Cluster" if origin.cluster else "",
+        "Tags": _json(_node_tags(origin)),
+        "x_CapacityType": facts.capacity_type,
+        "x_Cluster": origin.cluster,
+        "x_GpuModel": origin.model,
+        "x_InstanceType": facts.instance_type,
+        "x_Node": origin.node,
+    }
+
+
+def _path(*parts: str) -> str:
+    return "/".join(part for part in parts if part)
+
+
+def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal | None) -> FocusRow:
+    at_unit_price = cost if unit_price is None else rounded(unit_price * paid)
+    # Rounding alone must not make them differ; a price that changed within the day, or energy, may.
+    contracted = written(cost if abs(at_unit_price - cost) <= _NEAR else at_unit_price)
+    return {
+        "BilledCost": written(Decimal(0)),
+        "ConsumedQuantity": written(hours),
+        "ContractedCost": contracted,
+        "EffectiveCost": written(cost),
+        "ListCost": contracted,
+        "PricingQuantity": written(paid),
+    }
+
+
+def _own(part: ChargePart, money: ByState, cost: Decimal) -> FocusRow:
+    """Return our own columns."""
+    effective, ineffective, unprofiled, idle, unknown = parts_of(cost, [exact(amount) for _, amount in money])
+    seconds, owner = part.figures.seconds, part.owner
+    profiled = seconds.profiled or money.profiled  # of several currencies one has the seconds
+    return {
+        "x_ActiveCost": written(effective + ineffective + unprofiled),
+        "x_ActiveEffectiveCost": written(effective) if profiled else "",
+        "x_ActiveIneffectiveCost": written(ineffective) if profiled else "",
+        "x_ActiveUnprofiledCost": written(unprofiled),
+        "x_ActiveRatio": _ratio(seconds.active_ratio),
+        "x_Coverage": _ratio(seconds.measured / seconds.total if seconds.total else None),
+        "x_EffectiveRatio": _ratio(seconds.effective_ratio),
+        "x_IdleCost": written(idle),
+        "x_Namespace": owner.namespace,
+        "x_ProfiledRatio": _ratio(seconds.profiled_ratio),
+        "x_SharingMode": "+".join(sorted(filter(None, part.modes))),
+        "x_SplitConfidence": "estimated" if "shared" in part.modes else "exact",
+        "x_Team": owner.team,
+        "x_UnknownCost": written(unknown),
+        "x_UnpricedGpuHours": written(rounded(hours(part.figures.unpriced_seconds))),
+        "x_Workload": owner.workload,
+        "x_WorkloadKind": owner.kind,
+    }
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else written(rounded(exact(ratio), 6))
+
+
+def _allocated(part: ChargePart, ratio: Decimal, paid: Decimal) -> FocusRow:
+    # Written by hand: json turns decimals into floats, and seven sevenths of a float are not 1.
+    element = f'{{"AllocatedRatio":{written(ratio)},"UsageUnit":"{UNIT}","UsageQuantity":{written(paid)}}}'
+    row = {"AllocatedMethodId": METHOD_ID, "AllocatedMethodDetails": f'{{"Elements":[{element}]}}'}
+    if not part.is_remainder:
+        row["AllocatedResourceId"] = part.path
+        name = part.owner.workload or part.owner.namespace
+        row["AllocatedResourceName"] = part.path if name in NULLS else name
+        row["AllocatedTags"] = _json(_owner_tags(part.owner))
+    return row
+
+
+def _node_tags(origin: Origin) -> dict[str, str]:
+    facts = origin.facts
+    return _tags(
+        cluster=origin.cluster,
+        node=origin.node,
+        instance_type=facts.instance_type,
+        capacity_type=facts.capacity_type,
+    )
+
+
+def _owner_tags(owner: LineKey) -> dict[str, str]:
+    # Keys that users chose have no prefix, and none of theirs stands for one of ours.
+    labels = {key: value for key, value in owner.label_values.items() if not key.startswith(TAG_PREFIX)}
+    own = _tags(namespace=owner.namespace, workload_kind=owner.kind, workload=owner.workload, team=owner.team)
+    return labels | own
+
+
+def _tags(**values: str) -> dict[str, str]:
+    return {f"{TAG_PREFIX}{name.replace('_', '-')}": value for name, value in values.items() if value}
+
+
+def _json(values: Mapping[str, str | int]) -> str:
+    known = {name: value for name, value in values.items() if value}
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":")) if known else ""
+
 
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
 """What a value is: ``price`` is a decimal that is not negative, ``tags`` a JSON object of plain values."""
@@ -119,9 +451,15 @@ def write_focus(
     writer = csv.writer(csv_stream(stream), lineterminator="\n")
     writer.writerow(header)
     simulated = "true" if ledger.simulated else ""
-    for row in focus_rows(ledger, own, sums):
-        row["x_Simulated"] = simulated
-        writer.writerow(_fields(row, header))
+    for origin in origins(ledger):
+        sums.origins += 1
+        sums.split_origins += len(origin.parts) > 1
+        for row, cost, held in _charges(origin, own):
+            sums.rows += 1
+            sums.cost[origin.currency] = sums.cost.get(origin.currency, Decimal(0)) + cost
+            sums.gpu_hours += held
+            row["x_Simulated"] = simulated
+            writer.writerow([_plain(row.get(name, row.get(name.removeprefix("x_"), ""))) for name in header])
     if metadata_stream is not None:
         document = _metadata(ledger, version, own, sums)
         metadata_stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
@@ -132,14 +470,6 @@ def header_of(version: str) -> tuple[str, ...]:
     of_focus = [name for name, column in columns_of(version).items() if column.is_ours]
     split = () if "AllocatedMethodId" in of_focus else (f"x_{name}" for name in SPLIT_COLUMNS)
     return (*of_focus, *sorted((*OWN_COLUMNS, *split)))
-
-
-def _fields(row: FocusRow, header: tuple[str, ...]) -> Iterator[str]:
-    for name in header:
-        text = row.get(name)
-        if text is None:
-            text = row.get(name.removeprefix("x_"), "")
-        yield _plain(text)
 
 
 def _plain(text: str) -> str:

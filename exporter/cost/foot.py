@@ -8,16 +8,11 @@ from rich.text import Text
 
 from exporter.cost.document import Funnel, funnel
 from exporter.cost.ledger import Failure, Figures, total_of
-from exporter.cost.report import FleetReport, filter_words, is_part
-from exporter.model.formatting import decimal, hour_digits, minute, moment, money_with_code, percent_down
+from exporter.cost.report import FleetReport
+from exporter.model.formatting import clean, decimal, hour_digits, minute, moment, money_with_code, percent_down
 
 HOUR = 3600.0
 _LABEL_WIDTH = 10
-
-
-def clean(name: str) -> str:
-    """Return a text that cannot control the terminal or reverse the line."""
-    return name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 Tone = Literal["", "note", "warning", "error"]
@@ -83,9 +78,9 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
     trust = report.trust
     digits = hour_digits(trust.capacity_seconds)
     capacity = f"{decimal(trust.capacity_seconds / HOUR, digits)} GPU-hours metered"
-    if is_part(report.filters):
+    if report.question.filters.is_part:
         hours = decimal(report.total.seconds.total / HOUR, digits)
-        only = f"only {clean(filter_words(report.filters))}"
+        only = f"only {clean(report.question.filters.words)}"
         yield Remark("Sum", f"{hours} of {capacity}: {only}; that nothing is missing can be seen without the filter")
         return
     lines = decimal((trust.capacity_seconds - trust.missing_seconds) / HOUR, digits)
@@ -129,10 +124,10 @@ def _steps(one: Funnel, unit: str, form: Callable[[float], str]) -> str:
 
 
 def _sharing(report: FleetReport) -> Iterator[Remark]:
-    if report.share_idle == "none":
+    if not report.question.is_shared:
         return
-    how = "evenly over owners' lines" if report.share_idle == "even" else "over owners by their own cost"
-    what = "Unallocated and Unattributed" if report.share_unallocated else "Unallocated"
+    how = "evenly over owners' lines" if report.question.share_idle == "even" else "over owners by their own cost"
+    what = "Unallocated and Unattributed" if report.question.share_unallocated else "Unallocated"
     spread = {currency: sum(line.shared.get(currency, 0.0) for line in report.held) for currency in report.currencies}
     amounts = " and ".join(money_with_code(amount, currency) for currency, amount in spread.items()) or "nothing"
     yield Remark("Shared", f"{amounts} of {what}, {how}; Charged is Cost and Shared")

@@ -2,24 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    Dimension,
-    Filters,
-    LineKey,
-    Window,
-)
+from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, LineKey
 from exporter.cost.prometheus import PrometheusClient, by_labels
+from exporter.cost.window import DAY_SECONDS, Window
 from exporter.model import RESOURCES, Bottleneck, ByState
-
-Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
-"""``bottleneck`` is information on what limits a workload: nothing is saved by it."""
-RiskLevel = Literal["low", "medium", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +45,21 @@ class HeldDevice:
     resource_uses: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Use of each resource in these, in GPU-seconds at its limit, as in ``OwnerUse.resource_use_seconds``."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether activity was measured for the use itself, for most of the time."""
+        return not self.estimated and self.measured_hours >= LEAST_COVERAGE_RATIO * self.held_hours
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """One suggestion to one workload."""
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its figures are enough to judge it: measured, over a day at least."""
+        known = None not in (self.mean_ratio, self.p95_ratio, self.peak_ratio)
+        return known and self.is_measured and self.held_hours >= LEAST_HELD_HOURS
 
-    advice: Advice
-    owner: LineKey
-    """Cluster, namespace, kind, workload, team and model."""
-    title: str
-    """What to do, in one sentence: ``Give back 3 of 8 H100``."""
-    gpus: float
-    """How many physical GPUs would become free, by share."""
-    currency: str = ""
-    per_month: float | None = None
-    """Money of 730 hours at the mean price paid over the window; ``None`` where there was no price."""
-    evidence: tuple[str, ...]
-    """Measured facts, one sentence each, with window and coverage."""
-    risk: str
-    """What could go wrong if it were followed, and how to try it."""
-    risk_level: RiskLevel
-    """By how much of the evidence speaks against it."""
-    command: str = ""
-    """That does it, or opens the manifest to change; empty where the workload has no name."""
-    devices: tuple[str, ...] = ()
-    """UUIDs that it is about."""
-    nodes: tuple[str, ...] = ()
-    """Where these devices are, each once."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether it did nothing, hour by hour, as far as was measured."""
+        return self.is_measured and self.peak_ratio is not None and self.peak_ratio < IDLE_PEAK_RATIO
 
 
 EVIDENCE = 'workload_device:gpu_use:facts{fact="share"}'
@@ -101,7 +80,7 @@ _Key = tuple[str, ...]
 
 
 async def read_evidence(
-    client: PrometheusClient, window: Window, filters: Filters | None = None
+    client: PrometheusClient, window: Window, filters: Filters = EVERYTHING
 ) -> tuple[HeldDevice, ...]:
     """Return how each workload that holds a device at the end of the window used its devices in the window.
 
@@ -121,7 +100,7 @@ async def read_evidence(
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     found = _uses({name: by_labels(task.result(), questions[name][0]) for name, task in tasks.items()})
-    return tuple(one for one in found if filters is None or filters.keep(one.owner))
+    return tuple(one for one in found if filters.keep(one.owner))
 
 
 def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ...], str]]:
@@ -308,25 +287,6 @@ _USED = (*((one.value, "profiled") for one in RESOURCES), ("sm", "sm_profiled"))
 """Each resource, and the seconds that its use is of."""
 
 
-def limit_of(uses: Sequence[HeldDevice], seconds: ByState) -> Limit | None:
-    """Return what limits a workload; ``None`` where too little of its active time was profiled.
-
-    Args:
-        uses: Its devices.
-        seconds: Of these in the ledger.
-    """
-    effective, profiled = seconds.effective_ratio, seconds.profiled_ratio or 0.0
-    of_class = {one: uses[0].bottlenecks.get(one, 0.0) for one in Bottleneck}
-    most = max(of_class, key=of_class.__getitem__)
-    if effective is None or profiled < LEAST_COVERAGE_RATIO or not of_class[most]:
-        return None
-    total = sum(of_class.values())
-    used = uses[0].resource_uses
-    least = LEAST_COVERAGE_RATIO * total
-    means = {one: used[one] / used[of] for one, of in _USED if one in used and used.get(of, 0.0) >= least}
-    return Limit(effective, profiled, most, of_class[most] / total, means)
-
-
 PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
 
 
@@ -412,6 +372,34 @@ class HeldDevices:
         return min(known) if len(known) == len(self.uses) else None
 
     @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """MIG profiles of the model, the smallest first; none if it has none, or its memory is not clear."""
+        return profiles_of(self.model, self.memory_total_bytes, self.profile)
+
+    @property
+    def size(self) -> Profile:
+        """The profile of its devices; of whole ones all of the GPU."""
+        whole = Profile("", 1.0, self.memory_total_bytes or 0.0, 1.0)
+        return next((one for one in self.profiles if one.name == self.profile), whole)
+
+    def limit(self, seconds: ByState) -> Limit | None:
+        """Return what limits the workload; ``None`` where too little of its active time was profiled.
+
+        Args:
+            seconds: Of these devices in the ledger.
+        """
+        effective, profiled = seconds.effective_ratio, seconds.profiled_ratio or 0.0
+        of_class = {one: self.uses[0].bottlenecks.get(one, 0.0) for one in Bottleneck}
+        most = max(of_class, key=of_class.__getitem__)
+        if effective is None or profiled < LEAST_COVERAGE_RATIO or not of_class[most]:
+            return None
+        total = sum(of_class.values())
+        used = self.uses[0].resource_uses
+        least = LEAST_COVERAGE_RATIO * total
+        means = {one: used[one] / used[of] for one, of in _USED if one in used and used.get(of, 0.0) >= least}
+        return Limit(effective, profiled, most, of_class[most] / total, means)
+
+    @property
     def is_server(self) -> bool:
         """Whether it may allocate most of a device's memory in advance."""
         if self.payer.kind in _SERVER_KINDS or any(use.policy == "inference" for use in self.uses):
@@ -429,19 +417,3 @@ def lots(uses: Iterable[HeldDevice]) -> Iterator[HeldDevices]:
     for _, of_sort in groupby(held, key=sort):
         several = tuple(of_sort)
         yield HeldDevices(several[0].owner.at(PAYER), several)
-
-
-def _is_measured(use: HeldDevice) -> bool:
-    """Return whether activity was measured for the use itself, for most of the time."""
-    return not use.estimated and use.measured_hours >= LEAST_COVERAGE_RATIO * use.held_hours
-
-
-def trusted(use: HeldDevice) -> bool:
-    """Return whether its figures are enough to judge it: measured, over a day at least."""
-    known = None not in (use.mean_ratio, use.p95_ratio, use.peak_ratio)
-    return known and _is_measured(use) and use.held_hours >= LEAST_HELD_HOURS
-
-
-def idle(use: HeldDevice) -> bool:
-    """Return whether it did nothing, hour by hour, as far as was measured."""
-    return _is_measured(use) and use.peak_ratio is not None and use.peak_ratio < IDLE_PEAK_RATIO

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from exporter.cost import agent_client, queries
-from exporter.cost.ledger import Filters
+from exporter.cost.dimensions import EVERYTHING, Filters
 from exporter.cost.prometheus import PrometheusClient, SeriesSample, by_labels
 from exporter.errors import ExporterError
 from exporter.web.node_page import IDLE_SHOWN_SECONDS
@@ -258,14 +258,10 @@ def picture_of(document: Mapping[str, Any], where: str) -> Picture:
     Raises:
         ExporterError: It is not such an answer.
     """
-    try:
+    with agent_client.understood(where, "an agent's"):
         rows = tuple(row for device in document["devices"] for row in _rows_of(device, str(document["node"])))
         reasons = [] if document["ready"] else [str(one).replace("_", " ") for one in document["not_ready_reasons"]]
         attribution = document["attribution"]["problem"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ExporterError(
-            f"{where}: the answer is not an agent's: {type(error).__name__} {error}; is this agent of another release?"
-        ) from error
     problems = [*(f"not ready: {reason}" for reason in reasons), *([str(attribution)] if attribution else [])]
     return Picture(
         rows=rows, simulated=bool(document.get("simulated")), problems=tuple(f"{where}: {one}" for one in problems)
@@ -345,7 +341,7 @@ async def fleet_picture(client: PrometheusClient) -> Picture:
 
     unheld = 'gpu_allocation_state{state!="allocated"} == 1'
     pods, owners, states, values, prices, simulated = await asyncio.gather(
-        live_pods(client, Filters()),
+        live_pods(client, EVERYTHING),
         newest(_INFO, *_OWNER),
         newest(unheld, *_DEVICE, "state"),
         newest(f'{{__name__=~"{"|".join(_OF_A_DEVICE)}"}} and on ({cluster}, node, uuid) ({unheld})', *_NAMED),

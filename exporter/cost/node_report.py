@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TextIO, TypeAlias
 
-from exporter.cost.agent_client import number
+from exporter.cost.agent_client import number, understood
+from exporter.cost.dimensions import Dimension, LineKey
 from exporter.cost.document import figures_document, line_document
-from exporter.cost.foot import HOUR, Remark, clean, listed, terms, unpriced
-from exporter.cost.ledger import Chunk, Dimension, Figures, FleetLedger, LineKey, Window, pairs
-from exporter.cost.render import write_table
-from exporter.cost.report import FleetReport, make_report
-from exporter.cost.report_csv import encodable, write_csv
+from exporter.cost.foot import HOUR, Remark, listed, terms, unpriced
+from exporter.cost.ledger import Chunk, Figures, FleetLedger
+from exporter.cost.render import encodable, write_csv, write_table
+from exporter.cost.report import FleetReport, Question, make_report
+from exporter.cost.window import Window
 from exporter.errors import ExporterError
 from exporter.model import ByState, Price, ShareMode
-from exporter.model.formatting import decimal, hour_digits, moment
+from exporter.model.formatting import clean, decimal, hour_digits, moment
 from exporter.web.node_api import price_keys
 
 By: TypeAlias = str
@@ -42,7 +43,7 @@ class AgentLedger:
     saved: bool
     state_problem: str
     lines: Mapping[LineKey, Figures]
-    """Every account; the node is not in its key."""
+    """Every account."""
     capacity_seconds: float
     withheld_seconds: float
     """Of pods without a known owner yet."""
@@ -61,7 +62,7 @@ class AgentLedger:
             window=window,
             dimensions=frozenset(LineKey._fields),
             chunks=(Chunk(window=window, lines=self.lines, capacity_seconds=capacity),),
-            label_keys=frozenset(name for key in self.lines for name in pairs(key.labels)),
+            label_keys=frozenset(name for key in self.lines for name in key.label_values),
             simulated=self.simulated,
         )
 
@@ -70,18 +71,14 @@ class AgentLedger:
         dimensions = BY.get(by, (by,))
         if by == "owner" and not any(key.team for key in self.lines):
             dimensions = tuple(name for name in dimensions if name != "team")
-        report = make_report(self.fleet, dimensions)
+        report = make_report(self.fleet, Question(by=(*dimensions, "node")), self.price_book)
         trust = replace(
             report.trust,
             capacity_seconds=self.capacity_seconds,
             expected_hours=0,  # nothing is recorded by the hour
             notes=tuple(filter(None, (self.state_problem,))),
         )
-        held, apart = (
-            tuple(replace(line, key=line.key._replace(node=self.node)) for line in lines)
-            for lines in (report.held, report.apart)
-        )
-        return replace(report, held=held, apart=apart, trust=trust, prices=self.price_book)
+        return replace(report, question=Question(by=dimensions), trust=trust)
 
 
 def read(document: Mapping[str, Any], where: str) -> AgentLedger:
@@ -90,29 +87,24 @@ def read(document: Mapping[str, Any], where: str) -> AgentLedger:
     Raises:
         ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` names the agent.
     """
-    try:
+    with understood(where, "an agent's ledger"):
         if not document["metered"]:
             raise ExporterError(
                 f"{where}: the agent has not metered anything yet; look at {where}/readyz for what it waits for"
             )
         return _ledger(document)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
-        raise ExporterError(
-            f"{where}: the answer is not an agent's ledger: {type(error).__name__} {error}; is this agent of another"
-            " release?"
-        ) from error
 
 
 def _ledger(document: Mapping[str, Any]) -> AgentLedger:
-    saved_at = document["saved_at_seconds"]
+    saved_at, node = document["saved_at_seconds"], _text(document["node"])
     return AgentLedger(
-        node=_text(document["node"]),
+        node=node,
         simulated=bool(document["simulated"]),
         from_seconds=_instant(document["started_at_seconds"]),
         to_seconds=_instant(document["taken_at_seconds"] if saved_at is None else saved_at),
         saved=saved_at is not None,
         state_problem=_text(document["state_problem"]),
-        lines=dict(map(_line, document["accounts"])),
+        lines=dict(_line(entry, node) for entry in document["accounts"]),
         capacity_seconds=number(document["capacity_seconds"]),
         withheld_seconds=number(document["withheld_seconds"]),
         conservation_error_seconds=number(document["conservation_error_seconds"]),
@@ -122,8 +114,9 @@ def _ledger(document: Mapping[str, Any]) -> AgentLedger:
     )
 
 
-def _line(entry: Mapping[str, Any]) -> tuple[LineKey, Figures]:
+def _line(entry: Mapping[str, Any], node: str) -> tuple[LineKey, Figures]:
     key = LineKey(
+        node=node,
         namespace=_text(entry["owner_namespace"]),
         kind=_text(entry["owner_kind"]),
         workload=_text(entry["owner_name"]),

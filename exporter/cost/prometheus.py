@@ -7,8 +7,7 @@ import os
 import random
 import re
 import threading
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,8 @@ import aiohttp
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import prometheus_access
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, MOST_FIGURE
+from exporter.cost.ledger import MOST_FIGURE
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS
 from exporter.errors import PrometheusError
 
 MOST_BYTES = 512 << 20
@@ -279,7 +279,6 @@ class PrometheusClient:
                 connector=aiohttp.TCPConnector(limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
-                auto_decompress=False,  # by hand: no piece may unpack to more than is free
             )
         # A little longer than the server may take, so that its own words come.
         limits = aiohttp.ClientTimeout(total=self.settings.timeout_seconds + 2, sock_connect=CONNECT_SECONDS)
@@ -313,17 +312,13 @@ class PrometheusClient:
 
     async def _body(self, response: aiohttp.ClientResponse, held: Held) -> bytearray:
         body, text = bytearray(), _PLAIN_TEXT
-        try:
-            async for piece in _unpacked(response):
-                if text == _PLAIN_TEXT and not piece.isascii():
-                    held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
-                    text = _WIDE_TEXT
-                held.grow(len(piece) * text + _decoded_bytes(piece))
-                body += piece
-        except (ValueError, EOFError, zlib.error) as error:
-            said = prometheus_access.one_line(str(error))
-            words = f"{self.settings.url}: the answer cannot be unpacked: {said}; is there a faulty proxy in between?"
-            raise PrometheusError("garbage", words, retriable=True) from None
+        # Unpacked, in small pieces: a small answer cannot become a large one unseen.
+        async for piece in response.content.iter_chunked(_PIECE_BYTES):
+            if text == _PLAIN_TEXT and not piece.isascii():
+                held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
+                text = _WIDE_TEXT
+            held.grow(len(piece) * text + _decoded_bytes(piece))
+            body += piece
         return body
 
     def _decoded(self, body: bytearray, headers: Mapping[str, str]) -> PrometheusAnswer:
@@ -364,38 +359,12 @@ def _unanswered(settings: PrometheusSettings, error: Exception) -> PrometheusErr
         return PrometheusError("unreachable", f"{url}: cannot connect: {why}; is it running there?", retriable=True)
     if isinstance(error, aiohttp.InvalidURL | aiohttp.ClientResponseError):
         return prometheus_access.not_prometheus(settings, f"no HTTP: {prometheus_access.one_line(str(error))}")
+    if isinstance(error.__cause__, aiohttp.http_exceptions.ContentEncodingError):
+        words = f"{url}: the answer cannot be unpacked; is there a faulty proxy in between?"
+        return PrometheusError("garbage", words, retriable=True)
     before = isinstance(error, aiohttp.ServerDisconnectedError)
     why = "closed before an answer" if before else "broken within the answer"
     return PrometheusError("broken", f"{url}: the connection was {why}; is there a proxy with limits?", retriable=True)
-
-
-async def _unpacked(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the body, unpacked, at most ``_PIECE_BYTES`` at a time: a small one cannot become a large one unseen.
-
-    Raises:
-        ValueError: The encoding was not asked for, or something follows the end.
-        EOFError: The end is missing.
-        zlib.error: It is damaged.
-    """
-    encoding = response.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-        raise ValueError(f"it is encoded as {encoding}, which was not asked for")
-    is_plain = encoding in {"", "identity"}
-    unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-    async for part in response.content.iter_chunked(_PIECE_BYTES):
-        if is_plain:
-            yield part
-            continue
-        piece = b" " * _PIECE_BYTES
-        while part or len(piece) == _PIECE_BYTES:  # a full piece: there may be more of what has been taken in
-            piece = unpack.decompress(part, _PIECE_BYTES)
-            part = unpack.unconsumed_tail  # noqa: PLW2901 - the rest of the part
-            yield piece
-            await asyncio.sleep(0)  # a small part can unpack to very many pieces
-        if unpack.unused_data:
-            raise ValueError("something follows its end")
-    if not is_plain and not unpack.eof:
-        raise EOFError("its end is missing")
 
 
 def _decoded_bytes(piece: bytes) -> int:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from exporter.cost.ledger import CHECKPOINT_SECONDS, LABEL, Dimension, Filters, Window
+from exporter.cost.dimensions import LABEL, Dimension, Filters
+from exporter.cost.window import CHECKPOINT_SECONDS, Window
 
 KIND, COST_LABELS = "workload_kind", "cost_labels"
 CURRENCY, STATE = "currency", "state"

@@ -3,44 +3,19 @@
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from exporter.cost.holdings import (
-    LEAST_HELD_HOURS,
-    PAYER,
-    Advice,
-    HeldDevice,
-    HeldDevices,
-    Limit,
-    Profile,
-    Recommendation,
-    RiskLevel,
-    idle,
-    is_big,
-    limit_of,
-    lots,
-    profiles_of,
-    read_evidence,
-    trusted,
-)
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    Dimension,
-    Figures,
-    Filters,
-    FleetLedger,
-    LedgerSource,
-    LineKey,
-    Window,
-    last_recorded,
-    total_of,
-)
+from exporter.cost.dimensions import APART, EVERYTHING, Dimension, Filters, LineKey
+from exporter.cost.holdings import LEAST_HELD_HOURS, PAYER, HeldDevice, HeldDevices, Limit, is_big, lots, read_evidence
+from exporter.cost.ledger import Figures, FleetLedger, LedgerSource, total_of
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.report import APART
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window, last_recorded
 from exporter.model import NO_SECONDS, PLATFORM_NAMESPACES, Bottleneck, ByState
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
+Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
+"""``bottleneck`` is information on what limits a workload: nothing is saved by it."""
+RiskLevel = Literal["low", "medium", "high"]
 MONTH_HOURS = 730.0
 # Thresholds; docs/cost.md gives the reason of each.
 HEADROOM_RATIO = 0.2
@@ -54,6 +29,34 @@ MOSTLY_RATIO = 0.5
 """Part of the profiled active time that a class must have to be named."""
 GIGABYTE = 1e9
 _CENTS_FROM = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """One suggestion to one workload."""
+
+    advice: Advice
+    owner: LineKey
+    """Cluster, namespace, kind, workload, team and model."""
+    title: str
+    """What to do, in one sentence: ``Give back 3 of 8 H100``."""
+    gpus: float
+    """How many physical GPUs would become free, by share."""
+    currency: str = ""
+    per_month: float | None = None
+    """Money of 730 hours at the mean price paid over the window; ``None`` where there was no price."""
+    evidence: tuple[str, ...]
+    """Measured facts, one sentence each, with window and coverage."""
+    risk: str
+    """What could go wrong if it were followed, and how to try it."""
+    risk_level: RiskLevel
+    """By how much of the evidence speaks against it."""
+    command: str = ""
+    """That does it, or opens the manifest to change; empty where the workload has no name."""
+    devices: tuple[str, ...] = ()
+    """UUIDs that it is about."""
+    nodes: tuple[str, ...] = ()
+    """Where these devices are, each once."""
 
 
 class MeanPrice(NamedTuple):
@@ -197,8 +200,8 @@ def _change(lot: HeldDevices, market: Market) -> Change | None:
 def _same_model(lot: HeldDevices, peak: float, total: float) -> Iterator[Change]:
     room = 1 + HEADROOM_RATIO
     headroom = f"With {percent_down(HEADROOM_RATIO, 0)} headroom"
-    if profiles := profiles_of(lot.model, total, lot.profile):
-        now = next((one for one in profiles if one.name == lot.profile), Profile("", 1.0, total, 1.0))
+    if profiles := lot.profiles:
+        now = lot.size
         fitting = (
             one
             for one in profiles
@@ -326,11 +329,11 @@ def _rank(one: Recommendation) -> tuple[bool, float, float, LineKey, str]:
 
 def _of_workload(uses: Sequence[HeldDevice], market: Market) -> Iterator[Recommendation]:
     held = [use for use in uses if use.still_held]
-    if any(use.policy == "reserved" for use in uses) or not all(trusted(use) for use in held):
+    if any(use.policy == "reserved" for use in uses) or not all(use.is_trusted for use in held):
         return
-    unused = {use for use in held if idle(use)}
+    unused = {use for use in held if use.is_idle}
     # What it did on devices that it had before is known as well, or it may only be resting.
-    if len(unused) == len(held) and not all(idle(use) for use in uses):
+    if len(unused) == len(held) and not all(use.is_idle for use in uses):
         return
     for lot in lots(uses):
         of_lot = replace(lot, uses=tuple(use for use in lot.uses if use in unused))
@@ -339,7 +342,7 @@ def _of_workload(uses: Sequence[HeldDevice], market: Market) -> Iterator[Recomme
         elif of_lot.uses:
             yield _written(of_lot, _fewer(of_lot, lot, held), market)
         else:
-            limit = limit_of(lot.uses, market.seconds(lot.payer))
+            limit = lot.limit(market.seconds(lot.payer))
             found = _change(lot, market)
             if found is None and limit is not None:
                 found = _starved(lot, limit, market) or _information(lot, limit)
@@ -493,7 +496,7 @@ async def read(
     source: LedgerSource,
     window: Window,
     *,
-    filters: Filters | None = None,
+    filters: Filters = EVERYTHING,
     judge_servers: bool = False,
 ) -> AdviceReading:
     """Return recommendations over a window, most money first, with their evidence and ledger.

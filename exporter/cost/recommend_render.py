@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cost.document import OwnerDocument, window_document
-from exporter.cost.foot import Remark, clean, write_foot
-from exporter.cost.holdings import PAYER, Recommendation, RiskLevel
-from exporter.cost.recommend import AdviceReading
-from exporter.cost.render import console_for
-from exporter.cost.report_csv import csv_stream, encodable, guarded
-from exporter.model.formatting import decimal, iso, minute, money_with_code
+from exporter.cost.foot import Remark, write_foot
+from exporter.cost.holdings import PAYER
+from exporter.cost.recommend import AdviceReading, Recommendation, RiskLevel
+from exporter.cost.render import console_for, csv_stream, encodable, guarded
+from exporter.model.formatting import clean, decimal, iso, minute, money_with_code
 
 Form = Literal["table", "csv", "json"]
 FORMATS: tuple[Form, ...] = ("table", "csv", "json")

@@ -1,6 +1,8 @@
-"""Renders a fleet's report as a table, JSON or HTML, which share their rows; or as CSV."""
+"""Renders a fleet's report as a table or HTML, which share their rows, as JSON, or as CSV without formulas."""
 
+import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, TextIO, TypeAlias
@@ -11,13 +13,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from exporter.cost.dimensions import DIMENSIONS, LABEL, Dimension, LineKey
 from exporter.cost.document import PARTS, document_without_lines, line_documents, money_kinds, parts
-from exporter.cost.foot import HOUR, Remark, clean, remarks, write_foot
-from exporter.cost.ledger import DIMENSIONS, LABEL, Dimension, Figures, LineKey
-from exporter.cost.report import FleetReport, ReportLine, change, is_apart, money_sums, sum_line
-from exporter.cost.report_csv import encodable, write_csv
-from exporter.model import state_columns
-from exporter.model.formatting import decimal, hour_digits, minute, model, percent_down
+from exporter.cost.foot import HOUR, Remark, failure_words, remarks, write_foot
+from exporter.cost.report import RATIOS, FleetReport, ReportLine, sum_line
+from exporter.model import STATE_COLUMNS
+from exporter.model.formatting import clean, decimal, hour_digits, iso, minute, model, percent_down
 from exporter.web.templating import render
 
 Form = Literal["table", "funnel", "csv", "json", "html"]
@@ -33,48 +34,73 @@ _UNKNOWN: Mapping[Dimension, str] = {
 }
 
 
+_FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\n")
+_FORMULA_WITHIN = re.compile(r'(^\s+|[;\t\n|][\s"]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])')
+"""A formula sign where a spreadsheet that splits at another character than the comma sees the begin of a cell."""
+
+
+def guarded(name: str) -> str:
+    """Return the text of a CSV cell: UTF-8 can encode it, and no spreadsheet reads a formula or another row in it.
+
+    Spreadsheets of many locales split at ``;`` and ignore quotes within a cell, so each part gets its own guard.
+    """
+    name = encodable(name).replace("\r\n", "\n").replace("\r", "\n")  # Python's writer does not quote a lone \r
+    name = _FORMULA_WITHIN.sub(r"\1'", name)
+    return f"'{name}" if name.startswith(_FORMULA_START) else name
+
+
+def csv_stream(stream: TextIO) -> "TextIO | _Terminal":
+    """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
+    return _Terminal(stream) if stream.isatty() else stream
+
+
+class _Terminal:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> object:
+        return self._stream.write("\n".join(clean(line) for line in text.split("\n")))
+
+
+def encodable(name: str) -> str:
+    """A text that UTF-8 has: half a surrogate pair, which JSON can smuggle in, becomes a question mark."""
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
+
+
 class ReportRow(NamedTuple):
     """One row."""
 
     names: tuple[str, ...]
     line: ReportLine
-    states: Figures | None
-    """What the columns of active, idle and unknown show: of owners; ``None`` of a line without an owner."""
     sort: Sort
 
 
 def titles(report: FleetReport) -> tuple[str, ...]:
     """Of the columns that name a row."""
-    return (*map(title, report.by), *(() if _of_owners(report.by) else ("Held by",)))
+    by = report.question.by
+    return (*map(title, by), *(() if _of_owners(by) else ("Held by",)))
 
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
     """Return rows: owners, dearest first, no owner, the total; beyond ``top`` owners one row has the rest."""
-    rest = ("",) * (len(titles(report)) - 1)
+    by, rest = report.question.by, ("",) * (len(titles(report)) - 1)
     held, more = report.held[:top], report.held[len(report.held) if top is None else top :]
-    found = [ReportRow(tuple(_names(line.key, report.by)), line, line.states, "held") for line in held]
+    found = [ReportRow(tuple(_names(line.key, by)), line, "held") for line in held]
     if more:
-        line = sum_line(LineKey(), more)
-        found.append(ReportRow((f"({len(more):,} more)", *rest), line, line.figures, "more"))
-    found += [ReportRow(tuple(_names(line.key, report.by)), line, None, "apart") for line in report.apart]
-    total = ReportLine(
-        key=LineKey(),
-        figures=report.total,
-        charged=money_sums(line.charged for line in (*report.held, *report.apart)),
-        before=report.before.total if report.before else Figures(),
-    )
-    return [*found, ReportRow(("Total", *rest), total, report.owned, "total")]
+        found.append(ReportRow((f"({len(more):,} more)", *rest), sum_line(LineKey(), more), "more"))
+    found += [ReportRow(tuple(_names(line.key, by)), line, "apart") for line in report.apart]
+    return [*found, ReportRow(("Total", *rest), report.sum_of_lines, "total")]
 
 
-Column: TypeAlias = tuple[str, Callable[[ReportRow], str]]
-"""Title of a column, and what a row has there as text; empty where it is not known."""
+Column: TypeAlias = tuple[str, Callable[[ReportLine], str]]
+"""Title of a column, and what a line has there as text; empty where it is not known."""
 
 
 def number_columns(report: FleetReport, form: Form) -> Iterator[Column]:
     """Yield the columns of hours, ratios and money; a page has room for more of them than a terminal."""
     digits = hour_digits(report.trust.capacity_seconds)
     profiled = report.owned.seconds.profiled > 0
-    yield "GPU-hours", lambda row: decimal(row.line.figures.seconds.total / HOUR, digits)
+    yield "GPU-hours", lambda line: decimal(line.figures.seconds.total / HOUR, digits)
     yield "Active", partial(_hours, "active", digits)
     if form != "funnel":
         yield "Idle", partial(_hours, "idle", digits)
@@ -87,40 +113,39 @@ def number_columns(report: FleetReport, form: Form) -> Iterator[Column]:
     steps = ("active", "effective") if profiled else ("active",)
     states = {"table": ("idle",), "funnel": steps}.get(form, (*steps, "idle"))
     for currency in report.currencies or ("",):
-        yield f"Cost {currency}".rstrip(), partial(_cost, currency)
+        yield f"Cost {currency}".rstrip(), partial(cost_words, currency=currency)
         for state in states:
             yield f"{state.capitalize()} {currency}".rstrip(), partial(_money, state, currency)
         for kind in money_kinds(report) if form != "funnel" else ():
             yield f"{kind.capitalize()} {currency}".rstrip(), partial(_more_money, kind, currency)
 
 
-def _hours(state: str, digits: int, row: ReportRow) -> str:
-    seconds = state_columns(row.states.seconds if row.states else None)[state]
+def _hours(state: str, digits: int, line: ReportLine) -> str:
+    seconds = line.of_state(state)
     return "" if seconds is None else decimal(seconds / HOUR, digits)
 
 
-def _ratio(name: str, row: ReportRow) -> str:
-    ratio = getattr(row.states.seconds, name) if row.states else None
+def _ratio(name: str, line: ReportLine) -> str:
+    ratio = line.ratio(name)
     return "" if ratio is None else percent_down(ratio, 0)
 
 
-def _cost(currency: str, row: ReportRow) -> str:
+def cost_words(line: ReportLine, currency: str, otherwise: str = "") -> str:
     """Return the cost; with a star where a part of the hours has no price."""
-    figures = row.line.figures
+    figures = line.figures
     unpriced, money = figures.unpriced_seconds > 0, figures.money.get(currency)
     if money is None:
-        return "no price" if unpriced and not figures.money else ""
+        return "no price" if unpriced and not figures.money else otherwise
     return decimal(money.total) + ("*" if unpriced else "")
 
 
-def _money(state: str, currency: str, row: ReportRow) -> str:
-    money = state_columns(row.states.money.get(currency) if row.states else None)[state]
+def _money(state: str, currency: str, line: ReportLine) -> str:
+    money = line.of_state(state, currency)
     return "" if money is None else decimal(money)
 
 
-def _more_money(kind: str, currency: str, row: ReportRow) -> str:
-    line = row.line
-    before, more = change(line.figures, line.before, currency)
+def _more_money(kind: str, currency: str, line: ReportLine) -> str:
+    before, more = line.change(currency)
     if kind == "change":
         return "" if more is None else f"{more:+,.2f}"
     amount = {"shared": line.shared.get(currency), "charged": line.charged.get(currency), "before": before}[kind]
@@ -133,7 +158,7 @@ def _of_owners(by: Sequence[Dimension]) -> list[Dimension]:
 
 def _names(key: LineKey, by: Sequence[Dimension]) -> Iterator[str]:
     """Yield the texts of the columns that name a line; the first column of owners names lines without an owner."""
-    ours, of_owners = key.kind if is_apart(key) else "", _of_owners(by)
+    ours, of_owners = key.kind if key.is_apart else "", _of_owners(by)
     for dimension in by:
         if ours and dimension in of_owners:
             yield ours if dimension == of_owners[0] else ""
@@ -216,7 +241,7 @@ def _table(report: FleetReport, top: int | None, form: Form) -> Iterator[tuple[s
     shown, columns = rows(report, top), list(number_columns(report, form))
     names = len(titles(report))
     head = (*titles(report), *(title for title, _ in columns))
-    body = [(*row.names, *(text(row) for _, text in columns)) for row in shown]
+    body = [(*row.names, *(text(row.line) for _, text in columns)) for row in shown]
     widths = [max(map(cell_len, column)) for column in zip(head, *body, strict=True)]
     yield _line(head, widths, names), "bold"
     yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
@@ -248,7 +273,7 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
         "bars": [*currencies, ("GPU-hours", parts(report), digits, HOUR)],
         "titles": titles(report),
         "number_titles": [title for title, _ in columns],
-        "rows": [(row, [text(row) for _, text in columns], _length(row, report)) for row in shown],
+        "rows": [(row, [text(row.line) for _, text in columns], _length(row, report)) for row in shown],
         "dearest": max((_length(row, report) for row in shown if row.sort in {"held", "apart"}), default=0.0),
         "remarks": list(remarks(report)),
         "percent_down": percent_down,
@@ -283,6 +308,111 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=
 
 def _text(value: object) -> str:
     return encodable(_ENCODER.encode(value))
+
+
+JOULES_PER_KWH = 3.6e6
+_KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
+"""Names of columns that differ from those of the dimensions."""
+MONEY_DIGITS, HOUR_DIGITS, _RATIO_DIGITS = 2, 3, 4
+"""Decimals in CSV; JSON is not rounded."""
+CSV_HOURS = ("gpu_hours", *(f"{name}_hours" for name in STATE_COLUMNS), "unpriced_hours")
+CSV_MONEY = ("cost", *(f"{name}_cost" for name in STATE_COLUMNS))
+
+
+CsvCells = dict[str, str | float]
+"""A row by column."""
+
+
+def write_csv(report: FleetReport, stream: TextIO, *, with_notes: bool = False) -> None:
+    """Write a row for each owner, rounded; empty is not known, or summed over.
+
+    With notes there are the columns ``record``, ``ratio`` and ``remark``, and after the rows ``Owner`` those of
+    ``Unattributed``, ``Unallocated``, ``Total`` (of all these), ``Capacity`` (metered GPU-hours), ``Missing`` (what the
+    lines lack of it), ``Coverage`` (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source`` and others.
+    """
+    kinds = dict.fromkeys((*CSV_MONEY, *money_kinds(report)))
+    money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
+    names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
+    head = ["from", "to", *names, *CSV_HOURS, "energy_kwh", *RATIOS, *money]
+    if with_notes:
+        head = ["record", *head, "ratio", "remark"]
+    writer = csv.DictWriter(csv_stream(stream), head, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    period: CsvCells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
+    for cells in _csv_lines(report):
+        if with_notes or cells["record"] == "Owner":
+            writer.writerow({**period, **cells})
+    for cells in _csv_foot(report) if with_notes else ():
+        writer.writerow({**period, **cells})
+
+
+def _csv_lines(report: FleetReport) -> Iterator[CsvCells]:
+    for line in (*report.held, *report.apart):
+        yield {
+            "record": line.key.kind if line.key.is_apart else "Owner",
+            **{_KEYS.get(name, name): guarded(line.key.value(name)) for name in _columns(report)},
+            **_figures(report, line),
+            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in line.charged},
+        }
+
+
+def _columns(report: FleetReport) -> tuple[Dimension, ...]:
+    """What names a line: every dimension, and the labels that are asked for."""
+    return (*DIMENSIONS, *(name for name in report.question.by if name.startswith(LABEL)))
+
+
+def _figures(report: FleetReport, line: ReportLine) -> CsvCells:
+    """Hours, energy, ratios and money by column, rounded; what is not known, or has no owner, has no cell."""
+    figures = line.figures
+    seconds = {"gpu": figures.seconds.total, **{name: line.of_state(name) for name in STATE_COLUMNS}}
+    seconds["unpriced"] = figures.unpriced_seconds
+    cells: CsvCells = {
+        f"{name}_hours": round(value / HOUR, HOUR_DIGITS) for name, value in seconds.items() if value is not None
+    }
+    if figures.energy_joules is not None:
+        cells["energy_kwh"] = round(figures.energy_joules / JOULES_PER_KWH, HOUR_DIGITS)
+    for name in RATIOS:
+        if (ratio := line.ratio(name)) is not None:
+            cells[name] = round(ratio, _RATIO_DIGITS)
+    for currency in report.currencies:
+        cost = figures.money.get(currency)
+        money = {
+            "cost": cost.total if cost else None,
+            **{f"{name}_cost": line.of_state(name, currency) for name in STATE_COLUMNS},
+        }
+        if report.before:
+            money["before"], money["change"] = line.change(currency)
+        cells |= {
+            f"{kind}_{currency}": round(value, MONEY_DIGITS) for kind, value in money.items() if value is not None
+        }
+    return cells | {f"charged_{currency}": amount for currency, amount in line.charged.items()}
+
+
+def _csv_foot(report: FleetReport) -> Iterator[CsvCells]:
+    trust, filters = report.trust, report.question.filters
+    part = f"a part of the capacity: only {filters.words}" if filters.is_part else ""
+    yield {"record": "Total", **_figures(report, report.sum_of_lines), "remark": guarded(part)}
+    yield {"record": "Capacity", "gpu_hours": round(trust.capacity_seconds / HOUR, HOUR_DIGITS)}
+    if not part:
+        yield {"record": "Missing", "gpu_hours": round(trust.missing_seconds / HOUR, HOUR_DIGITS)}
+    hours = f"hours recorded: {trust.recorded_hours} of {trust.expected_hours}"
+    covered = (
+        (trust.period_coverage_ratio, hours),
+        (trust.activity_coverage_ratio, "held GPU-hours with measured activity"),
+        (trust.price_coverage_ratio, "GPU-hours with a price"),
+    )
+    for ratio, words in covered:
+        if ratio is not None:
+            yield {"record": "Coverage", "ratio": round(ratio, _RATIO_DIGITS), "remark": words}
+    records = [("Failure", failure_words(failure)) for failure in trust.failures]
+    records += [("Note", note) for note in trust.notes]
+    if report.engine:
+        records.append(("Source", report.engine))
+    records.append(("Prices", report.prices or "of the time of use"))
+    if report.simulated:
+        records.append(("Simulated", "nothing here is real"))
+    for record, words in records:
+        yield {"record": record, "remark": guarded(words)}
 
 
 def write_fleet(

@@ -1,36 +1,50 @@
 """Builds the report of a fleet's ledger: lines per dimension, Unallocated apart, coverage."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from math import floor
-from typing import Literal
+from typing import Literal, TypeVar
 
-from exporter.cost.ledger import (
-    HOUR_SECONDS,
-    LABEL,
-    OTHER,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Chunk,
-    Dimension,
-    Failure,
-    Figures,
-    Filters,
-    FleetLedger,
-    LineKey,
-    Window,
-    label_keys,
-    pairs,
-    total_by_state,
-    total_of,
-    with_parts,
-)
+from exporter.cost.dimensions import APART, OTHER, UNALLOCATED, Dimension, Filters, LineKey, label_keys, with_parts
+from exporter.cost.ledger import NOTHING, Failure, Figures, FleetLedger, total_by_state, total_of
+from exporter.cost.window import HOUR_SECONDS, Window
+from exporter.model import state_columns
 from exporter.model.formatting import percent_down
 
 NO_MATCH = "nothing matches"
 """Begins the note of a report whose filters leave nothing."""
+RATIOS = ("active_ratio", "effective_ratio", "profiled_ratio")
+"""Ratios of the states of a line."""
 ShareIdle = Literal["none", "even", "weighted"]
 """What becomes of money that no owner's GPUs cost: shown apart, spread evenly over owners, or by their own money."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a report is asked for, apart from its window."""
+
+    by: tuple[Dimension, ...] = ()
+    """Dimensions of the lines."""
+    filters: Filters = field(default_factory=Filters)
+    """Of dimensions that the ledger does not have, its source has kept what was asked for."""
+    share_idle: ShareIdle = "none"
+    """See ``spread``."""
+    share_unallocated: bool = False
+    """Unallocated and Unattributed money is spread, too, in the manner of ``share_idle``."""
+    with_series: bool = False
+    """Each line also has its figures of each chunk."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether money without an owner is to be spread."""
+        return self.share_idle != "none"
+
+
+def _cost(figures: Figures, currency: str) -> float | None:
+    """Return the cost in a currency; 0 where nothing was paid in it, ``None`` where there was no price."""
+    money = figures.money.get(currency)
+    return money.total if money else None if figures.unpriced_seconds and not figures.money else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +59,32 @@ class ReportLine:
     """By currency: own and shared money in whole hundredths, which sum to the total's; empty where none is spread."""
     series: tuple[Figures, ...] = ()
     """Figures of each chunk of the report's ``periods``; empty where they were not asked for."""
-    before: Figures = field(default_factory=Figures)
+    before: Figures = NOTHING
     """Figures of the period before, where the report is compared with it."""
+    owned: Figures | None = None
+    """Of a total: the part of its figures that has an owner. ``None`` of every other line."""
 
     @property
     def states(self) -> Figures | None:
         """Figures of active, idle and unknown time; ``None`` without an owner, which has no idle time."""
-        return None if is_apart(self.key) else self.figures
+        return None if self.key.is_apart else self.owned or self.figures
+
+    def of_state(self, name: str, currency: str | None = None) -> float | None:
+        """Return the seconds, or the money in a currency, of one of ``STATE_COLUMNS``; ``None`` if not known."""
+        if (states := self.states) is None:
+            return None
+        return state_columns(states.seconds if currency is None else states.money.get(currency))[name]
+
+    def ratio(self, name: str) -> float | None:
+        """Return one of ``RATIOS``; ``None`` without an owner, or where nothing was measured."""
+        return getattr(self.states.seconds, name) if self.states else None
+
+    def change(self, currency: str) -> tuple[float | None, float | None]:
+        """Return the cost of the period before, and the difference; ``None`` without a price or without any cost."""
+        if currency not in self.figures.money and currency not in self.before.money:
+            return None, None
+        then, now = _cost(self.before, currency), _cost(self.figures, currency)
+        return then, None if then is None or now is None else now - then
 
 
 def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
@@ -113,18 +146,14 @@ class FleetReport:
     """Lines sorted by money, dearest first, then by time; ``held`` have an owner, ``apart`` have none."""
 
     window: Window
-    by: tuple[Dimension, ...]
-    filters: Filters
+    question: Question
     held: tuple[ReportLine, ...]
     apart: tuple[ReportLine, ...]
-    """``Unattributed`` and ``Unallocated``, in this order, split by those of ``by`` that they have."""
+    """``Unattributed`` and ``Unallocated``, in this order, split by those of the dimensions that they have."""
     total: Figures
     """Of held and apart."""
     owned: Figures
     """Of held alone: every total of active, idle and unknown time is of owners."""
-    share_idle: ShareIdle = "none"
-    share_unallocated: bool = False
-    """Unallocated and Unattributed money is spread, too, in the manner of ``share_idle``."""
     periods: tuple[Window, ...] = ()
     """Of ``ReportLine.series``."""
     trust: Trust
@@ -139,6 +168,17 @@ class FleetReport:
     def currencies(self) -> tuple[str, ...]:
         """Every currency in which something was priced, in the order of the alphabet."""
         return tuple(sorted(self.total.money))
+
+    @property
+    def sum_of_lines(self) -> ReportLine:
+        """The total as a line."""
+        return ReportLine(
+            key=LineKey(),
+            figures=self.total,
+            owned=self.owned,
+            charged=money_sums(line.charged for line in (*self.held, *self.apart)),
+            before=self.before.total if self.before else NOTHING,
+        )
 
 
 _PER_UNIT, _HALF = 100, 0.5 + 1e-6
@@ -166,11 +206,11 @@ def spread(report: FleetReport) -> FleetReport:
     ``shared`` of owners' lines are whole hundredths, that of the others is what was taken from them: all but what is
     less than half a hundredth. Money without an owner to pay it stays where it is.
     """
-    if report.share_idle == "none":
+    question, held = report.question, report.held
+    if not question.is_shared:
         return report
-    held = report.held
-    kinds = {UNALLOCATED, UNATTRIBUTED} if report.share_unallocated else {UNALLOCATED}
-    levels = list(dict.fromkeys(frozenset(report.by) & narrow for narrow in _NARROWER))
+    kinds = set(APART) if question.share_unallocated else {UNALLOCATED}
+    levels = list(dict.fromkeys(frozenset(question.by) & narrow for narrow in _NARROWER))
     crowds: dict[tuple[frozenset[Dimension], LineKey], list[int]] = {}
     for level in levels:
         for index, line in enumerate(held):
@@ -181,7 +221,7 @@ def spread(report: FleetReport) -> FleetReport:
         places = ((level, line.key.at(level)) for level in levels)
         payers = next((crowds[place] for place in places if place in crowds), [])
         is_spread = payers and line.key.kind in kinds
-        taken.append(_take(line, held, payers, report.share_idle, given) if is_spread else line)
+        taken.append(_take(line, held, payers, question.share_idle, given) if is_spread else line)
     lines = [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)] + taken
     charged: list[dict[str, float]] = [{} for _ in lines]
     for currency in report.currencies:
@@ -225,35 +265,34 @@ def _units(hundredths: Mapping[str, int]) -> dict[str, float]:
 
 
 def divide(whole: int, weights: Sequence[float]) -> list[int]:
-    """Whole parts in proportion to weights that sum to the whole; the largest remainders are rounded up.
+    """Return whole parts in proportion to weights that sum to the whole; the largest remainders are rounded up.
 
     Args:
         whole: What is divided, not negative.
         weights: At least one, none negative, not all 0; of equal remainders the first is rounded up.
     """
     total = sum(weights)
-    exact = [whole * (weight / total) for weight in weights]
-    parts = [floor(value) for value in exact]
-    order = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
-    return _settled(parts, order, whole)
+    return settled([whole * (weight / total) for weight in weights], whole)
 
 
 def close(amounts: Sequence[float]) -> list[float]:
-    """Amounts in hundredths, rounded such that they sum to their rounded sum: a bill that closes to the cent.
+    """Return amounts in hundredths, rounded such that they sum to their rounded sum: a bill that closes to the cent.
 
     The largest remainders are rounded up; an amount of less than half a hundredth, as what is left of a line that was
     spread, is 0 as long as others can bear the difference.
     """
     hundredths = [amount * _PER_UNIT for amount in amounts]
-    is_little = [abs(value) <= _HALF for value in hundredths]
-    parts = [0 if little else floor(value) for value, little in zip(hundredths, is_little, strict=True)]
-    order = sorted(range(len(parts)), key=lambda index: (is_little[index], parts[index] - hundredths[index]))
-    whole = round(sum(hundredths))
-    return [part / _PER_UNIT for part in _settled(parts, order, whole)]
+    parts = settled([0.0 if abs(value) <= _HALF else value for value in hundredths], round(sum(hundredths)))
+    return [part / _PER_UNIT for part in parts]
 
 
-def _settled(parts: list[int], order: Sequence[int], whole: int) -> list[int]:
-    """Change parts in this order, a unit each, until they sum to the whole."""
+Exact = TypeVar("Exact", float, Decimal)
+
+
+def settled(exact: Sequence[Exact], whole: int) -> list[int]:
+    """Return the values rounded down or up such that they sum to the whole, the largest remainders up, and 0 last."""
+    parts = [floor(value) for value in exact]
+    order = sorted(range(len(parts)), key=lambda index: (not exact[index], parts[index] - exact[index]))
     # Rounding of floats may leave a little more than a unit for each part, or take one too many.
     while left := whole - sum(parts):
         for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
@@ -261,71 +300,30 @@ def _settled(parts: list[int], order: Sequence[int], whole: int) -> list[int]:
     return parts
 
 
-APART = (UNATTRIBUTED, UNALLOCATED)
-"""Kinds of lines without an owner, in the order of reports."""
-_OF_OWNERS: frozenset[Dimension] = frozenset({"namespace", "workload", "team"})
 _TOLERATED_RATIO, _TOLERATED_SECONDS = 1e-9, 1e-6
-_NOTHING = Figures()
 
 
-def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
-    """Dimensions that a report needs of a ledger: a workload is one only with its namespace and kind.
-
-    It has all cost labels, so that a report can name them if an unknown one is asked for.
-    """
-    wanted = with_parts(by)
-    labels = {dimension for dimension in wanted if dimension.startswith(LABEL)}
-    return wanted - labels | {"labels"} if labels else wanted
-
-
-def is_apart(key: LineKey) -> bool:
-    """Return whether a line has no owner; a workload with the kind Unallocated has a namespace, and is an owner."""
-    return key.kind in APART and not key.namespace
-
-
-def is_part(filters: Filters) -> bool:
-    """Return whether the lines are only a part of the metered time, so that they cannot sum to it."""
-    return bool(set(filters.wanted) - {"cluster"})
-
-
-def make_report(
-    ledger: FleetLedger,
-    by: Sequence[Dimension],
-    filters: Filters | None = None,
-    *,
-    share_idle: ShareIdle = "none",
-    share_unallocated: bool = False,
-    with_series: bool = False,
-    prices: str = "",
-) -> FleetReport:
+def make_report(ledger: FleetLedger, question: Question, prices: str = "") -> FleetReport:
     """Return the report over a ledger's window.
 
     Args:
-        ledger: At ``dimensions_of(by)`` or finer.
-        by: Dimensions of the lines.
-        filters: What is asked for; of dimensions that the ledger does not have its source has kept them.
-        share_idle: See ``spread``.
-        share_unallocated: See ``spread``.
-        with_series: Each line also has its figures of each chunk.
+        ledger: At ``dimensions_of(question.by)`` or finer.
+        question: What is asked for.
         prices: Which prices the money is at, where it is not at those of the time of use.
     """
-    filters = filters or Filters()
-    lines, seconds = _gather(ledger, by, filters, with_series=with_series)
-    held = [line for line in lines if not is_apart(line.key)]
-    apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
+    lines, seconds = _gather(ledger, question)
+    held = [line for line in lines if not line.key.is_apart]
+    apart = [line for kind in APART for line in lines if line.key.is_apart and line.key.kind == kind]
     total, of_held = total_of(line.figures for line in lines), total_of(line.figures for line in held)
     report = FleetReport(
         window=ledger.window,
-        by=tuple(by),
-        filters=filters,
+        question=question,
         held=tuple(held),
         apart=tuple(apart),
         total=total,
         owned=of_held,
-        share_idle=share_idle,
-        share_unallocated=share_unallocated,
-        periods=tuple(chunk.window for chunk in ledger.chunks) if with_series else (),
-        trust=_trust(ledger, filters, seconds, lines, {*by, *filters.wanted}),
+        periods=tuple(chunk.window for chunk in ledger.chunks) if question.with_series else (),
+        trust=_trust(ledger, question, seconds, lines),
         engine=ledger.engine,
         simulated=ledger.simulated,
         prices=prices,
@@ -333,34 +331,28 @@ def make_report(
     return spread(report)
 
 
-def in_periods(report: FleetReport, periods: Sequence[Window]) -> list[FleetReport]:
-    """Divide a report with its series into reports of periods; how far to trust it is said of the whole.
+def in_period(report: FleetReport, period: Window) -> FleetReport:
+    """Return the report of a period; how far to trust it is said of the whole.
 
     Args:
         report: Read ``with_series``.
-        periods: Each of whole chunks of the report.
+        period: Of whole chunks of the report.
     """
-    return [_in_period(report, period) for period in periods]
-
-
-def _in_period(report: FleetReport, period: Window) -> FleetReport:
     chosen = [
         index
         for index, chunk in enumerate(report.periods)
         if period.start_seconds <= chunk.start_seconds < period.end_seconds
     ]
 
-    def part(lines: Sequence[ReportLine]) -> list[ReportLine]:
+    def part(lines: Sequence[ReportLine]) -> tuple[ReportLine, ...]:
         kept = ((line.key, [line.series[index] for index in chosen]) for line in lines)
-        return [
-            ReportLine(key=key, figures=total_of(some)) for key, some in kept if any(one != _NOTHING for one in some)
-        ]
+        return tuple(
+            ReportLine(key=key, figures=total_of(some)) for key, some in kept if any(one != NOTHING for one in some)
+        )
 
     held, apart = part(report.held), part(report.apart)
     owned, total = (total_of(line.figures for line in lines) for lines in (held, (*held, *apart)))
-    return spread(
-        replace(report, window=period, held=tuple(held), apart=tuple(apart), total=total, owned=owned, periods=())
-    )
+    return spread(replace(report, window=period, held=held, apart=apart, total=total, owned=owned, periods=()))
 
 
 KNOWN_RATIO = 0.99
@@ -382,36 +374,17 @@ def compared(report: FleetReport, earlier: FleetReport) -> FleetReport:
     return replace(report, trust=replace(report.trust, notes=(*report.trust.notes, note)))
 
 
-def _cost(figures: Figures, currency: str) -> float | None:
-    """Return the cost in a currency; 0 where nothing was paid in it, ``None`` where there was no price."""
-    money = figures.money.get(currency)
-    return money.total if money else None if figures.unpriced_seconds and not figures.money else 0.0
-
-
-def change(figures: Figures, before: Figures, currency: str) -> tuple[float | None, float | None]:
-    """Return the cost of the period before, and the difference; ``None`` without a price, or where nothing was paid."""
-    if currency not in figures.money and currency not in before.money:
-        return None, None
-    then, now = _cost(before, currency), _cost(figures, currency)
-    return then, None if then is None or now is None else now - then
-
-
 def figures_before(report: FleetReport) -> Callable[[LineKey], Figures]:
     """Return what gives a line's figures of the period before: nothing where it had no line then."""
     earlier = report.before
     known = {line.key: line.figures for line in (*earlier.held, *earlier.apart)} if earlier else {}
-    return lambda key: known.get(key, _NOTHING)
+    return lambda key: known.get(key, NOTHING)
 
 
-def _gather(
-    ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, with_series: bool
-) -> tuple[list[ReportLine], list[float]]:
+def _gather(ledger: FleetLedger, question: Question) -> tuple[list[ReportLine], list[float]]:
     """Return the lines that are asked for, and of each chunk the seconds of what the filters keep."""
-    wanted = with_parts(by)
-    known = {dimension: values for dimension, values in filters.wanted.items() if dimension in ledger.dimensions}
-    kept = Filters(wanted=known)
-    # A line without an owner has no namespace; it is not what is asked for by asking for none.
-    of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in filters.wanted)
+    wanted, with_series = with_parts(question.by), question.with_series
+    kept = question.filters.only(ledger.dimensions)
     groups: dict[LineKey, LineKey | None] = {}
     whole: dict[LineKey, list[Figures]] = {}
     by_chunk: list[dict[LineKey, Figures]] = []
@@ -423,8 +396,8 @@ def _gather(
             if key in groups:
                 group = groups[key]
             else:
-                is_kept = not (of_owners and is_apart(key)) and kept.keep(key)
-                group = groups[key] = group_of(key, wanted) if is_kept else None
+                is_kept = not (question.filters.of_owners and key.is_apart) and kept.keep(key)
+                group = groups[key] = key.group(wanted) if is_kept else None
             if group is None:
                 continue
             here.setdefault(group, []).append(figures)
@@ -435,15 +408,10 @@ def _gather(
             for group, figures in by_chunk[-1].items():
                 whole.setdefault(group, []).append(figures)
     lines = [
-        ReportLine(key=key, figures=total_of(some), series=tuple([series.get(key, _NOTHING) for series in by_chunk]))
+        ReportLine(key=key, figures=total_of(some), series=tuple([series.get(key, NOTHING) for series in by_chunk]))
         for key, some in whole.items()
     ]
     return sorted(lines, key=rank), seconds
-
-
-def group_of(key: LineKey, dimensions: Collection[Dimension]) -> LineKey:
-    """Return the key of the line that a line is summed into; without an owner it keeps its kind."""
-    return key.at({*dimensions, "kind"} if is_apart(key) else dimensions)
 
 
 def rank(line: ReportLine) -> tuple[float, float, LineKey]:
@@ -454,12 +422,9 @@ def rank(line: ReportLine) -> tuple[float, float, LineKey]:
 
 
 def _trust(
-    ledger: FleetLedger,
-    filters: Filters,
-    chunk_seconds: Sequence[float],
-    lines: Sequence[ReportLine],
-    asked: Iterable[Dimension],
+    ledger: FleetLedger, question: Question, chunk_seconds: Sequence[float], lines: Sequence[ReportLine]
 ) -> Trust:
+    filters = question.filters
     total = total_by_state(line.figures.seconds for line in lines)
     held = total_by_state(line.figures.seconds for line in lines if line.states)
     wanted = filters.wanted.get("cluster")
@@ -469,14 +434,14 @@ def _trust(
         for cluster in (*chunk.capacity_seconds, *chunk.recorded_hours)
         if wanted is None or cluster in wanted
     }
-    capacity, missing = _conservation(ledger, chunk_seconds, clusters, is_whole=not is_part(filters))
+    capacity, missing = _conservation(ledger, chunk_seconds, clusters, is_whole=not filters.is_part)
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
     if filters.wanted and not total.total and any(chunk.capacity_seconds for chunk in ledger.chunks):
-        notes += (f"{NO_MATCH} {filter_words(filters)}: find the names in a report without the filter",)
-    if unknown := unknown_labels(ledger, asked):
+        notes += (f"{NO_MATCH} {filters.words}: find the names in a report without the filter",)
+    if unknown := unknown_labels(ledger, (*question.by, *filters.wanted)):
         notes += (unknown,)
-    if any(OTHER in pairs(line.key.labels).values() for line in lines):
+    if any(OTHER in line.key.label_values.values() for line in lines):
         notes += (f"{OTHER} has the label values beyond the combinations that an agent keeps (docs/cost.md)",)
     return Trust(
         capacity_seconds=capacity,
@@ -520,7 +485,7 @@ def _conservation(
     """Return capacity, and what the lines lack of it; a chunk with unanswered queries is a failure, not a lack."""
     capacity = missing = 0.0
     for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
-        metered = _capacity(chunk, clusters)
+        metered = sum(some for cluster, some in chunk.capacity_seconds.items() if cluster in clusters)
         lacking = _beyond_rounding(metered - of_lines, metered) if is_whole else 0.0
         if lacking and any(failure.window.meets(chunk.window) for failure in ledger.failures):
             continue
@@ -529,22 +494,9 @@ def _conservation(
     return capacity, _beyond_rounding(missing, capacity)
 
 
-def _capacity(chunk: Chunk, clusters: set[str]) -> float:
-    return sum(seconds for cluster, seconds in chunk.capacity_seconds.items() if cluster in clusters)
-
-
 def _beyond_rounding(missing: float, capacity: float) -> float:
     return missing if abs(missing) > _TOLERATED_SECONDS + abs(capacity) * _TOLERATED_RATIO else 0.0
 
 
 def _rest(part: float, whole: float) -> float | None:
     return max(0.0, 1 - part / whole) if whole else None
-
-
-def filter_words(filters: Filters) -> str:
-    """Return ``namespace a or b, team core``."""
-    words = []
-    for dimension, values in sorted(filters.wanted.items()):
-        name = dimension.removeprefix(LABEL)
-        words.append(f"{name} {' or '.join(value or f'(no {name})' for value in sorted(values))}")
-    return ", ".join(words)

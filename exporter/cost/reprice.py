@@ -7,7 +7,9 @@ from itertools import pairwise
 
 from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook, PricedGpu
-from exporter.cost.ledger import HOUR_SECONDS, Chunk, Dimension, Figures, FleetLedger, total_of
+from exporter.cost.dimensions import Dimension
+from exporter.cost.ledger import Chunk, Figures, FleetLedger, total_of
+from exporter.cost.window import HOUR_SECONDS
 from exporter.model import NO_SECONDS, ByState, NodeFacts, Price
 
 REPRICE_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "model"})

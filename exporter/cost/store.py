@@ -11,24 +11,10 @@ from sqlite3 import Connection
 from typing import NamedTuple, Self
 
 from exporter.cost import store_file
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Chunk,
-    Dimension,
-    Failure,
-    Figures,
-    Filters,
-    FleetLedger,
-    LineKey,
-    Window,
-    chunks,
-    pairs,
-    total_of,
-)
+from exporter.cost.dimensions import EVERYTHING, UNALLOCATED, UNATTRIBUTED, Dimension, Filters, LineKey, pairs
+from exporter.cost.ledger import Chunk, Failure, Figures, FleetLedger, total_of
 from exporter.cost.store_file import changing, reading
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window, chunks
 from exporter.errors import StoreError
 from exporter.model import NO_SECONDS, ByState, NodeFacts
 from exporter.model.formatting import day as day_name
@@ -216,22 +202,12 @@ class DayStore:
             known = {day_window(day * DAY_SECONDS): (version, simulated) for day, version, simulated in rows}
             held = {piece: known[piece] for piece in pieces if piece in known}
             lines = _sums(connection, [version for version, _ in held.values()], dimensions, filters)
-            found = []
-            for piece, (version, _) in held.items():
-                seconds, hours = _capacity_of(connection, version)
-                found.append(
-                    Chunk(
-                        window=piece,
-                        lines=lines[version],
-                        capacity_seconds=seconds,
-                        recorded_hours=hours,
-                        closed=True,
-                    )
-                )
             return FleetLedger(
                 window=window,
                 dimensions=dimensions,
-                chunks=tuple(found),
+                chunks=tuple(
+                    _chunk(connection, version, piece, lines[version]) for piece, (version, _) in held.items()
+                ),
                 nodes=dict(_nodes(connection, lines)),
                 failures=tuple(_failure(piece) for piece in pieces if piece not in held),
                 label_keys=frozenset(key for labels in _labels(connection) for key in pairs(labels)),
@@ -247,11 +223,12 @@ class DayStore:
                 " ORDER BY number",
                 (day_seconds // DAY_SECONDS,),
             ).fetchall()
-            lines = _sums(connection, [version for version, *_ in rows], frozenset(), Filters())
+            lines = _sums(connection, [version for version, *_ in rows], frozenset(), EVERYTHING)
             found = []
             for version, number, at, by, reason, engine, count in rows:
-                total, (_, hours) = total_of(lines[version].values()), _capacity_of(connection, version)
-                found.append(DayVersion(number, at, by, reason, engine, count, total, hours))
+                chunk = _chunk(connection, version, day_window(day_seconds), lines[version])
+                total = total_of(chunk.lines.values())
+                found.append(DayVersion(number, at, by, reason, engine, count, total, chunk.recorded_hours))
             return tuple(found)
 
     def check(self) -> tuple[str, ...]:
@@ -456,10 +433,16 @@ def _rows(
             plain = (*[0.0] * (len(_STATES) + 1), None)
 
 
-def _capacity_of(connection: Connection, version: int) -> tuple[dict[str, float], dict[str, int]]:
-    """Return metered seconds and recorded hours of a version of a day, both by cluster."""
+def _chunk(connection: Connection, version: int, day: Window, lines: Mapping[LineKey, Figures]) -> Chunk:
+    """Return a version of a day, with its metered seconds and recorded hours."""
     rows = connection.execute("SELECT cluster, seconds, hours FROM capacity WHERE version = ?", (version,)).fetchall()
-    return {cluster: seconds for cluster, seconds, _ in rows}, {cluster: hours for cluster, _, hours in rows}
+    return Chunk(
+        window=day,
+        lines=lines,
+        capacity_seconds={cluster: seconds for cluster, seconds, _ in rows},
+        recorded_hours={cluster: hours for cluster, _, hours in rows},
+        closed=True,
+    )
 
 
 def _nodes(connection: Connection, versions: Iterable[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:

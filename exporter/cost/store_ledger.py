@@ -1,27 +1,17 @@
 """Reads ledgers from the store, combines them with Prometheus, and closes days that are due."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
 from exporter.cost import prometheus_access
+from exporter.cost.dimensions import EVERYTHING, Dimension, Filters
 from exporter.cost.fleet_reading import missing_hours
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    Dimension,
-    Failure,
-    Filters,
-    FleetLedger,
-    LedgerSource,
-    Progress,
-    Window,
-    chunks,
-    joined,
-)
+from exporter.cost.ledger import Failure, FleetLedger, LedgerSource, Progress, joined, unseen
 from exporter.cost.store import ALL_OF_A_DAY, GRACE_HOURS, DayStore, day_window, is_day
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window, chunks
 from exporter.errors import PrometheusError, StoreError
 
 _DAYS_AT_ONCE = 31
@@ -44,8 +34,8 @@ class StoreLedger:
         self,
         window: Window,
         dimensions: frozenset[Dimension],
-        filters: Filters | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        filters: Filters = EVERYTHING,
+        progress: Progress = unseen,
     ) -> FleetLedger:
         """Return the ledger of the window.
 
@@ -60,8 +50,8 @@ class StoreLedger:
         for run, is_closed in runs:
             report = _of_part(progress, run, window)
             if is_closed or self._rest is None:
-                part = await asyncio.to_thread(self._store.read, run, dimensions, filters or Filters())
-                report(Progress(done=1, total=1))
+                part = await asyncio.to_thread(self._store.read, run, dimensions, filters)
+                report(1, 1)
             elif problem is None:
                 try:
                     part = await self._rest.ledger(run, dimensions, filters, report)
@@ -94,16 +84,10 @@ def _runs(window: Window, closed: Collection[int]) -> list[tuple[Window, bool]]:
     return found
 
 
-def _of_part(progress: Callable[[Progress], None] | None, run: Window, window: Window) -> Callable[[Progress], None]:
-    """Return a function that reports progress of a part as progress of the whole, by hours."""
+def _of_part(progress: Progress, run: Window, window: Window) -> Progress:
+    """Return what shows progress of a part as progress of the whole, by hours."""
     before = (run.start_seconds - window.start_seconds) // HOUR_SECONDS
-
-    def report(part: Progress) -> None:
-        done = before + (run.hours * part.done // part.total if part.total else 0)
-        if progress is not None:
-            progress(Progress(done=done, total=window.hours))
-
-    return report
+    return lambda done, total: progress(before + (run.hours * done // total if total else 0), window.hours)
 
 
 def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusError) -> FleetLedger:
@@ -150,7 +134,7 @@ async def close_due_days(
     from_day: int | None = None,
     accept_gaps: bool = False,
     by: str = "",
-    progress: Callable[[Progress], None] | None = None,
+    progress: Progress = unseen,
 ) -> Closing:
     """Close every day that is over and not closed, or reopened, oldest first.
 
@@ -183,8 +167,7 @@ async def close_due_days(
             if error.reason not in _OF_THE_DAY:
                 raise
             left.append(NotClosed(day, str(error), waits=error.reason == "gaps"))
-        if progress is not None:
-            progress(Progress(done=number, total=len(due)))
+        progress(number, len(due))
     return Closing(tuple(closed), tuple(left))
 
 

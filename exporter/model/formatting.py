@@ -14,6 +14,16 @@ _DUST = 1e-9
 """Floating-point error in a sum of shares that is 1."""
 
 
+def clean(name: str) -> str:
+    """Return a text that cannot control the terminal or reverse the line."""
+    return name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def shown(text: str) -> str:
+    """Return the beginning of a user's text, safe for a message."""
+    return clean(text[:80])
+
+
 def decimal(value: float, digits: int = 2) -> str:
     """Return ``1,234.50``; a small value is never shown as 0, and 0 has no sign."""
     least = 10**-digits

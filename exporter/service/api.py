@@ -4,30 +4,18 @@ import asyncio
 import io
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, TypedDict
 
-from exporter.cost import render
+from exporter.cost import document, render
 from exporter.cost.budgets import BudgetState
-from exporter.cost.document import (
-    FleetDocument,
-    Funnel,
-    TrustDocument,
-    WindowDocument,
-    document,
-    funnel,
-    parts,
-    trust_document,
-    window_document,
-)
-from exporter.cost.focus import DEFAULT_VERSION, VERSIONS, write_focus
-from exporter.cost.focus_rows import FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS
-from exporter.cost.ledger import Window
+from exporter.cost.focus import DEFAULT_VERSION, FOCUS_DIMENSIONS, ORIGIN_DIMENSIONS, VERSIONS, write_focus
 from exporter.cost.live import PodDocument
 from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
-from exporter.cost.report import FleetReport, compared
+from exporter.cost.report import FleetReport, Question, compared
+from exporter.cost.window import Window
 from exporter.errors import ConfigError
 from exporter.model import state_columns
 from exporter.service import parameters, responses
@@ -46,14 +34,14 @@ class PagingDocument(TypedDict):
     lines: Annotated[int, "How many owners' lines the report has."]
 
 
-class ReportDocument(FleetDocument):
+class ReportDocument(document.FleetDocument):
     """Who used GPUs, how well, and what it cost."""
 
     paging: PagingDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetMoneyDocument(Funnel):
+class FleetMoneyDocument(document.Funnel):
     """What all GPUs cost in one currency: the funnel, and the other parts of the total."""
 
     currency: Annotated[str, "ISO 4217."]
@@ -72,10 +60,10 @@ class FreshnessEnvelope(TypedDict):
 class SummaryDocument(FreshnessEnvelope):
     """The fleet in a few numbers."""
 
-    window: WindowDocument
-    funnel: Annotated[Funnel | None, "In mean numbers of GPUs over the recorded hours."]
+    window: document.WindowDocument
+    funnel: Annotated[document.Funnel | None, "In mean numbers of GPUs over the recorded hours."]
     money: Annotated[list[FleetMoneyDocument], "By currency."]
-    trust: TrustDocument
+    trust: document.TrustDocument
     months: Annotated[list[Month], "By currency; without filters."]
 
 
@@ -130,9 +118,9 @@ def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
     return [
         FleetMoneyDocument(
             currency=currency,
-            **parts(report, currency)
+            **document.parts(report, currency)
             | state_columns(report.owned.money_in(currency))
-            | asdict(funnel(report, currency)),
+            | asdict(document.funnel(report, currency)),
         )
         for currency in report.currencies
     ]
@@ -193,16 +181,15 @@ async def _report(ask: Ask) -> object:
     values, form = ask.values, ask.values["format"]
     if form == "focus":
         return await _focus(ask)
-    read = partial(
-        ask.book.report,
+    question = Question(
         by=values["by"],
         filters=parameters.filters_of(values),
         share_idle=values["shareIdle"],
         share_unallocated=values["shareUnallocated"],
     )
-    kept = report = await read(values["window"], with_series=values["series"])
+    kept = report = await ask.book.report(values["window"], replace(question, with_series=values["series"]))
     before = ask.book.before(report.window)
-    earlier = await read(before) if before else None
+    earlier = await ask.book.report(before, question) if before else None
     if earlier:
         report = compared(report, earlier)
     if form == "json":
@@ -215,7 +202,7 @@ async def _report(ask: Ask) -> object:
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
     """Return the report's document with some of the owners' lines; those without an owner always stay."""
-    whole = document(report)
+    whole = document.document(report)
     held = len(report.held)
     found: ReportDocument = {
         **whole,
@@ -232,7 +219,7 @@ def _rendered(report: FleetReport, form: render.Form, *, with_notes: bool) -> Bo
     if form in {"table", "funnel"}:
         return Body(content, responses.TEXT)
     head = "gpu-cost-simulated" if report.simulated else "gpu-cost"
-    filename = _filename(head, report.window, "-".join(report.by), form)
+    filename = _filename(head, report.window, "-".join(report.question.by), form)
     return Body(content, CSV if form == "csv" else responses.HTML, filename)
 
 
@@ -263,12 +250,12 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
 
 
 async def _summary(ask: Ask) -> object:
-    report = await ask.book.report(ask.values["window"], (), parameters.filters_of(ask.values))
+    report = await ask.book.report(ask.values["window"], Question(filters=parameters.filters_of(ask.values)))
     return SummaryDocument(
-        window=window_document(report.window),
+        window=document.window_document(report.window),
         funnel=gpu_funnel(report, ask.book.now().seconds),
         money=money_documents(report),
-        trust=trust_document(report),
+        trust=document.trust_document(report),
         months=list(await ask.book.months()),
         freshness=ask.book.freshness(),
     )

@@ -12,31 +12,19 @@ from typing import Any
 
 from exporter.config.options import BookSettings
 from exporter.cost.budgets import Budget, BudgetState, load, standings
-from exporter.cost.holdings import Recommendation
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    Dimension,
-    Filters,
-    FleetLedger,
-    LedgerSource,
-    Now,
-    Progress,
-    Window,
-    last_recorded,
-    parse_window,
-    period_at,
-    period_before,
-)
+from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, dimensions_of
+from exporter.cost.ledger import FleetLedger, LedgerSource
 from exporter.cost.live import PodDocument, PriceRows, live_pods, price_rows
 from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.recommend import read_recommendations
-from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report
+from exporter.cost.recommend import Recommendation, read_recommendations
+from exporter.cost.report import FleetReport, Question, make_report
 from exporter.cost.store import ClosedDay, DayStore
 from exporter.cost.store_ledger import close_due_days, oldest_day
+from exporter.cost.window import DAY_SECONDS, Now, Window, last_recorded, parse_window, period_at, period_before
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
 from exporter.model.formatting import day
 from exporter.service.data import Cached, Freshness, Month, ThisMonth, label_values, lateness, newest_hour, this_month
-from exporter.service.report_cache import Question, Readings
+from exporter.service.report_cache import Asked, Readings
 
 LOG = logging.getLogger("exporter.service")
 RETRY_SECONDS = 15.0
@@ -70,7 +58,7 @@ class Book:
         keeping: "Keeping",
         clock: Callable[[], float],
         settings: BookSettings,
-        first: Sequence[Question] = (),
+        first: Sequence[Asked] = (),
     ) -> None:
         self._ledger = ledger
         self.keeping = keeping
@@ -113,50 +101,26 @@ class Book:
         self.wanted: Sequence[Budget] | None = None
         """The budgets of the file; ``None`` before it was read."""
 
-    async def report(
-        self,
-        window: Window,
-        by: Sequence[Dimension],
-        filters: Filters | None = None,
-        *,
-        share_idle: ShareIdle = "none",
-        share_unallocated: bool = False,
-        with_series: bool = False,
-    ) -> FleetReport:
-        """Return the report over a window; ``with_series`` also day by day.
+    async def report(self, window: Window, question: Question) -> FleetReport:
+        """Return the report over a window.
 
         Raises:
             PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
             StoreError: The store cannot be read.
         """
-        question = Question(
-            name=window.label or f"{window.start_seconds},{window.end_seconds}",
-            by=tuple(by),
-            filters=frozenset((filters or Filters()).wanted.items()),
-            share_idle=share_idle,
-            share_unallocated=share_unallocated,
-            with_series=with_series,
-        )
-        self.readings.look(question)
-        return await self._report(question, window)
+        asked = Asked(window.label or f"{window.start_seconds},{window.end_seconds}", question)
+        self.readings.look(asked)
+        return await self._report(asked, window)
 
-    async def _report(self, question: Question, window: Window) -> FleetReport:
-        wanted = Filters(wanted=dict(question.filters))
+    async def _report(self, asked: Asked, window: Window) -> FleetReport:
+        question = asked.question
 
         async def read() -> FleetReport:
-            ledger = await self._read(window, dimensions_of(question.by), wanted)
-            return await asyncio.to_thread(
-                make_report,
-                ledger,
-                question.by,
-                wanted,
-                share_idle=question.share_idle,
-                share_unallocated=question.share_unallocated,
-                with_series=question.with_series,
-            )
+            ledger = await self._read(window, dimensions_of(question.by), question.filters)
+            return await asyncio.to_thread(make_report, ledger, question)
 
         is_closed = window.end_seconds <= (self.keeping.closed_until_seconds or 0.0)
-        return await self.readings.get(question, window, read, "" if is_closed else self.newest.problem)
+        return await self.readings.get(asked, window, read, "" if is_closed else self.newest.problem)
 
     async def _read(self, window: Window, dimensions: frozenset[Dimension], filters: Filters) -> FleetLedger:
         ledger = await self._ledger.ledger(window, dimensions, filters)
@@ -204,7 +168,7 @@ class Book:
             end_seconds=last_recorded(now),
             label="last month and this",
         )
-        ledger = await self._read(months, frozenset(), Filters())
+        ledger = await self._read(months, frozenset(), EVERYTHING)
         known = _is_of(self.month.value, now)
         if ledger.failures:
             self.month.expire()
@@ -239,10 +203,10 @@ class Book:
 
     async def _read_warm(self, now: float) -> None:
         """Read again what people look at, so that they do not wait for it."""
-        for question in self.readings.lately(now - WARM_SECONDS)[-MOST_WARM:] or self._first:
+        for asked in self.readings.lately(now - WARM_SECONDS)[-MOST_WARM:] or self._first:
             # A name may have no window now, such as a month in its first hour.
             with suppress(ConfigError):
-                await self._report(question, parse_window(question.name, now, self._settings.timezone))
+                await self._report(asked, parse_window(asked.window, now, self._settings.timezone))
 
     def freshness(self) -> Freshness:
         """Return how new the data is, at the present time."""
@@ -418,5 +382,5 @@ class Keeping:
         )
 
 
-def _log(progress: Progress) -> None:
-    LOG.info("closing days", extra={"done": progress.done, "due": progress.total})
+def _log(done: int, due: int) -> None:
+    LOG.info("closing days", extra={"done": done, "due": due})

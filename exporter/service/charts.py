@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from exporter.cost.document import PARTS, parts
-from exporter.cost.ledger import HOUR_SECONDS, Figures
+from exporter.cost.ledger import Figures
 from exporter.cost.report import FleetReport, ReportLine
+from exporter.cost.window import HOUR_SECONDS
 from exporter.model.formatting import day, decimal, money, short_money
 
 HEIGHT, _TOP = 236, 8

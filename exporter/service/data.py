@@ -7,11 +7,13 @@ from math import inf
 from typing import Annotated, Generic, TypeVar
 
 from exporter.cost.budgets import Budget, standing
+from exporter.cost.dimensions import pairs
 from exporter.cost.document import Funnel, funnel
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, FleetLedger, pairs, period_at, total_of
+from exporter.cost.ledger import FleetLedger, total_of
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.report import KNOWN_RATIO, FleetReport
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, period_at
 from exporter.errors import ExporterError, PrometheusError
 from exporter.model.formatting import minute
 

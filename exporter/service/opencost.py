@@ -4,24 +4,16 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    UNATTRIBUTED,
-    Figures,
-    Filters,
-    LineKey,
-    Window,
-    shown,
-    total_of,
-)
-from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart
+from exporter.cost.dimensions import UNATTRIBUTED, LineKey
+from exporter.cost.ledger import Figures, total_of
+from exporter.cost.report import FleetReport, Question, ReportLine, in_period
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window
 from exporter.errors import ConfigError
-from exporter.model.formatting import iso
+from exporter.model.formatting import iso, shown
 from exporter.service import opencost_query as query
 from exporter.service.api import Ask, Endpoint
 
@@ -151,24 +143,23 @@ def _answer(
 
 
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
-    share: ShareIdle = ask.values["shareIdle"]
     wanted = query.wanted_of(ask.values)
-    by = query.dimensions_of((*ask.values["aggregate"], *wanted))
-    if share == "none":
-        by = tuple(dict.fromkeys((*by, "model")))  # where money is spread, it would be spread by model, too
     # What is spread is of the whole fleet.
-    filters = query.pushed(wanted) if share == "none" else Filters()
+    question = Question(by=query.dimensions_of((*ask.values["aggregate"], *wanted)), share_idle=ask.values["shareIdle"])
+    if not question.is_shared:  # where money is spread, it would be spread by model, too
+        by = tuple(dict.fromkeys((*question.by, "model")))
+        question = Question(by=by, filters=query.pushed(wanted))
     if len(periods) > 1 and not any(period.start_seconds % DAY_SECONDS for period in periods[1:]):
         # Of whole days: one reading has them all, with no more questions than one set.
         whole = Window(start_seconds=periods[0].start_seconds, end_seconds=periods[-1].end_seconds)
-        report = await ask.book.report(whole, by, filters, share_idle=share, with_series=True)
-        return await asyncio.to_thread(in_periods, report, periods)
+        report = await ask.book.report(whole, replace(question, with_series=True))
+        return await asyncio.to_thread(lambda: [in_period(report, period) for period in periods])
     if len(periods) > MOST_PARTS_OF_DAYS:
         raise ConfigError(
             f"step: {len(periods)} sets that do not begin at midnight are more than {MOST_PARTS_OF_DAYS}; allowed: a"
             " step of days in a window that begins at midnight, or a shorter window"
         )
-    return [await ask.book.report(period, by, filters, share_idle=share) for period in periods]
+    return [await ask.book.report(period, question) for period in periods]
 
 
 def _currency(ask: Ask, known: Iterable[str]) -> tuple[str, list[str]]:
@@ -209,8 +200,8 @@ def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[
 
 def _name(key: LineKey, aggregate: Sequence[str]) -> str:
     """Return a row's name: as many parts as the aggregation has; only idle has a name of its own, as in OpenCost."""
-    if not is_apart(key):
-        return "/".join(query.property_of(name).value(key) or query.NOBODY for name in aggregate)
+    if not key.is_apart:
+        return "/".join(query.value_of(name, key) or query.NOBODY for name in aggregate)
     return "/".join(query.UNATTRIBUTED_NAME for _ in aggregate) if key.kind == UNATTRIBUTED else query.IDLE
 
 
@@ -267,7 +258,7 @@ def _properties(keys: Sequence[LineKey], aggregate: Sequence[str]) -> dict[str, 
         "cluster": {key.cluster for key in keys},
         "node": {key.node for key in keys},
         "namespace": {key.namespace for key in keys},
-        "controllerKind": {query.kind_of(key) for key in keys if not is_apart(key)},
+        "controllerKind": {query.kind_of(key) for key in keys if not key.is_apart},
         "controller": {key.workload for key in keys},
     }
     found: dict[str, Any] = {name: min(values) for name, values in parts.items() if len(values) == 1 and any(values)}
@@ -301,7 +292,7 @@ async def _assets(ask: Ask) -> object:
     wrong = sorted(set(wanted) - {"cluster", "node"})
     if wrong:
         raise ConfigError(f"filter: {', '.join(wrong)} is no property of a node; allowed: cluster, node")
-    report = await ask.book.report(ask.values["window"], ("cluster", "node"), query.pushed(wanted))
+    report = await ask.book.report(ask.values["window"], Question(by=("cluster", "node"), filters=query.pushed(wanted)))
     currency, warnings = _currency(ask, report.currencies)
     types = ask.values["filterTypes"]
     rows: dict[tuple[str, str], list[Figures]] = {}
@@ -339,11 +330,9 @@ async def _suggestions(ask: Ask) -> object:
     found: set[str] = set()
     if field_name in query.FILTERABLE:
         wanted = ask.values["filter"] or {}
-        report = await ask.book.report(
-            ask.values["window"], query.dimensions_of((field_name, *wanted)), query.pushed(wanted)
-        )
-        value = query.FILTERABLE[field_name].value
-        found = {value(line.key) for line in report.held if query.keeps(wanted, line.key)} - {""}
+        question = Question(by=query.dimensions_of((field_name, *wanted)), filters=query.pushed(wanted))
+        report = await ask.book.report(ask.values["window"], question)
+        found = {query.value_of(field_name, line.key) for line in report.held if query.keeps(wanted, line.key)} - {""}
     names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
     return SuggestionsDocument(code=200, status="success", data=names)
 

@@ -1,29 +1,15 @@
 """What a client of OpenCost or Kubecost asks for: windows, steps, aggregation and filters in their words."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, tzinfo
-from typing import Any, NamedTuple
+from typing import Any
 
-from exporter.cost.ledger import (
-    DAY_SECONDS,
-    HOUR_SECONDS,
-    LABEL,
-    Dimension,
-    Filters,
-    LineKey,
-    Now,
-    Period,
-    Window,
-    label_problem,
-    last_days,
-    parse_window,
-    period_at,
-    shown,
-    too_many_labels,
-)
+from exporter.cost.dimensions import LABEL, Dimension, Filters, LineKey, label_problem, too_many_labels
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Now, Period, Window, last_days, parse_window, period_at
 from exporter.errors import ConfigError
+from exporter.model.formatting import shown
 from exporter.service.parameters import Parameter, count, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
@@ -32,42 +18,22 @@ MOST_STEPS = 400
 _MOST_DAYS = 3650
 
 
-class Property(NamedTuple):
-    """A property of OpenCost's."""
-
-    dimension: Dimension | None
-    """The ledger's dimension for it; ``None`` if the ledger does not record it."""
-    value: Callable[[LineKey], str]
-    """A line's value; empty if the line has none."""
-
-
 def kind_of(key: LineKey) -> str:
     """Return a line's kind as OpenCost spells it: in small letters."""
     return key.kind.lower()
 
 
-def _of_kind(kind: str) -> Property:
-    return Property("workload", lambda key: key.workload if kind_of(key) == kind else "")
-
-
-_TEAM = Property("team", lambda key: key.team)
-FILTERABLE: Mapping[str, Property] = {
-    "cluster": Property("cluster", lambda key: key.cluster),
-    "node": Property("node", lambda key: key.node),
-    "namespace": Property("namespace", lambda key: key.namespace),
-    "controllerKind": Property("kind", kind_of),
-    "controllerName": Property("workload", lambda key: key.workload),
-    "team": _TEAM,
-}
-PARTS: Mapping[str, Property] = {
-    **{name: one for name, one in FILTERABLE.items() if name != "controllerName"},
-    "controller": Property("workload", lambda key: f"{kind_of(key)}:{key.workload}" if key.workload else ""),
-    "label:team": _TEAM,
-    **{kind: _of_kind(kind) for kind in ("deployment", "statefulset", "daemonset", "job")},
-}
+FILTERABLE = ("cluster", "node", "namespace", "controllerKind", "controllerName", "team")
+_KINDS = ("deployment", "statefulset", "daemonset", "job")
+PARTS = ("cluster", "node", "namespace", "controllerKind", "team", "controller", "label:team", *_KINDS)
 """Dimensions of rows, in addition to labels."""
+_DIMENSION_OF: Mapping[str, Dimension] = {
+    **{name: name for name in ("cluster", "node", "namespace", "team")},
+    "controllerKind": "kind",
+    **dict.fromkeys(("controller", "controllerName", *_KINDS), "workload"),
+    "label:team": "team",
+}
 _LACKING = frozenset({"pod", "container", "service", "department", "environment", "owner", "product"})
-_NOT_RECORDED = Property(None, lambda _: "")
 
 
 def is_lacking(name: str) -> bool:
@@ -79,17 +45,25 @@ def _is_label(name: str) -> bool:
     return name.startswith(LABEL) and not label_problem(name)
 
 
-def property_of(name: str) -> Property:
-    """Return the property that rows are aggregated or filtered by."""
-    found = PARTS.get(name) or FILTERABLE.get(name)
-    if found is None and name.startswith(LABEL):
-        return Property(name, lambda key: key.value(name))
-    return found or _NOT_RECORDED
+def dimension_of(name: str) -> Dimension | None:
+    """Return the ledger's dimension for a property of OpenCost's; ``None`` if the ledger does not record it."""
+    return _DIMENSION_OF.get(name, name if name.startswith(LABEL) else None)
+
+
+def value_of(name: str, key: LineKey) -> str:
+    """Return a line's value of a property; empty if the line has none."""
+    if name in _KINDS:
+        return key.workload if kind_of(key) == name else ""
+    if name == "controller":
+        return f"{kind_of(key)}:{key.workload}" if key.workload else ""
+    dimension = dimension_of(name)
+    value = key.value(dimension) if dimension else ""
+    return value.lower() if name == "controllerKind" else value
 
 
 def keeps(wanted: Mapping[str, frozenset[str]], key: LineKey) -> bool:
     """Return whether a line is asked for; kinds are in small letters."""
-    return all(property_of(name).value(key) in values for name, values in wanted.items())
+    return all(value_of(name, key) in values for name, values in wanted.items())
 
 
 _TERM = re.compile(
@@ -348,11 +322,10 @@ def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tu
 
 def dimensions_of(names: Iterable[str]) -> tuple[Dimension, ...]:
     """Return the ledger's dimensions for properties, each once."""
-    found = (property_of(name).dimension for name in names)
-    return tuple(dict.fromkeys(dimension for dimension in found if dimension is not None))
+    return tuple(dict.fromkeys(dimension for name in names if (dimension := dimension_of(name))))
 
 
 def pushed(wanted: Mapping[str, frozenset[str]]) -> Filters:
     """Return what can be left to the source: kinds are spelt otherwise there."""
-    found = {property_of(name).dimension: values for name, values in wanted.items() if name != "controllerKind"}
+    found = {dimension_of(name): values for name, values in wanted.items() if name != "controllerKind"}
     return Filters(wanted={dimension: values for dimension, values in found.items() if dimension is not None})

@@ -8,19 +8,10 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from urllib.parse import quote, urlencode
 
-from exporter.cost.ledger import (
-    DIMENSIONS,
-    LABEL,
-    Dimension,
-    Filters,
-    LineKey,
-    Now,
-    Window,
-    label_problem,
-    too_many_labels,
-)
+from exporter.cost.dimensions import DIMENSIONS, LABEL, Dimension, Filters, LineKey, label_problem, too_many_labels
 from exporter.cost.render import TITLES
-from exporter.cost.report import NO_MATCH, FleetReport, ShareIdle
+from exporter.cost.report import NO_MATCH, FleetReport, Question
+from exporter.cost.window import Now, Window
 from exporter.errors import ConfigError
 from exporter.model.formatting import day
 from exporter.service.data import Freshness
@@ -49,9 +40,8 @@ class View:
     now_seconds: float
     asked: Asked = field(default_factory=dict)
     """Every known parameter that is not empty, as it was written."""
-    filters: Filters = field(default_factory=Filters)
-    share_idle: ShareIdle = "none"
-    share_unallocated: bool = False
+    question: Question = field(default_factory=Question)
+    """Its filters, and how money without an owner is shared."""
     is_funnel: bool = False
     """Whether tables show the steps from held to effective in the place of idle and unknown time."""
     page: int = 1
@@ -62,15 +52,20 @@ class View:
         """Return a parameter as it was written, the first time where it was several times."""
         return self.asked.get(name, (otherwise,))[0]
 
-    @property
-    def currency(self) -> str:
-        """The one that was asked for, or empty."""
-        return self.first("currency")
+    def currency_of(self, report: FleetReport | None) -> str:
+        """Return the first in which there is money of the one that was asked for, the usual one, and any."""
+        there = report.currencies if report else ()
+        wanted = (self.first("currency"), self.usual_currency)
+        return next((one for one in wanted if one in there), there[0] if there else "")
 
     @property
     def window_text(self) -> str:
         """The window as it was written, or the default one."""
         return self.first("window", DEFAULT_WINDOW)
+
+    def about(self, *by: Dimension, with_series: bool = False) -> Question:
+        """Return what is asked for, by some dimensions."""
+        return replace(self.question, by=by, with_series=with_series)
 
     def link(self, path: str | None = None, **changes: str | int | None) -> str:
         """The address of a page with the same window, filters, sharing and currency, but for ``changes``.
@@ -111,9 +106,9 @@ class View:
         pairs = [("window", self.window_text), ("by", ",".join(by))]
         for name in dimensions_in(self.asked):
             pairs += [(f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked[name]]
-        if self.share_idle != "none":
-            pairs.append(("shareIdle", self.share_idle))
-        if self.share_unallocated:
+        if self.question.is_shared:
+            pairs.append(("shareIdle", self.question.share_idle))
+        if self.question.share_unallocated:
             pairs.append(("shareUnallocated", "true"))
         pairs.append(("format", form))
         return f"{self.prefix}/api/v1/report?{urlencode(pairs, quote_via=quote)}"
@@ -166,9 +161,9 @@ def read_view(path: str, pairs: Iterable[tuple[str, str]], now: Now, prefix: str
         window=values["window"],
         now_seconds=now.seconds,
         asked=asked,
-        filters=Filters(wanted=wanted),
-        share_idle=values["share"],
-        share_unallocated=values["shareUnallocated"],
+        question=Question(
+            filters=Filters(wanted=wanted), share_idle=values["share"], share_unallocated=values["shareUnallocated"]
+        ),
         is_funnel=values["columns"] == "funnel",
         page=max(1, values["page"]),
     )
@@ -179,10 +174,19 @@ GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 MOST_CHOICES = 500
 
 
-def chosen_currency(report: FleetReport | None, view: View) -> str:
-    """The first in which there is money of the one that was asked for, the usual one, and any."""
-    there = report.currencies if report else ()
-    return next((one for one in (view.currency, view.usual_currency) if one in there), there[0] if there else "")
+def choices(report: FleetReport | None, labels: Mapping[str, tuple[str, ...]]) -> Mapping[Dimension, tuple[str, ...]]:
+    """What the filters can be set to, in the order of the alphabet.
+
+    Args:
+        report: By ``GROUPS``; ``None`` where it is not known.
+        labels: Values of cost labels by key.
+    """
+    lines = (*report.held, *report.apart) if report else ()
+    found = {name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS if report}
+    return {
+        **{name: tuple(value or NONE for value in values[:MOST_CHOICES]) for name, values in found.items()},
+        **{LABEL + key: known[:MOST_CHOICES] for key, known in labels.items()},
+    }
 
 
 def make_frame(
@@ -209,8 +213,8 @@ def make_frame(
         "dates": dates.groups(default=dates[1]) if dates else ("", ""),
         "fields": () if view.path == "/owner" else (*GROUPS, *labels),
         "filtered": filtered,
-        "chips": 0 if view.path == "/owner" else len(filtered) + (view.share_idle != "none"),
-        "currency": chosen_currency(report, view),
+        "chips": 0 if view.path == "/owner" else len(filtered) + view.question.is_shared,
+        "currency": view.currency_of(report),
         # An empty page says in its own words that nothing matches.
         "notes": [note for note in report.trust.notes if not note.startswith(NO_MATCH)] if report else (),
         "unpriced": tuple(_unpriced(whole)) if whole and report and report.total.unpriced_seconds else (),

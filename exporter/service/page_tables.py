@@ -7,18 +7,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from exporter.cost.focus_rows import ORIGIN_DIMENSIONS
-from exporter.cost.holdings import PAYER, Recommendation
-from exporter.cost.ledger import HOUR_SECONDS, Dimension, Figures, LineKey
+from exporter.cost.dimensions import APART, Dimension, LineKey
+from exporter.cost.focus import ORIGIN_DIMENSIONS
+from exporter.cost.holdings import PAYER
+from exporter.cost.ledger import NOTHING, Figures
 from exporter.cost.live import PriceNow, PriceRows
+from exporter.cost.recommend import Recommendation
 from exporter.cost.recommend_render import totals
-from exporter.cost.render import noun, title
-from exporter.cost.report import APART, FleetReport, ReportLine, change, figures_before, is_apart, sum_line
-from exporter.model import NO_SECONDS, state_columns
+from exporter.cost.render import cost_words, noun, title
+from exporter.cost.report import FleetReport, Question, ReportLine, figures_before, sum_line
+from exporter.cost.window import HOUR_SECONDS
+from exporter.model import NO_SECONDS
 from exporter.model.formatting import decimal, hours, model, percent
 from exporter.service.book import Book
 from exporter.service.charts import whole
-from exporter.service.page_frame import View
+from exporter.service.page_frame import DEFAULT_WINDOW, GROUPS, View
+from exporter.service.report_cache import Asked
 
 LINES = 100
 """Of one page."""
@@ -50,6 +54,10 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 
 
+FIRST = tuple(Asked(DEFAULT_WINDOW, one) for one in (Question(by=GROUPS, with_series=True), Question(by=WORKLOADS.by)))
+"""What the page of a first visit asks the book for, and takes long."""
+
+
 def subject_of(name: str) -> Subject:
     """What the page ``/by/name`` is of; a name that is not known is that of a label."""
     return SUBJECTS.get(name) or Subject(title=f"Label {title(name)}", by=(name,), name=name)
@@ -60,20 +68,14 @@ class TableRow:
     """One line of a table; its money is in the currency of the page."""
 
     name: str
-    figures: Figures
-    states: Figures | None
-    """What the columns of active, idle and unknown time show; ``None`` of a line without an owner."""
+    line: ReportLine
     beside: str = ""
     """What else is known of it, in small letters."""
     href: str = ""
-    shared: float | None = None
-    """Money of GPUs without an owner that was spread onto it; ``None`` where it is a sum."""
     length: float = 0.0
     """Of its bar, 0 to 1: its part of the money of the largest row."""
     nobodys: Mapping[str, Figures] = field(default_factory=dict)
     """By kind what had no owner there, where the row is a place."""
-    before: Figures = field(default_factory=Figures)
-    """Of the period before."""
     prices: Sequence[PriceNow] = ()
     """Rows of the price book that hold there."""
 
@@ -102,23 +104,23 @@ class Column(NamedTuple):
 
 def columns_of(report: FleetReport, currency: str, subject: Subject, *, is_funnel: bool) -> Iterator[Column]:
     """Yield the columns after the name; of a funnel what was held, active and effective of each row."""
-    ratio = Column("effective", "Effective %", _effective_ratio, special=_effective_words)
+    ratio = Column("effective", "Effective %", lambda row: row.line.ratio("effective_ratio"), special=_effective_words)
     if is_funnel:
         yield from (*_of_states(("active", "effective"), ("active", "effective"), currency), ratio)
         return
     signed = "{:+,.2f}".format
     yield from _of_states(("active", "idle", "unknown"), ("idle",), currency)
-    if currency and report.share_idle != "none":
-        yield Column("shared", f"Shared {currency}", lambda row: row.shared or None, signed)
+    if currency and report.question.is_shared:
+        yield Column("shared", f"Shared {currency}", lambda row: row.line.shared.get(currency) or None, signed)
         yield Column("charged", f"Charged {currency}", partial(_charged, currency=currency))
     if currency and report.before:
-        yield Column("change", f"Change {currency}", lambda row: change(row.figures, row.before, currency)[1], signed)
+        yield Column("change", f"Change {currency}", lambda row: row.line.change(currency)[1], signed)
     # A table of places with shared money has no room for it.
-    if report.owned.seconds.profiled and not (subject.is_place and report.share_idle != "none"):
+    if report.owned.seconds.profiled and not (subject.is_place and report.question.is_shared):
         yield ratio
     for kind in APART if subject.is_place else ():
         form = decimal if currency else hours
-        yield Column(kind.lower(), f"{kind} {currency}".strip(), partial(_nobodys, kind, currency), form)
+        yield Column(kind.lower(), f"{kind} {currency}".strip(), partial(_of_nobody, kind, currency), form)
     if subject is PLACES:
         yield Column("rate", f"{currency}/h", partial(_rate, currency=currency), partial(decimal, digits=4))
         yield Column("price", "Price row", lambda _: None, special=_price_words)
@@ -128,29 +130,35 @@ def columns_of(report: FleetReport, currency: str, subject: Subject, *, is_funne
 
 def _of_states(of_hours: Sequence[str], of_money: Sequence[str], currency: str) -> Iterator[Column]:
     """Yield hours and money: of all, and of some states."""
-    yield Column("hours", "GPU-hours", lambda row: row.figures.seconds.total, hours)
+    yield Column("hours", "GPU-hours", lambda row: row.line.figures.seconds.total, hours)
     for name in of_hours:
         key = "effective-hours" if name == "effective" else name
         minor = name != "idle" or bool(currency)
-        yield Column(key, name.capitalize(), partial(_state, name, ""), hours, is_minor=minor)
+        yield Column(key, name.capitalize(), partial(_of_state, name, None), hours, is_minor=minor)
     if currency:
-        cost = partial(_cost_words, currency=currency)
-        yield Column("cost", f"Cost {currency}", lambda row: _total(row.figures, currency), special=cost)
+        cost = partial(_cost_words, currency)
+        yield Column("cost", f"Cost {currency}", lambda row: _total(row.line.figures, currency), special=cost)
         for name in of_money:
-            yield Column(f"{name}-cost", f"{name.capitalize()} {currency}", partial(_state, name, currency))
+            yield Column(f"{name}-cost", f"{name.capitalize()} {currency}", partial(_of_state, name, currency))
 
 
-def _state(name: str, currency: str, row: TableRow) -> float | None:
-    """Return one of ``STATE_COLUMNS`` of a row: seconds, or money where a currency is named."""
-    if row.states is None:
-        return None
-    return state_columns(row.states.money.get(currency) if currency else row.states.seconds)[name]
+def _of_state(name: str, currency: str | None, row: TableRow) -> float | None:
+    return row.line.of_state(name, currency)
+
+
+def _of_nobody(kind: str, currency: str, row: TableRow) -> float | None:
+    return _total(row.nobodys.get(kind), currency)
+
+
+def _cost_words(currency: str, row: TableRow) -> str:
+    """Return the cost; a dash where it is in other currencies."""
+    return cost_words(row.line, currency, "—" if row.line.figures.seconds.total else "")
 
 
 def _part(report: FleetReport, currency: str, row: TableRow) -> float | None:
     """Return a row's part of the money, or of the hours where nothing has a price; ``None`` of a sum."""
-    part, whole = _total(row.figures, currency), report.total.amounts(currency).total
-    return None if row.shared is None or part is None or not whole else part / whole
+    part, whole = _total(row.line.figures, currency), report.total.amounts(currency).total
+    return None if row.line.owned or part is None or not whole else part / whole
 
 
 def _total(figures: Figures | None, currency: str) -> float | None:
@@ -160,40 +168,25 @@ def _total(figures: Figures | None, currency: str) -> float | None:
     return figures.amounts(currency).total
 
 
-def _nobodys(kind: str, currency: str, row: TableRow) -> float | None:
-    return _total(row.nobodys.get(kind), currency)
-
-
-def _effective_ratio(row: TableRow) -> float | None:
-    return row.states.seconds.effective_ratio if row.states else None
-
-
 def _effective_words(row: TableRow) -> str:
     """Effective part of the profiled time, and the coverage where that is not all of the active time."""
-    seconds = row.states.seconds if row.states else NO_SECONDS
+    seconds = row.line.states.seconds if row.line.states else NO_SECONDS
     if seconds.effective_ratio is None or seconds.profiled_ratio is None:
         return ""
     return percent(seconds.effective_ratio) + (f" (of {percent(seconds.profiled_ratio)})" if seconds.unprofiled else "")
 
 
-def _cost_words(row: TableRow, currency: str) -> str:
-    """Money, or that it has no price; a star where a part of it has none, a dash where it is in other currencies."""
-    money, unpriced = row.figures.money.get(currency), row.figures.unpriced_seconds > 0
-    if money:
-        return decimal(money.total) + ("*" if unpriced else "")
-    return "no price" if unpriced and not row.figures.money else "—" if row.figures.seconds.total else ""
-
-
 def _charged(row: TableRow, currency: str) -> float | None:
-    if row.shared is None or not (row.shared or currency in row.figures.money):
+    shared, money = row.line.shared.get(currency), row.line.figures.money.get(currency)
+    if row.line.owned or not (shared or money):
         return None
-    return row.figures.money_in(currency).total + row.shared
+    return (money.total if money else 0.0) + (shared or 0.0)
 
 
 def _rate(row: TableRow, currency: str) -> float | None:
     """Return the mean price of a GPU-hour; ``None`` where a part was paid in another currency, or nothing was."""
-    seconds = row.figures.seconds.total - row.figures.unpriced_seconds
-    paid = row.figures.money
+    seconds = row.line.figures.seconds.total - row.line.figures.unpriced_seconds
+    paid = row.line.figures.money
     return paid[currency].total / seconds * HOUR_SECONDS if list(paid) == [currency] and seconds > 0 else None
 
 
@@ -217,7 +210,7 @@ def make_table(
 ) -> dict[str, object]:
     """The page of the table that was asked for."""
     rows = _rows(report, view, currency, subject, prices or {})
-    foot = _foot(report, view, currency, subject)
+    foot = _foot(report, view, subject)
     found = _searched(rows, view.first("q"))
     columns = list(columns_of(report, currency, subject, is_funnel=view.is_funnel))
     sorts = {column.name: column.value for column in columns}
@@ -238,7 +231,8 @@ def make_table(
         "rows": found[start : start + lines],
         "foot": foot,
         "total": report.total.seconds.total > 0,
-        "starred": bool(currency) and any(row.figures.unpriced_seconds and row.figures.money for row in (*rows, *foot)),
+        "starred": bool(currency)
+        and any(row.line.figures.unpriced_seconds and row.line.figures.money for row in (*rows, *foot)),
         "before": report.before.window.label if report.before else "",
         "found": len(found),
         "of": len(rows),
@@ -247,29 +241,22 @@ def make_table(
         "pages": pages,
         "file": re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}"),
         # A filter may leave out parts of FOCUS' split charges, which must sum to the whole.
-        "has_focus": set(view.filters.wanted) <= ORIGIN_DIMENSIONS,
+        "has_focus": set(view.question.filters.wanted) <= ORIGIN_DIMENSIONS,
     }
 
 
-def _foot(report: FleetReport, view: View, currency: str, subject: Subject) -> list[TableRow]:
+def _foot(report: FleetReport, view: View, subject: Subject) -> list[TableRow]:
     """Return the rows below those of owners: their sum, what has no owner, and the total."""
     before, nobodys = report.before, _apart(report, subject)
     earlier = {line.key: line.figures for line in _apart(before, subject)} if before else {}
-    apart = [
-        replace(make_row(line, view, currency, subject), before=earlier.get(line.key, Figures())) for line in nobodys
+    apart = [make_row(replace(line, before=earlier.get(line.key, NOTHING)), view, subject) for line in nobodys]
+    owned = replace(report.sum_of_lines, figures=report.owned, before=before.owned if before else NOTHING)
+    kinds = {line.key.kind: line.figures for line in nobodys}
+    return [
+        *([TableRow(name="All owners", line=owned)] if apart and report.owned.seconds.total else []),
+        *apart,
+        *([TableRow(name="Total", line=report.sum_of_lines, nobodys=kinds)] if report.total.seconds.total else []),
     ]
-    owners = TableRow(
-        name="All owners", figures=report.owned, states=report.owned, before=before.owned if before else Figures()
-    )
-    total = TableRow(
-        name="Total",
-        figures=report.total,
-        states=report.owned,
-        nobodys={line.key.kind: line.figures for line in nobodys},
-        before=before.total if before else Figures(),
-    )
-    owned = [owners] if apart and report.owned.seconds.total else []
-    return [*owned, *apart, *([total] if report.total.seconds.total else [])]
 
 
 def _rows(report: FleetReport, view: View, currency: str, subject: Subject, prices: PriceRows) -> list[TableRow]:
@@ -277,21 +264,20 @@ def _rows(report: FleetReport, view: View, currency: str, subject: Subject, pric
     nobodys: dict[LineKey, dict[str, Figures]] = {}
     for line in report.apart if subject.is_place else ():
         nobodys.setdefault(line.key._replace(kind=""), {})[line.key.kind] = line.figures
-    held = {line.key for line in report.held}
-    lines = [*report.held, *(ReportLine(key=key, figures=Figures()) for key in nobodys if key not in held)]
-    value, earlier = whole(currency), figures_before(report)
+    held, earlier, value = {line.key for line in report.held}, figures_before(report), whole(currency)
+    free = [ReportLine(key=key, figures=NOTHING, before=earlier(key)) for key in nobodys if key not in held]
+    lines = [*report.held, *free]
     most = max((value(line.figures) for line in lines), default=0.0)
     with_clusters = len({line.key.cluster for line in lines}) > 1
     return [
         replace(
-            make_row(line, view, currency, subject),
+            make_row(line, view, subject),
             name=name,
             beside=_beside(
                 line.key, subject, view, with_cluster=with_clusters and name == name_of(line.key, subject.name)
             ),
             length=value(line.figures) / most if most else 0.0,
             nobodys=nobodys.get(line.key, {}),
-            before=earlier(line.key),
             prices=prices.get((line.key.model, line.key.pool), ()),
         )
         for name, line in zip(names_of(lines, subject), lines, strict=True)
@@ -318,21 +304,19 @@ def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
     return [sum_line(LineKey(kind=kind), lines) for kind, lines in kinds.items()]
 
 
-def make_row(line: ReportLine, view: View, currency: str, subject: Subject) -> TableRow:
+def make_row(line: ReportLine, view: View, subject: Subject) -> TableRow:
     """A line as a row."""
     return TableRow(
         name=name_of(line.key, subject.name),
-        figures=line.figures,
-        states=line.states,
+        line=line,
         beside=_beside(line.key, subject, view),
-        href="" if is_apart(line.key) else _href(line.key, subject, view),
-        shared=line.shared.get(currency, 0.0),
+        href="" if line.key.is_apart else _href(line.key, subject, view),
     )
 
 
 def name_of(key: LineKey, dimension: Dimension) -> str:
     """What a line is called: the value, or in words that there is none."""
-    if is_apart(key):
+    if key.is_apart:
         return key.kind
     if dimension == "workload":
         return "/".join(filter(None, (key.namespace, key.workload))) or "(no workload)"
@@ -347,9 +331,9 @@ def _beside(key: LineKey, subject: Subject, view: View, *, with_cluster: bool = 
 
     What the page is filtered by is not said again on each line.
     """
-    if is_apart(key) or subject is PLACES:
+    if key.is_apart or subject is PLACES:
         where = [key.value(name) for name in subject.by if name not in {"kind", "workload", "team"}]
-        where = where if is_apart(key) else [key.pool, key.mode]
+        where = where if key.is_apart else [key.pool, key.mode]
         return "" if subject.is_place else " · ".join(model(part) for part in where if part)
     if subject.name not in {"workload", "node"}:
         return ""
@@ -384,18 +368,18 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recom
         for one in recommendations
         if all(
             not values.isdisjoint(one.nodes if name == "node" else [one.owner.value(name)] if name in PAYER else ())
-            for name, values in view.filters.wanted.items()
+            for name, values in view.question.filters.wanted.items()
         )
     ]
 
 
 async def recommendations(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The page of recommendations."""
-    report = await book.report(view.window, (), view.filters)
+    report = await book.report(view.window, view.about())
     advice = advised(book.recommendations.value, view)
     return report, {"advice": advice, "savings": sorted(totals(advice).items())}
 
 
 async def plain(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """A page that is the same for every question."""
-    return await book.report(view.window, ()), {}
+    return await book.report(view.window, Question()), {}

@@ -10,29 +10,20 @@ from typing import TypeVar
 from aiohttp import hdrs, web
 
 from exporter.cost.budgets import BudgetState
+from exporter.cost.dimensions import LABEL, Dimension, Filters, LineKey, label_problem
 from exporter.cost.document import MEANINGS, funnel
-from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, Filters, LineKey, label_problem, total_of
+from exporter.cost.ledger import total_of
 from exporter.cost.live import PodDocument
 from exporter.cost.render import noun, title
-from exporter.cost.report import FleetReport, ReportLine, compared, group_of, is_apart, rank, sum_line
+from exporter.cost.report import FleetReport, Question, ReportLine, compared, rank, sum_line
+from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS
 from exporter.errors import ConfigError, PrometheusError
 from exporter.service import charts, responses
 from exporter.service import page_tables as tables
 from exporter.service.book import Book
 from exporter.service.data import gpu_funnel
 from exporter.service.openapi import ENDPOINTS, PLAIN
-from exporter.service.page_frame import (
-    DEFAULT_WINDOW,
-    GROUPS,
-    MOST_CHOICES,
-    NONE,
-    View,
-    chosen_currency,
-    dimensions_in,
-    make_frame,
-    read_view,
-)
-from exporter.service.report_cache import Question
+from exporter.service.page_frame import GROUPS, NONE, View, choices, dimensions_in, make_frame, read_view
 from exporter.service.responses import assets
 from exporter.service.settings import ServeSettings
 from exporter.web import templating
@@ -47,18 +38,6 @@ _RANKED = ("team", "namespace", "model")
 _OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
 
 
-async def read(book: Book, view: View, by: Sequence[Dimension], *, with_series: bool = False) -> FleetReport:
-    """What is asked for by any dimensions."""
-    return await book.report(
-        view.window,
-        tuple(by),
-        view.filters,
-        share_idle=view.share_idle,
-        share_unallocated=view.share_unallocated,
-        with_series=with_series,
-    )
-
-
 def usual_currency(report: FleetReport) -> str:
     """The currency that most GPU-hours were paid in; empty where nothing has a price."""
     seconds = dict.fromkeys(report.currencies, 0.0)
@@ -68,33 +47,30 @@ def usual_currency(report: FleetReport) -> str:
     return max(seconds, key=lambda currency: seconds[currency], default="")
 
 
-def choices(report: FleetReport) -> Mapping[Dimension, tuple[str, ...]]:
-    """What the filters can be set to: what there is in a report by ``GROUPS``, in the order of the alphabet."""
-    lines = (*report.held, *report.apart)
-    found = {name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS}
-    return {name: tuple(value or NONE for value in values[:MOST_CHOICES]) for name, values in found.items()}
-
-
-async def summed(book: Book, view: View, by: Sequence[Dimension]) -> FleetReport:
-    """The report day by day at some of ``GROUPS``, summed from the one at all of them where that is the same."""
-    if view.share_idle != "none" or not set(by) <= set(GROUPS):
-        # What is spread evenly depends on how many lines there are.
-        return await read(book, view, by, with_series=True)
-    report = await read(book, view, GROUPS, with_series=True)
-    return replace(report, by=tuple(by), held=_regrouped(report.held, by), apart=_regrouped(report.apart, by))
+async def summed(book: Book, view: View, *by: Dimension) -> FleetReport:
+    """The report day by day, but for workloads; summed from the one at all ``GROUPS`` where that is the same."""
+    # What is spread evenly depends on how many lines there are.
+    if view.question.is_shared or not set(by) <= set(GROUPS):
+        # Thousands of workloads with their days would be a lot to read for the few that are shown.
+        return await book.report(view.window, view.about(*by, with_series=by != tables.WORKLOADS.by))
+    report = await book.report(view.window, view.about(*GROUPS, with_series=True))
+    return replace(
+        report,
+        question=replace(report.question, by=by),
+        held=_regrouped(report.held, by),
+        apart=_regrouped(report.apart, by),
+    )
 
 
 async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
-    """Lines of a report on workloads that was read without days, now with them, in the same order.
-
-    Thousands of workloads with their days would be a lot to read for the few that are shown.
-    """
+    """Lines of a report on workloads that was read without days, now with them, in the same order."""
     if not lines:
         return []
-    wanted = dict(view.filters.wanted)
+    wanted = dict(view.question.filters.wanted)
     for name in _OF_A_WORKLOAD:
         wanted[name] = frozenset(str(getattr(line.key, name)) for line in lines)
-    some = await book.report(view.window, report.by, Filters(wanted=wanted), with_series=True)
+    question = Question(by=report.question.by, filters=Filters(wanted=wanted), with_series=True)
+    some = await book.report(view.window, question)
     series = {line.key: line.series for line in some.held}
     return [replace(line, series=series.get(line.key, ())) for line in lines]
 
@@ -102,39 +78,33 @@ async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence
 def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[ReportLine, ...]:
     found: dict[LineKey, list[ReportLine]] = {}
     for line in lines:
-        found.setdefault(group_of(line.key, by), []).append(line)
+        found.setdefault(line.key.group(by), []).append(line)
     summed_lines = [sum_line(key, many) for key, many in found.items()]
-    if lines and is_apart(next(iter(found))):
+    if lines and next(iter(found)).is_apart:
         return tuple(summed_lines)
     return tuple(sorted(summed_lines, key=rank))
-
-
-def questions() -> tuple[Question, ...]:
-    """What the page of a first visit asks the book for, and takes long."""
-    return tuple(
-        Question(name=DEFAULT_WINDOW, by=by, filters=frozenset(), with_series=with_series)
-        for by, with_series in ((GROUPS, True), (tables.WORKLOADS.by, False))
-    )
 
 
 async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The fleet's report, and what the template shows."""
     total, workloads = await asyncio.gather(
-        read(book, view, GROUPS, with_series=True), read(book, view, tables.WORKLOADS.by)
+        book.report(view.window, view.about(*GROUPS, with_series=True)), summed(book, view, *tables.WORKLOADS.by)
     )
-    currency = chosen_currency(total, view)
+    currency = view.currency_of(total)
     wasteful = await with_days(book, view, workloads, _wasteful(workloads, currency))
-    ranked = await asyncio.gather(*(summed(book, view, tables.SUBJECTS[name].by) for name in _RANKED))
+    ranked = await asyncio.gather(*(summed(book, view, *tables.SUBJECTS[name].by) for name in _RANKED))
     starts = [period.start_seconds for period in total.periods]
-    months = [] if view.filters.wanted else await book.months()
+    months = [] if view.question.filters.wanted else await book.months()
     before = book.before(view.window)
-    earlier = compared(total, await read(book, replace(view, window=before), ())).before if before else None
+    earlier = compared(total, await book.report(before, view.about())).before if before else None
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
-        "budgets": [] if view.filters.wanted else sorted(book.budgets.value, key=_used, reverse=True)[:_LARGEST],
+        "budgets": []
+        if view.question.filters.wanted
+        else sorted(book.budgets.value, key=_used, reverse=True)[:_LARGEST],
         "before": earlier,
         "chart": charts.uses(total, currency),
-        "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
+        "waste": [_waste(line, starts, workloads, view) for line in wasteful],
         "advice": tables.advised(book.recommendations.value, view),
         "rankings": [_ranking(report, view, currency, name) for name, report in zip(_RANKED, ranked, strict=True)],
     }
@@ -159,12 +129,12 @@ _Waste = tuple[tables.TableRow, float | None, float | None, float | None]
 the last on which these were at work. ``None``: it held some before the window, on its last day, and on none."""
 
 
-def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View, currency: str) -> _Waste:
+def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View) -> _Waste:
     days = list(zip(starts, line.series, strict=False))
     held = [start for start, figures in days if figures.seconds.total > 0]
     at_work = [start for start, figures in days if (figures.seconds.active_ratio or 0.0) >= _AT_WORK_RATIO]
     return (
-        tables.make_row(line, view, currency, tables.WORKLOADS),
+        tables.make_row(line, view, tables.WORKLOADS),
         held[0] if held and held[0] >= report.window.start_seconds + DAY_SECONDS else None,
         held[-1] if held and held[-1] < starts[-1] else None,
         at_work[-1] if at_work else None,
@@ -182,7 +152,7 @@ def _ranking(
     value = charts.whole(currency)
     most = max((value(line.figures) for line in lines), default=0.0)
     rows = [
-        replace(tables.make_row(line, view, currency, subject), length=value(line.figures) / most if most else 0.0)
+        replace(tables.make_row(line, view, subject), length=value(line.figures) / most if most else 0.0)
         for line in lines[:_LARGEST]
     ]
     return subject.title, view.link(f"/by/{name}"), rows, max(0, len(report.held) - len(rows))
@@ -198,11 +168,10 @@ _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
 async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
     """A page of ``SUBJECTS``."""
     subject = tables.subject_of(name)
-    read_as = read if subject is tables.WORKLOADS else summed
-    report, everyone = await asyncio.gather(read_as(book, view, subject.by), summed(book, view, ()))
+    report, everyone = await asyncio.gather(summed(book, view, *subject.by), summed(book, view))
     if before := book.before(view.window):
-        report = compared(report, await read_as(book, replace(view, window=before), subject.by))
-    currency = chosen_currency(report, view)
+        report = compared(report, await summed(book, replace(view, window=before), *subject.by))
+    currency = view.currency_of(report)
     drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
     if subject is tables.WORKLOADS and drawn:
         drawn = await with_days(book, view, report, drawn)
@@ -217,19 +186,19 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
 
 async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The page on what the filters say."""
-    asks_pods = any(name in view.filters.wanted for name in _OF_PODS)
+    asks_pods = any(name in view.question.filters.wanted for name in _OF_PODS)
 
     async def pods_now() -> Sequence[PodDocument]:
-        return await book.pods(view.filters) if asks_pods else ()
+        return await book.pods(view.question.filters) if asks_pods else ()
 
     report, places, days, (pods, problem), (prices, _) = await asyncio.gather(
-        read(book, view, tables.WORKLOADS.by),
-        read(book, view, tables.PLACES.by),
-        read(book, view, (), with_series=True),
+        book.report(view.window, view.about(*tables.WORKLOADS.by)),
+        book.report(view.window, view.about(*tables.PLACES.by)),
+        book.report(view.window, view.about(with_series=True)),
         _tried(pods_now(), ()),
-        _tried(book.prices(view.window.end_seconds, view.filters), {}),
+        _tried(book.prices(view.window.end_seconds, view.question.filters), {}),
     )
-    currency = chosen_currency(report, view)
+    currency = view.currency_of(report)
     return report, {
         "kind_and_name": _title(view),
         "crumbs": _crumbs(view),
@@ -325,7 +294,7 @@ class Pages:
 
     async def _page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
         view = self._view(path, request.query.items())
-        whole = await self.book.report(view.window, GROUPS, with_series=True)
+        whole = await self.book.report(view.window, Question(by=GROUPS, with_series=True))
         view = replace(view, usual_currency=usual_currency(whole))
         report, values = await make(self.book, view)
         return await self._respond(request, template, view, values, report=report, whole=whole)
@@ -379,10 +348,7 @@ class Pages:
         status: int = 200,
     ) -> web.Response:
         freshness = self.book.freshness()
-        offered = {
-            **(choices(whole) if whole else {}),
-            **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels.value.items()},
-        }
+        offered = choices(whole, self.book.labels.value)
         shown = {
             "view": view,
             "frame": make_frame(view, freshness, report, offered, whole),

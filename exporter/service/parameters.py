@@ -5,21 +5,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from exporter.cost.ledger import (
+from exporter.cost.dimensions import (
     DIMENSIONS,
     LABEL,
     MOST_LABELS,
     Dimension,
     Filters,
-    Now,
     dimension_of,
     label_problem,
-    parse_window,
-    shown,
     too_many_labels,
 )
 from exporter.cost.report import ShareIdle
+from exporter.cost.window import Now, parse_window
 from exporter.errors import ConfigError, did_you_mean, expected
+from exporter.model.formatting import shown
 
 FILTER = "filter."
 MOST_LINES = 100_000

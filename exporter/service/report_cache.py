@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from exporter.cost.ledger import Dimension, Window
-from exporter.cost.report import FleetReport, ShareIdle
+from exporter.cost.report import FleetReport, Question
+from exporter.cost.window import Window
 from exporter.errors import ExporterError, PrometheusError
 from exporter.model.formatting import minute
 
@@ -34,16 +35,12 @@ PATIENCE_SECONDS = 20.0
 """How long a reading is waited for where an older report is at hand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a report was asked for by. ``name`` stands for the window: a label such as ``30d``, or its two ends."""
+class Asked(NamedTuple):
+    """What a report is kept under."""
 
-    name: str
-    by: tuple[Dimension, ...]
-    filters: frozenset[tuple[Dimension, frozenset[str]]]
-    share_idle: ShareIdle = "none"
-    share_unallocated: bool = False
-    with_series: bool = False
+    window: str
+    """Its window: a label such as ``30d``, which moves from hour to hour, or its two ends."""
+    question: Question
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,9 +78,9 @@ class Readings:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._kept: OrderedDict[Question, _Kept] = OrderedDict()
-        self._running: dict[tuple[Question, Window], _Running] = {}
-        self._looked: dict[Question, float] = {}
+        self._kept: OrderedDict[Asked, _Kept] = OrderedDict()
+        self._running: dict[tuple[Asked, Window], _Running] = {}
+        self._looked: dict[Asked, float] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._places: Counter[str] = Counter()
         """Readings that are under way or wait, by client."""
@@ -96,18 +93,16 @@ class Readings:
         """From now on every report is read again; what is kept stays as the old one."""
         self._generation += 1
 
-    def look(self, question: Question) -> None:
+    def look(self, asked: Asked) -> None:
         """Note a request: for a while the question is read again without one."""
-        self._looked.pop(question, None)
-        self._looked[question] = self._clock()
+        self._looked.pop(asked, None)
+        self._looked[asked] = self._clock()
         while len(self._looked) > _MOST_LOOKED:
             self._looked.pop(next(iter(self._looked)))
 
-    def lately(self, since_seconds: float) -> tuple[Question, ...]:
+    def lately(self, since_seconds: float) -> tuple[Asked, ...]:
         """Return the questions with a report that were asked since then, the newest last."""
-        return tuple(
-            question for question, at in self._looked.items() if at >= since_seconds and question in self._kept
-        )
+        return tuple(asked for asked, at in self._looked.items() if at >= since_seconds and asked in self._kept)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -131,13 +126,13 @@ class Readings:
                 del self._places[client], self._turns[client]
 
     async def get(
-        self, question: Question, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
+        self, asked: Asked, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
     ) -> FleetReport:
         """The report for a question.
 
         Args:
-            question: What is asked for.
-            window: Its window now: that of ``30d`` moves from hour to hour.
+            asked: What is asked for.
+            window: Its window now.
             read: Reads it; called for the first request.
             trouble: Why Prometheus is known not to answer now: then an old report is not waited for.
 
@@ -145,19 +140,19 @@ class Readings:
             PrometheusError: It cannot be read and no older one is there, or too many questions wait already.
             StoreError: As above.
         """
-        kept = self._kept.get(question)
+        kept = self._kept.get(asked)
         if kept and kept.report.window == window and kept.generation == self._generation:
-            self._kept.move_to_end(question)
+            self._kept.move_to_end(asked)
             if not kept.report.trust.failures or self._resting(kept):
                 return kept.report
         old = kept if kept and self._clock() - kept.read_at_seconds < OLDEST_SECONDS else None
         trouble = trouble or self._resting(kept)
         if old is not None and trouble:
             return _aged(old, trouble)
-        key = question, window
+        key = asked, window
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = _Running(asyncio.ensure_future(self._read(question, read)))
+            running = self._running[key] = _Running(asyncio.ensure_future(self._read(asked, read)))
             running.task.add_done_callback(lambda _: self._over(key, running))
         running.waiting += 1
         try:
@@ -178,42 +173,43 @@ class Readings:
             return ""  # less than 0: the clock was set back
         return kept.problem
 
-    async def _read(self, question: Question, read: Callable[[], Awaitable[FleetReport]]) -> FleetReport:
+    async def _read(self, asked: Asked, read: Callable[[], Awaitable[FleetReport]]) -> FleetReport:
         async with self.turn():
             generation = self._generation
             self.begun += 1
             try:
                 report = await read()
             except ExporterError as error:
-                LOG.info("a report could not be read", extra={"window": question.name, "reason": str(error)})
-                self._fail(question, str(error))
+                LOG.info("a report could not be read", extra={"window": asked.window, "reason": str(error)})
+                self._fail(asked, str(error))
                 raise
-        before, failures = self._kept.get(question), report.trust.failures
+        before, failures = self._kept.get(asked), report.trust.failures
         good = before is not None and not before.report.trust.failures
         if before is None or not (failures and good) or self._clock() - before.read_at_seconds >= OLDEST_SECONDS:
-            self._keep(question, _Kept(report=report, generation=generation, read_at_seconds=self._clock()))
+            self._keep(asked, _Kept(report=report, generation=generation, read_at_seconds=self._clock()))
         if failures:
-            self._fail(question, failures[0].reason)
+            self._fail(asked, failures[0].reason)
         return report
 
-    def _fail(self, question: Question, why: str) -> None:
+    def _fail(self, asked: Asked, why: str) -> None:
         """Remember it where it matters: a question without an older report is asked again at once."""
-        if kept := self._kept.get(question):
+        if kept := self._kept.get(asked):
             kept.failed_at_seconds, kept.problem = self._clock(), why
 
-    def _keep(self, question: Question, kept: _Kept) -> None:
-        self._kept[question] = kept
-        self._kept.move_to_end(question)
+    def _keep(self, asked: Asked, kept: _Kept) -> None:
+        self._kept[asked] = kept
+        self._kept.move_to_end(asked)
         weight = sum(one.weight for one in self._kept.values())
         while weight > MOST_FIGURES and len(self._kept) > 1:
             _, gone = self._kept.popitem(last=False)
             weight -= gone.weight
 
-    def _over(self, key: tuple[Question, Window], running: _Running) -> None:
+    def _over(self, key: tuple[Asked, Window], running: _Running) -> None:
         if self._running.get(key) is running:
             del self._running[key]
-        if not running.task.cancelled():
-            running.task.exception()  # Those that waited have it; asyncio would log it where none does any more.
+        error = None if running.task.cancelled() else running.task.exception()
+        if error and not isinstance(error, ExporterError):
+            LOG.error("a report could not be made", exc_info=error)
 
     async def stop(self) -> None:
         """End what is being read."""

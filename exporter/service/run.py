@@ -14,7 +14,7 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import StoreLedger
 from exporter.service.book import Book, Keeping
-from exporter.service.pages import questions
+from exporter.service.page_tables import FIRST
 from exporter.service.routes import create_app
 from exporter.service.settings import ServeSettings
 from exporter.web.access import WebAccess
@@ -89,7 +89,7 @@ def book_of(
         Keeping(prometheus=PrometheusLedger(closing), path=store, history_days=settings.history_days),
         clock,
         settings,
-        questions(),
+        FIRST,
     )
 
 
