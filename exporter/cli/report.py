@@ -251,7 +251,7 @@ class _Task:
 
 
 def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> _Task:
-    """The task; ``given`` are mistakes that are known already.
+    """Return the task; ``given`` are mistakes that are known already.
 
     Raises:
         ConfigError: With all mistakes at once.
@@ -304,7 +304,7 @@ def _dimension(text: str, flag: str, problems: list[str]) -> Dimension | None:
 
 
 def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:
-    """What ``--filter`` asks for, each text as ``DIMENSION=VALUE,...``; its mistakes among ``problems``."""
+    """Return the filters of ``--filter``, each text ``DIMENSION=VALUE,...``; add their mistakes to ``problems``."""
     wanted: dict[Dimension, frozenset[str]] = {}
     for text in texts:
         name, separator, values = text.partition("=")
@@ -357,7 +357,7 @@ def _refuse_nothing(ledger: FleetLedger) -> None:
 
 
 def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    """Read, work out, write; the exit code.
+    """Read the ledger and write the report; return the exit code.
 
     Raises:
         ConfigError: With all mistakes at once.

@@ -93,7 +93,7 @@ def access_problems(namespace: argparse.Namespace, *, of_an_agent: bool) -> list
 
 
 def base_address(given: str) -> str:
-    """The address of an agent, without a path: ``node-a:9400`` and ``http://node-a:9400/`` mean the same.
+    """Return the address of an agent without a path, of ``node-a:9400`` or ``http://node-a:9400/``.
 
     Raises:
         ConfigError: It is no HTTP address.

@@ -63,7 +63,7 @@ class PodDocument(LiveDevice):
 
 
 async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocument, ...]:
-    """Pods that hold devices now; where namespace, workload or team are asked for, those of the last day, too.
+    """Return pods that hold devices now; with namespace, workload or team in the filters also those of the last day.
 
     Args:
         client: Where.
@@ -126,13 +126,13 @@ def _order(use: PodDocument) -> tuple[bool | str, ...]:
 
 
 def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "") -> str:
-    """One series of each pair of replicas: they show the same."""
+    """Return a query for one series of each pair of replicas, which show the same."""
     selector = f"{name}{{{matchers}}}"
     return f"max by ({', '.join(labels)}) ({f'last_over_time({selector}[{lookback}])' if lookback else selector})"
 
 
 def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
-    """A matcher that leaves out most of the other pods; which of the rest are meant is seen when they are joined."""
+    """Return a matcher that excludes most of the other pods; the join excludes the rest."""
     at = labels.index("pod_name")
     names = {place[at] for place in pods}
     if len(names) <= _MOST_NAMES:
@@ -141,7 +141,7 @@ def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
 
 
 def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:
-    """Price of an hour by currency, by cluster, node and index of the physical GPU."""
+    """Return the price of an hour by currency, by cluster, node and index of the physical GPU."""
     found: dict[tuple[str, str, str], dict[str, float]] = {}
     for sample in samples:
         label = sample.labels.get

@@ -157,12 +157,12 @@ def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
 
 
 def _instant(value: float) -> float:
-    """A Unix time that a calendar has."""
+    """Return a Unix time that a calendar has."""
     return datetime.fromtimestamp(float(value), tz=UTC).timestamp()
 
 
 def _text(value: str | None) -> str:
-    """A text, empty where there is none; whoever writes it to a terminal cleans it, so that no two become one here."""
+    """Return a text, empty if there is none; it is cleaned where it is written, so that no two become one here."""
     return encodable(value) if value else ""
 
 

@@ -188,7 +188,7 @@ class PrometheusClient:
         return tuple(SeriesSample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
 
     async def ask_instant(self, query: str, at_seconds: float | None) -> PrometheusAnswer:
-        """As ``instant``, undecoded: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
+        """Return an undecoded instant answer: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
         form = {"query": query} if at_seconds is None else {"query": query, "time": _number(at_seconds)}
         return await self._query("/api/v1/query", form, "vector")
 
@@ -214,7 +214,7 @@ class PrometheusClient:
         )
 
     async def status(self, path: str) -> PrometheusAnswer:
-        """Something below ``/api/v1/status``, such as ``buildinfo``.
+        """Return an answer below ``/api/v1/status``, such as that of ``buildinfo``.
 
         Raises:
             PrometheusError: As for ``instant``; many servers have no such path.

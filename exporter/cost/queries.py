@@ -61,12 +61,12 @@ _REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")
 
 
 def level_of(asked: Iterable[Dimension]) -> Level:
-    """The level with the fewest series that has all of these dimensions."""
+    """Return the level with the fewest series that has all of these dimensions."""
     return "owner" if _ONLY_OF_OWNERS & set(asked) else "workload"
 
 
 def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str, ...]:
-    """Labels that the lines must keep for these dimensions, the kind always; in a settled order.
+    """Return the labels that the lines keep for these dimensions, always with the kind, in a fixed order.
 
     A node's sort is not in the ledger: ``pool`` asks for node and cluster, and so does ``node``'s home for ``node``.
     """
@@ -84,7 +84,7 @@ def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str,
 
 
 def asked_at(window: Window) -> int:
-    """Unix time at which a window is asked for: all of its hours are recorded, and none of the next."""
+    """Return the Unix time at which a window is queried: all its hours are recorded, and none of the next."""
     return window.end_seconds + CHECKPOINT_SECONDS
 
 
@@ -102,7 +102,7 @@ class Part(NamedTuple):
     """Of a recorder and its clusters; empty where one recorded all."""
 
     def gained(self, series: str, more: str = "") -> str:
-        """What the series add up to over these hours, evaluated at ``asked_at`` the window."""
+        """Return what the series add up to over these hours, evaluated at ``asked_at`` the window."""
         inside = ", ".join(text for text in (more, self.matchers) if text)
         offset = f" offset {self.back_seconds}s" if self.back_seconds else ""
         return f"sum_over_time({series}{{{inside}}}[{self.seconds}s]{offset})"
@@ -120,19 +120,19 @@ class Scope(NamedTuple):
 
 
 def total(measure: Measure, half: str, scope: Scope, parts: Sequence[Part]) -> str:
-    """What a series, or one of its ``HALVES``, gained over the parts of a window, by the labels to keep."""
+    """Return a query of what a series, or one of its ``HALVES``, gained over parts of a window, by labels to keep."""
     wanted = ", ".join(filter(None, (f'quantity="{measure.quantity}"', half, scope.matchers)))
     gained = _gained(f"{scope.level}:gpu_ledger:delta1h", parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 
 def capacity(cluster_label: str, parts: Sequence[Part]) -> str:
-    """GPU-seconds that were metered, by cluster, whoever held them."""
+    """Return a query of the metered GPU-seconds by cluster."""
     return f"sum by ({cluster_label}) ({_gained(RECORDED, parts)}) > 0"
 
 
 def _gained(series: str, parts: Sequence[Part], more: str = "") -> str:
-    """Of all parts; several of one recorder have the same labels, but for the number of the part."""
+    """Return what the parts gained; those of one recorder have the same labels, except the number of the part."""
     if len(parts) == 1:
         return parts[0].gained(series, more)
     numbered = (f'label_replace({part.gained(series, more)}, "part", "{n}", "", "")' for n, part in enumerate(parts))
@@ -140,28 +140,28 @@ def _gained(series: str, parts: Sequence[Part], more: str = "") -> str:
 
 
 def recorded_hours(window: Window) -> str:
-    """How many hours were recorded; of each Prometheus that recorded them."""
+    """Return a query of how many hours each Prometheus recorded."""
     return f"count_over_time({RECORDED}[{window.seconds}s])"
 
 
 def recorded_hour() -> str:
-    """What each Prometheus recorded of the hour before ``asked_at``."""
+    """Return a query of what each Prometheus recorded of the hour before ``asked_at``."""
     return f"last_over_time({RECORDED}[1h])"
 
 
 def node_info(cluster_label: str, lookback: str) -> str:
-    """What prices go by, of each node that was there within the look-back."""
+    """Return a query of the facts for prices of each node within the look-back."""
     labels = ", ".join((cluster_label, "node", *NODE_INFO_LABELS))
     return f"max by ({labels}) (last_over_time({NODE_INFO}[{lookback}]))"
 
 
 def simulated(lookback: str) -> str:
-    """More than 0 where an agent showed a simulated node within the look-back."""
+    """Return a query that is more than 0 if an agent showed a simulated node within the look-back."""
     return f"max(last_over_time({SIMULATED}[{lookback}]))"
 
 
 def matchers(filters: Filters, cluster_label: str) -> str:
-    """Label matchers of what is asked for; pools and cost labels are no labels here, and are picked out later."""
+    """Return label matchers of the filters, without pools and cost labels, which are filtered later."""
     found = []
     for dimension, values in sorted(filters.wanted.items()):
         if dimension != "pool" and not dimension.startswith(LABEL):
@@ -170,7 +170,7 @@ def matchers(filters: Filters, cluster_label: str) -> str:
 
 
 def matches(label: str, values: Iterable[str]) -> str:
-    """A matcher for a label that must have one of the values, whatever characters they have.
+    """Return a matcher for a label that must have one of the values, with any characters in them.
 
     One of no values never matches.
     """

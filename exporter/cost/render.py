@@ -63,7 +63,7 @@ class _Terminal:
 
 
 def encodable(name: str) -> str:
-    """A text that UTF-8 has: half a surrogate pair, which JSON can smuggle in, becomes a question mark."""
+    """Return a text that UTF-8 has: half a surrogate pair, which JSON can contain, becomes a question mark."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
@@ -76,7 +76,7 @@ class ReportRow(NamedTuple):
 
 
 def titles(report: FleetReport) -> tuple[str, ...]:
-    """Of the columns that name a row."""
+    """Return the titles of the columns that name a row."""
     by = report.question.by
     return (*map(title, by), *(() if _of_owners(by) else ("Held by",)))
 
@@ -226,7 +226,7 @@ def write_table(
 
 
 def console_for(stream: TextIO, table: Table) -> Console:
-    """What writes a table of rich's to a terminal, or to a file: as wide as the table, up to ``WIDTH_OF_A_FILE``.
+    """Return a console for a table, on a terminal or a file: as wide as the table, up to ``WIDTH_OF_A_FILE``.
 
     In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
     """
@@ -237,7 +237,7 @@ def console_for(stream: TextIO, table: Table) -> Console:
 
 
 def _table(report: FleetReport, top: int | None, form: Form) -> Iterator[tuple[str, str]]:
-    """Lines with their styles."""
+    """Yield lines with their styles."""
     shown, columns = rows(report, top), list(number_columns(report, form))
     names = len(titles(report))
     head = (*titles(report), *(title for title, _ in columns))
@@ -252,7 +252,7 @@ def _table(report: FleetReport, top: int | None, form: Form) -> Iterator[tuple[s
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
-    """Names to the left, numbers to the right."""
+    """Return a line with names to the left and numbers to the right."""
     padded = []
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         space = " " * (width - cell_len(cell))
@@ -261,7 +261,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
 
 
 def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
-    """One document in UTF-8, light and dark as the reader's device is."""
+    """Write one document in UTF-8, light or dark as the reader's device is."""
     digits = hour_digits(report.trust.capacity_seconds)
     shown, columns = rows(report, top), list(number_columns(report, "html"))
     currencies = [(f"Cost {currency}", parts(report, currency), 2, 1.0) for currency in report.currencies]
@@ -282,7 +282,7 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
 
 
 def _length(row: ReportRow, report: FleetReport) -> float:
-    """How long a row's bar is: its money where there is one currency, else its hours."""
+    """Return the length of a row's bar: its money if there is one currency, else its hours."""
     if len(report.currencies) == 1:
         return row.line.figures.money_in(report.currencies[0]).total
     return row.line.figures.seconds.total
@@ -357,12 +357,12 @@ def _csv_lines(report: FleetReport) -> Iterator[CsvCells]:
 
 
 def _columns(report: FleetReport) -> tuple[Dimension, ...]:
-    """What names a line: every dimension, and the labels that are asked for."""
+    """Return what names a line: every dimension, and the labels of the question."""
     return (*DIMENSIONS, *(name for name in report.question.by if name.startswith(LABEL)))
 
 
 def _figures(report: FleetReport, line: ReportLine) -> CsvCells:
-    """Hours, energy, ratios and money by column, rounded; what is not known, or has no owner, has no cell."""
+    """Return hours, energy, ratios and money by column, rounded; an unknown value has no cell."""
     figures = line.figures
     seconds = {"gpu": figures.seconds.total, **{name: line.of_state(name) for name in STATE_COLUMNS}}
     seconds["unpriced"] = figures.unpriced_seconds

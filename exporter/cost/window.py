@@ -254,7 +254,7 @@ def _rfc3339(seconds: int) -> str:
 
 
 def period_at(period: Period, now: float, zone: tzinfo = UTC) -> Window:
-    """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
+    """Return the week (from Monday), month, quarter or year of ``now``, labelled ``2026-W47``, ``2026-11``, ..."""
     first, after = _span(period, datetime.fromtimestamp(now, zone).date())
     quarter = f"{first:%Y}-Q{first.month // 3 + 1}"
     label = {"week": f"{first:%G-W%V}", "month": f"{first:%Y-%m}", "quarter": quarter, "year": f"{first:%Y}"}[period]

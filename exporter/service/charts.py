@@ -46,7 +46,7 @@ class Chart:
         return self.currency or "GPU-hours"
 
     def words(self, value: float) -> str:
-        """A value with its unit."""
+        """Return a value with its unit."""
         return money(value, self.currency) if self.currency else f"{decimal(value, 1)} h"
 
     @property
@@ -123,7 +123,7 @@ def uses(report: FleetReport, currency: str) -> Chart | None:
 def largest(
     everything: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool
 ) -> Chart | None:
-    """What each of the named lines costs day by day, and where there are ``more`` all others together.
+    """Return what each of the named lines costs day by day, and, if there are ``more``, all others together.
 
     Args:
         everything: What all lines together are, with its days.

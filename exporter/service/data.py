@@ -161,7 +161,7 @@ LATE_SECONDS = 2.5 * HOUR_SECONDS
 
 
 async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | None:
-    """When the newest recorded hour ended, Unix time; ``None`` where none was within the last 26 hours.
+    """Return when the newest recorded hour ended, Unix time; ``None`` if none was within the last 26 hours.
 
     Raises:
         PrometheusError: It cannot be asked.
@@ -188,7 +188,7 @@ async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | N
 
 
 async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str, tuple[str, ...]]:
-    """Values by key of the cost labels that owners of the last day had, both in the order of the alphabet.
+    """Return values by key of the cost labels that owners of the last day had, both in alphabetical order.
 
     Raises:
         PrometheusError: It cannot be asked.
@@ -203,7 +203,7 @@ async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str
 
 
 def lateness(newest_seconds: float | None, now_seconds: float) -> str:
-    """Why there is no newer hour, in one sentence with the fix; empty where it is new enough."""
+    """Return why there is no newer hour, in one sentence with the fix; empty if it is new enough."""
     if newest_seconds is None:
         return (
             f"{RECORDED} has no sample of the last {LOOK_BACK_HOURS} hours: load rules/prometheus-rules.yaml into"

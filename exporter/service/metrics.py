@@ -75,7 +75,7 @@ ALL: tuple[Metric, ...] = (*OWN, *catalog.PROCESS)
 
 
 def families(book: Book) -> list[Family]:
-    """Everything that the page says but for the process; what is not known is absent from it."""
+    """Return all families of the page except those of the process; an unknown value is absent."""
     freshness, keeping, this_month = book.freshness(), book.keeping, book.known_month()
     page = PageBuilder()
     page.declare_all(OWN)

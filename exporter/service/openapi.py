@@ -29,7 +29,7 @@ _ERRORS = {
 
 
 def document(title: str = "GPU cost", prefix: str = "") -> dict[str, Any]:
-    """The document; ``prefix`` is that of all paths behind a proxy."""
+    """Return the document; ``prefix`` is that of all paths behind a proxy."""
     named = _named()
     return {
         "openapi": "3.1.0",
@@ -116,7 +116,7 @@ def name_of(kind: type) -> str:
 
 
 def _named() -> dict[str, Parameter]:
-    """Every parameter by its name in the document; where two are called the same, the path comes before it."""
+    """Return every parameter by its name in the document; of two with one name the second has the path before it."""
     found: dict[str, Parameter] = {}
     for endpoint in ENDPOINTS:
         for parameter in endpoint.parameters:

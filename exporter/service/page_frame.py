@@ -68,7 +68,7 @@ class View:
         return replace(self.question, by=by, with_series=with_series)
 
     def link(self, path: str | None = None, **changes: str | int | None) -> str:
-        """The address of a page with the same window, filters, sharing and currency, but for ``changes``.
+        """Return the address of a page with the same window, filters, sharing and currency, except ``changes``.
 
         ``None`` takes a parameter away. Another page begins with its own order and its first hundred.
         """
@@ -86,23 +86,23 @@ class View:
         return f"{self.prefix}{path}" + (f"?{urlencode(pairs, quote_via=quote, safe=':/')}" if pairs else "")
 
     def menu(self, path: str) -> str:
-        """The address of a page of the menu. What a page is about is no filter of the next one."""
+        """Return the address of a page of the menu; the subject of a page is no filter of the next one."""
         subject: Iterable[str] = ()
         if self.path == "/owner":
             subject = (name for name in dimensions_in(self.asked) if name != "cluster")
         return self.link(path, **dict.fromkeys(subject))
 
     def owner(self, **parts: str) -> str:
-        """The address of the page on an owner, within what is asked for."""
+        """Return the address of the page on an owner, within the filters."""
         return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
 
     def workload(self, of: LineKey) -> str:
-        """The address of the page on a line's workload."""
+        """Return the address of the page on a line's workload."""
         where = {"cluster": of.cluster} if of.cluster else {}
         return self.owner(**where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 
     def download(self, by: Iterable[Dimension], form: str) -> str:
-        """The address of a table's data in the API, with the same window, filters and sharing."""
+        """Return the address of a table's data in the API, with the same window, filters and sharing."""
         pairs = [("window", self.window_text), ("by", ",".join(by))]
         for name in dimensions_in(self.asked):
             pairs += [(f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked[name]]
@@ -115,7 +115,7 @@ class View:
 
 
 def dimensions_in(asked: Asked) -> list[Dimension]:
-    """Dimensions that a page is filtered by, labels last."""
+    """Return the dimensions that a page is filtered by, labels last."""
     return [name for name in DIMENSIONS if name in asked] + [name for name in asked if name.startswith(LABEL)]
 
 
@@ -175,7 +175,7 @@ MOST_CHOICES = 500
 
 
 def choices(report: FleetReport | None, labels: Mapping[str, tuple[str, ...]]) -> Mapping[Dimension, tuple[str, ...]]:
-    """What the filters can be set to, in the order of the alphabet.
+    """Return what the filters can be set to, in alphabetical order.
 
     Args:
         report: By ``GROUPS``; ``None`` where it is not known.
@@ -196,7 +196,7 @@ def make_frame(
     offered: Mapping[Dimension, tuple[str, ...]],
     whole: FleetReport | None,
 ) -> dict[str, object]:
-    """What ``base.html`` shows around a page.
+    """Return what ``base.html`` shows around a page.
 
     Args:
         view: The page.
@@ -238,7 +238,7 @@ def _unpriced(whole: FleetReport) -> Iterator[tuple[str, float, str, str, str]]:
 
 
 def _windows(now_seconds: float) -> list[tuple[str, str]]:
-    """Names and texts of usual periods."""
+    """Return names and texts of usual periods."""
     today = datetime.fromtimestamp(now_seconds, tz=UTC)
     last = f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
     offered = [("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("Last month", last)]

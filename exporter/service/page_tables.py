@@ -59,7 +59,7 @@ FIRST = tuple(Asked(DEFAULT_WINDOW, one) for one in (Question(by=GROUPS, with_se
 
 
 def subject_of(name: str) -> Subject:
-    """What the page ``/by/name`` is of; a name that is not known is that of a label."""
+    """Return the subject of the page ``/by/name``; an unknown name is that of a label."""
     return SUBJECTS.get(name) or Subject(title=f"Label {title(name)}", by=(name,), name=name)
 
 
@@ -169,7 +169,7 @@ def _total(figures: Figures | None, currency: str) -> float | None:
 
 
 def _effective_words(row: TableRow) -> str:
-    """Effective part of the profiled time, and the coverage where that is not all of the active time."""
+    """Return the effective part of the profiled time, and the coverage if that is not all of the active time."""
     seconds = row.line.states.seconds if row.line.states else NO_SECONDS
     if seconds.effective_ratio is None or seconds.profiled_ratio is None:
         return ""
@@ -208,7 +208,7 @@ def make_table(
     lines: int = LINES,
     prices: PriceRows | None = None,
 ) -> dict[str, object]:
-    """The page of the table that was asked for."""
+    """Return the page of the table."""
     rows = _rows(report, view, currency, subject, prices or {})
     foot = _foot(report, view, subject)
     found = _searched(rows, view.first("q"))
@@ -305,7 +305,7 @@ def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
 
 
 def make_row(line: ReportLine, view: View, subject: Subject) -> TableRow:
-    """A line as a row."""
+    """Return a line as a row."""
     return TableRow(
         name=name_of(line.key, subject.name),
         line=line,
@@ -315,7 +315,7 @@ def make_row(line: ReportLine, view: View, subject: Subject) -> TableRow:
 
 
 def name_of(key: LineKey, dimension: Dimension) -> str:
-    """What a line is called: the value, or in words that there is none."""
+    """Return the name of a line: the value, or words if there is none."""
     if key.is_apart:
         return key.kind
     if dimension == "workload":
@@ -374,12 +374,12 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recom
 
 
 async def recommendations(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """The page of recommendations."""
+    """Return the page of recommendations."""
     report = await book.report(view.window, view.about())
     advice = advised(book.recommendations.value, view)
     return report, {"advice": advice, "savings": sorted(totals(advice).items())}
 
 
 async def plain(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """A page that is the same for every question."""
+    """Return a page that is the same for every question."""
     return await book.report(view.window, Question()), {}

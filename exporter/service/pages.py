@@ -39,7 +39,7 @@ _OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
 
 
 def usual_currency(report: FleetReport) -> str:
-    """The currency that most GPU-hours were paid in; empty where nothing has a price."""
+    """Return the currency that most GPU-hours were paid in; empty if nothing has a price."""
     seconds = dict.fromkeys(report.currencies, 0.0)
     for line in report.held:
         for currency in line.figures.money:
@@ -48,7 +48,7 @@ def usual_currency(report: FleetReport) -> str:
 
 
 async def summed(book: Book, view: View, *by: Dimension) -> FleetReport:
-    """The report day by day, but for workloads; summed from the one at all ``GROUPS`` where that is the same."""
+    """Return the report, day by day except for workloads; summed from the one at all ``GROUPS`` if that is the same."""
     # What is spread evenly depends on how many lines there are.
     if view.question.is_shared or not set(by) <= set(GROUPS):
         # Thousands of workloads with their days would be a lot to read for the few that are shown.
@@ -63,7 +63,7 @@ async def summed(book: Book, view: View, *by: Dimension) -> FleetReport:
 
 
 async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
-    """Lines of a report on workloads that was read without days, now with them, in the same order."""
+    """Return lines of a report on workloads that was read without days, with their days, in the same order."""
     if not lines:
         return []
     wanted = dict(view.question.filters.wanted)
@@ -86,7 +86,7 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
 
 
 async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """The fleet's report, and what the template shows."""
+    """Return the fleet's report, and the values of the template."""
     total, workloads = await asyncio.gather(
         book.report(view.window, view.about(*GROUPS, with_series=True)), summed(book, view, *tables.WORKLOADS.by)
     )
@@ -115,7 +115,7 @@ def _used(state: BudgetState) -> float:
 
 
 def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
-    """Owners with the most idle money, or idle hours where nothing has a price."""
+    """Return owners with the most idle money, or idle hours if nothing has a price."""
 
     def size(line: ReportLine) -> float:
         return line.figures.amounts(currency).idle
@@ -166,7 +166,7 @@ _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
 
 
 async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
-    """A page of ``SUBJECTS``."""
+    """Return a page of ``SUBJECTS``."""
     subject = tables.subject_of(name)
     report, everyone = await asyncio.gather(summed(book, view, *subject.by), summed(book, view))
     if before := book.before(view.window):
@@ -185,7 +185,7 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
 
 
 async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """The page on what the filters say."""
+    """Return the page on the subject of the filters."""
     asks_pods = any(name in view.question.filters.wanted for name in _OF_PODS)
 
     async def pods_now() -> Sequence[PodDocument]:
@@ -229,7 +229,7 @@ def _named(view: View, name: Dimension) -> str:
 
 
 def _title(view: View) -> tuple[str, str]:
-    """What it is, and its name."""
+    """Return the kind of the subject, and its name."""
     for name in _subjects(view):
         kind = view.asked.get("kind") if name == "workload" else None
         return (kind[0] if kind and kind[0] != NONE else title(name), _named(view, name))
@@ -237,7 +237,7 @@ def _title(view: View) -> tuple[str, str]:
 
 
 def _subjects(view: View) -> list[Dimension]:
-    """What the page is on, the narrowest first."""
+    """Return the subjects of the page, the narrowest first."""
     labels = (name for name in view.asked if name.startswith(LABEL))
     return [name for name in (*_SUBJECTS[:5], *labels, *_SUBJECTS[5:]) if name in view.asked]
 
@@ -321,7 +321,7 @@ class Pages:
         return web.Response(status=HTTPStatus.FOUND, headers={hdrs.LOCATION: target})
 
     async def error_page(self, request: web.Request, status: int, problems: tuple[str, ...]) -> web.Response:
-        """An error of any path, for people; with what was asked for, as far as that is understood."""
+        """Answer with an error of any path as a page, with the filters if they are understood."""
         path = request.path.removeprefix(self.settings.path_prefix)
         try:
             view = self._view(path, request.query.items())

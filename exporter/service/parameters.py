@@ -140,7 +140,7 @@ def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
 
 
 def _filter(text: str, _now: Now) -> tuple[str, ...]:
-    """Values between commas; a backslash takes its meaning from a comma or a backslash after it."""
+    """Return values between commas; a backslash escapes a comma or a backslash after it."""
     values = [""]
     for part in re.split(r"\\([\\,])|,", text):
         if part is None:  # a comma without a backslash before it
@@ -151,7 +151,7 @@ def _filter(text: str, _now: Now) -> tuple[str, ...]:
 
 
 def filter_text(value: str) -> str:
-    """A value as it is written in the parameter of a filter."""
+    """Return a value as it is written in the parameter of a filter."""
     return value.replace("\\", "\\\\").replace(",", "\\,")
 
 
@@ -168,7 +168,7 @@ def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
 
 
 def count(name: str, about: str, default: str | None = None, most: int | None = None) -> Parameter:
-    """A whole number from 0."""
+    """Return the parameter of a whole number from 0."""
 
     def parse(text: str, _now: Now) -> int:
         number = text.strip()
@@ -187,7 +187,7 @@ def count(name: str, about: str, default: str | None = None, most: int | None = 
 
 
 def switch(name: str, about: str) -> Parameter:
-    """True or false, by default false."""
+    """Return the parameter of a switch, by default false."""
     return Parameter(
         name=name,
         about=about,
@@ -199,7 +199,7 @@ def switch(name: str, about: str) -> Parameter:
 
 
 def choice(name: str, about: str, known: Sequence[str], default: str) -> Parameter:
-    """One of a few words."""
+    """Return the parameter of one of a few words."""
     return Parameter(
         name=name,
         about=about,
@@ -264,7 +264,7 @@ LIMIT = count(
 
 
 def filters_of(values: Mapping[str, Any]) -> Filters:
-    """The filters among the values that ``read`` gave."""
+    """Return the filters among the values of ``read``."""
     return Filters(
         wanted={
             name.removeprefix(FILTER): frozenset(value)

@@ -106,7 +106,7 @@ class Readings:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A turn for a reading that is not kept.
+        """Wait for the turn of a reading that is not kept.
 
         Raises:
             PrometheusError: Too many wait already.
@@ -128,7 +128,7 @@ class Readings:
     async def get(
         self, asked: Asked, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
     ) -> FleetReport:
-        """The report for a question.
+        """Return the report for a question.
 
         Args:
             asked: What is asked for.

@@ -31,7 +31,7 @@ _API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/
 
 
 def create_app(book: Book, settings: ServeSettings) -> web.Application:
-    """The service as an aiohttp application; it answers under ``/`` and under the prefix of ``external_url``."""
+    """Return the service as an aiohttp application, under ``/`` and under the prefix of ``external_url``."""
     site = _Site(book=book, settings=settings, pages=Pages(book=book, settings=settings))
     app = site.app([site.own_host, _known_client, site.plain_errors])
     if settings.path_prefix:

@@ -37,7 +37,7 @@ OPTIONS = options_of(ServeSettings)
 def load_settings(
     flags: Mapping[str, object], environ: Mapping[str, str], *, extra: tuple[str, ...] = ()
 ) -> ServeSettings:
-    """The service's settled configuration.
+    """Return the service's settled configuration.
 
     Args:
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
