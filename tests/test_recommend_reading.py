@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exporter.cli import main
-from exporter.cli.common import EXIT_FAILED, EXIT_USAGE
+from exporter.cli.output import EXIT_FAILED, EXIT_USAGE
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.dimensions import EVERYTHING, Filters
 from exporter.cost.fleet_reading import PrometheusLedger

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from exporter.config import price_book
 from exporter.cost.dimensions import UNALLOCATED
-from exporter.cost.ledger import FleetLedger
+from exporter.cost.ledger import FleetLedger, reprice
 from exporter.cost.report import Question, make_report
-from exporter.cost.reprice import reprice
 from exporter.model import ByState
 
 

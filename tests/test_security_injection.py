@@ -25,7 +25,7 @@ from prometheus_support import StubLedger, serving
 from snapshot_support import changed
 
 from exporter.cli import main
-from exporter.cli.common import say
+from exporter.cli.output import say
 from exporter.config.resolve import EventFormatter
 from exporter.cost.node_report import AgentLedger, read, write
 from exporter.cost.queries import matches

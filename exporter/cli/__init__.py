@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import NamedTuple
 
 from exporter import __version__
-from exporter.cli.common import EXIT_USAGE, PROGRAM, Parser, command, ended, refuse, unknown_flags
+from exporter.cli.common import Parser, command, refuse, unknown_flags
+from exporter.cli.output import EXIT_USAGE, PROGRAM, ended
 from exporter.config import dcgm_flags
 
 

@@ -15,18 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import (
-    EXIT_FAILED,
-    PROGRAM,
-    Parser,
-    add_options,
-    check_output,
-    output,
-    refuse,
-    say,
-    start_log,
-    stdout,
-)
+from exporter.cli.common import Parser, add_options, refuse, start_log
+from exporter.cli.output import EXIT_FAILED, PROGRAM, check_output, output, say, stdout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

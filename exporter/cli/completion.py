@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.cli.common import PROGRAM, Parser, put, refuse
+from exporter.cli.common import Parser, refuse
+from exporter.cli.output import PROGRAM, put
 from exporter.cost.dimensions import DIMENSIONS
 from exporter.cost.window import PERIODS
 

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from exporter.cli import top
-from exporter.cli.common import Parser, command, ended, put, refuse, unknown_flags
+from exporter.cli.common import Parser, command, refuse, unknown_flags
+from exporter.cli.output import ended, put
 from exporter.cost import agent_client
 from exporter.cost.live import LiveRow, Picture, agent_picture, picture_of
 from exporter.errors import ExporterError

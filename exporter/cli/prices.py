@@ -11,17 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from exporter.accounting.prices import PricedGpu
-from exporter.cli.common import (
-    Parser,
-    add_output,
-    check_output,
-    command,
-    or_problems,
-    output,
-    put,
-    refuse,
-    say,
-)
+from exporter.cli.common import Parser, add_output, command, or_problems, refuse
+from exporter.cli.output import check_output, output, put, say
 from exporter.config import price_book
 from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client

@@ -6,7 +6,8 @@ import os
 import time
 from datetime import UTC
 
-from exporter.cli.common import EXIT_PARTIAL, Parser, add_output, add_timezone, check_output, or_problems, output, say
+from exporter.cli.common import Parser, add_output, add_timezone, or_problems
+from exporter.cli.output import EXIT_PARTIAL, check_output, output, say
 from exporter.cli.report import read_filters
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.dimensions import Filters

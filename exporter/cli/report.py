@@ -12,22 +12,8 @@ from datetime import UTC
 from pathlib import Path
 
 from exporter.accounting.prices import PriceBook
-from exporter.cli.common import (
-    EXIT_PARTIAL,
-    Parser,
-    add_output,
-    add_timezone,
-    check_output,
-    command,
-    is_written_in_place,
-    of_kind,
-    or_problems,
-    output,
-    progress_bar,
-    put,
-    refuse,
-    say,
-)
+from exporter.cli.common import Parser, add_output, add_timezone, command, of_kind, or_problems, refuse
+from exporter.cli.output import EXIT_PARTIAL, check_output, is_written_in_place, output, progress_bar, put, say
 from exporter.config import price_book, types
 from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client, node_report
@@ -52,11 +38,10 @@ from exporter.cost.focus import (
     write_focus,
 )
 from exporter.cost.foot import failure_words
-from exporter.cost.ledger import FleetLedger
+from exporter.cost.ledger import REPRICE_DIMENSIONS, FleetLedger, reprice
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.cost.report import Question, Trust, compared, make_report, unknown_labels
-from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import StoreLedger
 from exporter.cost.window import HOUR_SECONDS, Window, parse_window, period_before

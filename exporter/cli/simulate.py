@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, output, progress_bar, put, refuse
+from exporter.cli.common import Commands, Parser, command, refuse
+from exporter.cli.output import output, progress_bar, put
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:

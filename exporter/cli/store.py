@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from exporter.cli.common import EXIT_PARTIAL, Commands, Parser, command, progress_bar, put, refuse, say
+from exporter.cli.common import Commands, Parser, command, refuse
+from exporter.cli.output import EXIT_PARTIAL, progress_bar, put, say
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.foot import HOUR

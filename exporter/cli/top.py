@@ -21,7 +21,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cli.common import EXIT_PARTIAL, Parser, of_kind, refuse, say, stdout
+from exporter.cli.common import Parser, of_kind, refuse
+from exporter.cli.output import EXIT_PARTIAL, say, stdout
 from exporter.config import types
 from exporter.config.prometheus_options import ADDRESS, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client
