@@ -17,15 +17,7 @@ from exporter.cli.output import EXIT_PARTIAL, check_output, is_written_in_place,
 from exporter.config import price_book, types
 from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost import agent_client, node_report
-from exporter.cost.dimensions import (
-    LABEL,
-    Dimension,
-    Filters,
-    dimension_of,
-    dimensions_of,
-    label_problem,
-    too_many_labels,
-)
+from exporter.cost.dimensions import Dimension, Filters, dimension_of, dimensions_of, too_many_labels
 from exporter.cost.document import MEANINGS
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.focus import (
@@ -45,7 +37,7 @@ from exporter.cost.report import Question, Trust, compared, make_report, unknown
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import StoreLedger
 from exporter.cost.window import HOUR_SECONDS, Window, parse_window, period_before
-from exporter.errors import ConfigError, ExporterError, expected
+from exporter.errors import ConfigError, ExporterError
 from exporter.model.formatting import percent_down
 
 _FOCUS_NAMES = (
@@ -174,10 +166,8 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
         for key, value in vars(namespace).items()
         if key not in _OF_A_NODE and value is not None
     ]
-    by = namespace.by
-    if by not in {None, *node_report.BY} and (not by.startswith(LABEL) or label_problem(by)):
-        allowed = f"{', '.join(node_report.BY)}, label:KEY"
-        problems.append(f"--by: value '{by}' is not for one node{expected(by, node_report.BY, allowed)}")
+    if namespace.by is not None and (problem := node_report.by_problem(namespace.by)):
+        problems.append(f"--by: {problem}")
     if namespace.format not in node_report.FORMATS:
         problems.append(
             f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(node_report.FORMATS)}"

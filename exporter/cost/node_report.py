@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Any, TextIO, TypeAlias
 
 from exporter.cost.agent_client import number, understood
-from exporter.cost.dimensions import Dimension, LineKey
+from exporter.cost.dimensions import LABEL, Dimension, LineKey, label_problem
 from exporter.cost.document import figures_document, line_document
 from exporter.cost.foot import HOUR, Remark, listed, terms, unpriced
 from exporter.cost.ledger import Chunk, Figures, FleetLedger
 from exporter.cost.render import encodable, write_csv, write_table
 from exporter.cost.report import FleetReport, Question, make_report
 from exporter.cost.window import Window
-from exporter.errors import ExporterError
+from exporter.errors import ExporterError, expected
 from exporter.model import ByState, Price, ShareMode
 from exporter.model.formatting import clean, decimal, hour_digits, moment
 from exporter.web.node_api import price_keys
@@ -29,6 +29,13 @@ BY: Mapping[By, tuple[Dimension, ...]] = {
     "model": ("model",),
 }
 """Dimensions of the lines."""
+
+
+def by_problem(by: By) -> str:
+    """Return what is wrong with a dimension of one node; empty if nothing is."""
+    if by in BY or (by.startswith(LABEL) and not label_problem(by)):
+        return ""
+    return f"value '{by}' is not for one node{expected(by, BY, ', '.join((*BY, 'label:KEY')))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def number_columns(report: FleetReport, form: Form) -> Iterator[Column]:
 
 
 def _hours(state: str, digits: int, line: ReportLine) -> str:
-    seconds = line.of_state(state)
+    seconds = line.by_state()[state]
     return "" if seconds is None else decimal(seconds / HOUR, digits)
 
 
@@ -140,7 +140,7 @@ def cost_words(line: ReportLine, currency: str, otherwise: str = "") -> str:
 
 
 def _money(state: str, currency: str, line: ReportLine) -> str:
-    money = line.of_state(state, currency)
+    money = line.by_state(currency)[state]
     return "" if money is None else decimal(money)
 
 
@@ -317,8 +317,6 @@ MONEY_DIGITS, HOUR_DIGITS, _RATIO_DIGITS = 2, 3, 4
 """Decimals in CSV; JSON is not rounded."""
 CSV_HOURS = ("gpu_hours", *(f"{name}_hours" for name in STATE_COLUMNS), "unpriced_hours")
 CSV_MONEY = ("cost", *(f"{name}_cost" for name in STATE_COLUMNS))
-
-
 CsvCells = dict[str, str | float]
 """A row by column."""
 
@@ -364,7 +362,7 @@ def _columns(report: FleetReport) -> tuple[Dimension, ...]:
 def _figures(report: FleetReport, line: ReportLine) -> CsvCells:
     """Return hours, energy, ratios and money by column, rounded; an unknown value has no cell."""
     figures = line.figures
-    seconds = {"gpu": figures.seconds.total, **{name: line.of_state(name) for name in STATE_COLUMNS}}
+    seconds = {"gpu": figures.seconds.total, **line.by_state()}
     seconds["unpriced"] = figures.unpriced_seconds
     cells: CsvCells = {
         f"{name}_hours": round(value / HOUR, HOUR_DIGITS) for name, value in seconds.items() if value is not None
@@ -378,7 +376,7 @@ def _figures(report: FleetReport, line: ReportLine) -> CsvCells:
         cost = figures.money.get(currency)
         money = {
             "cost": cost.total if cost else None,
-            **{f"{name}_cost": line.of_state(name, currency) for name in STATE_COLUMNS},
+            **{f"{name}_cost": amount for name, amount in line.by_state(currency).items()},
         }
         if report.before:
             money["before"], money["change"] = line.change(currency)

@@ -69,11 +69,11 @@ class ReportLine:
         """Figures of active, idle and unknown time; ``None`` without an owner, which has no idle time."""
         return None if self.key.is_apart else self.owned or self.figures
 
-    def of_state(self, name: str, currency: str | None = None) -> float | None:
-        """Return the seconds, or the money in a currency, of one of ``STATE_COLUMNS``; ``None`` if not known."""
+    def by_state(self, currency: str | None = None) -> Mapping[str, float | None]:
+        """Return the seconds, or the money in a currency, by ``STATE_COLUMNS``; ``None`` is not known."""
         if (states := self.states) is None:
-            return None
-        return state_columns(states.seconds if currency is None else states.money.get(currency))[name]
+            return state_columns(None)
+        return state_columns(states.seconds if currency is None else states.money.get(currency))
 
     def ratio(self, name: str) -> float | None:
         """Return one of ``RATIOS``; ``None`` without an owner, or where nothing was measured."""

@@ -143,7 +143,7 @@ def _of_states(of_hours: Sequence[str], of_money: Sequence[str], currency: str) 
 
 
 def _of_state(name: str, currency: str | None, row: TableRow) -> float | None:
-    return row.line.of_state(name, currency)
+    return row.line.by_state(currency)[name]
 
 
 def _of_nobody(kind: str, currency: str, row: TableRow) -> float | None:
