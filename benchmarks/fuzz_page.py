@@ -16,8 +16,8 @@ from virtual_world import MODELS, Board, World
 
 from exporter.config import price_book
 from exporter.gpu import wire
-from exporter.metrics.collector import ExpositionOptions, build
-from exporter.metrics.text_format import Dropped, render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import render
 from exporter.model import GpuReading, Snapshot
 from exporter.web import node_api, node_page
 
@@ -100,10 +100,10 @@ def lived(world: World, agent: Agent, *, odd: tuple[GpuReading, ...] | None = No
 
 def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
     """The page is valid in both formats, no series is there twice, shares and totals are possible; as JSON, too."""
-    families, _ = build(snapshot, ExpositionOptions(), Dropped())
-    require(not duplicate_series(families), "a series is there twice")
+    shown = families(snapshot, ExpositionOptions())
+    require(not duplicate_series(shown), "a series is there twice")
     for openmetrics in (False, True):
-        for line in render(families, openmetrics=openmetrics).decode("utf-8").split("\n"):
+        for line in render(shown, openmetrics=openmetrics).decode("utf-8").split("\n"):
             valid = not line or line.startswith("# ") or _SAMPLE.fullmatch(line)
             require(valid is not None, f"the line {line[:300]!r}")
     held: dict[str, float] = {}

@@ -18,7 +18,7 @@ from samples_support import pairs, samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import default
-from exporter.metrics.text_format import Block, Family, Kind, labels, negotiate, number, render
+from exporter.metrics.text_format import Family, Kind, labels, negotiate, number, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
@@ -117,21 +117,6 @@ def test_a_counter_of_dcgm_is_what_prometheus_client_has_for_a_gauge_but_for_its
     for openmetrics, page, kind in ((False, generate_latest(theirs), b"counter"), (True, modern(theirs), b"unknown")):
         expected = re.sub(rb"(?m)^(# TYPE \S+) gauge$", rb"\1 " + kind, page)
         assert render(counters, openmetrics=openmetrics) == expected
-
-
-@given(
-    st.lists(st.lists(st.tuples(st.sampled_from("abcd"), EXTREMES | ODD | SMALL), max_size=4), min_size=2, max_size=6)
-)
-def test_a_block_shows_page_after_page_what_one_made_anew_would(pages: list[list[tuple[str, float]]]) -> None:
-    families_in_turn = [
-        Family(name="x", kind=Kind.GAUGE, help="h", values={labels(("n", name)): value for name, value in page})
-        for page in pages
-    ]
-    block = Block(families_in_turn[0])
-    for family in families_in_turn:
-        block.show(family)
-        for openmetrics in (False, True):
-            assert block.part(openmetrics=openmetrics) == Block(family).part(openmetrics=openmetrics)
 
 
 @given(FAMILIES)

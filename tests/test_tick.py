@@ -13,7 +13,7 @@ from samples_support import samples_of
 from exporter.agent.facts import Attributor
 from exporter.agent.sources import Sources
 from exporter.attribution.processes import PodLookup
-from exporter.metrics.collector import ExpositionOptions, build
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import Dropped
 from exporter.model import (
     Allocations,
@@ -178,7 +178,7 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
     for second in range(20):
         at = EPOCH + second
         source.readings.append(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, gpus=(lie,)))
-        page, _ = build(node.tick(at, float(second)), ExpositionOptions(), Dropped())
+        page = families(node.tick(at, float(second)), ExpositionOptions())
         samples = [
             one for family in page if family.name.startswith("gpu_exporter_errors") for one in samples_of(family)
         ]
@@ -228,7 +228,8 @@ def check_use(view: DeviceView) -> None:
 
 
 def check_page(snapshot: Snapshot) -> None:
-    page, dropped = build(snapshot, ExpositionOptions(), Dropped())
+    dropped = Dropped()
+    page = families(snapshot, ExpositionOptions(), dropped)
     assert dropped == Dropped(), "duplicate and bad samples"
     for family in page:
         assert all(math.isfinite(sample.value) and sample.value >= 0 for sample in samples_of(family)), family.name

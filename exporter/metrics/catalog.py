@@ -34,7 +34,7 @@ def shown_until_seconds(until: float | None) -> float | None:
     return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
 
 
-@lru_cache(maxsize=1024)  # as many pods, each page again; a renderer forgets them with the label sets
+@lru_cache(maxsize=1024)  # as many pods, each page again
 def exported_labels(exported: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Return the exported pairs with valid, distinct names: one other pair would make the page invalid."""
     kept: dict[str, str] = {}

@@ -21,11 +21,12 @@ from exporter.metrics.text_format import (
     Dropped,
     Family,
     Kind,
-    LabelNames,
     Labels,
     Metric,
     PageBuilder,
+    Series,
     labels,
+    named,
     plus,
 )
 from exporter.model import (
@@ -50,12 +51,8 @@ _NANOSECONDS = 1_000_000_000
 _MEMORY_LIMIT_CELSIUS = 95
 """Assumed limit if the driver has none: that of HBM on boards with a known limit."""
 
-_Row = tuple[Metric, Labels, float | None]
-
 _ALLOCATION_STATES = tuple(AllocationState)
-_DEVICE, _HOLDER = LabelNames(*DEVICE_LABELS), LabelNames(*POD_LABELS)
-_DEVICE_INFO = LabelNames(*catalog.GPU_INFO.labels[len(DEVICE_LABELS) :])
-_INFO = LabelNames(*INFO_LABELS)
+_DEVICE_INFO = catalog.GPU_INFO.labels[len(DEVICE_LABELS) :]
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
     (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
@@ -64,43 +61,35 @@ _PLAIN: tuple[tuple[Metric, Field], ...] = (
 )
 
 
-def collect_devices(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
+def _collect_devices(page: PageBuilder, snapshot: Snapshot) -> None:
     """Add the series of every device and holder, and of what could not be matched to a device.
 
     A device that is not up keeps its identity, its holders, its price and its Xid counts, and a GPU that needs a reset
     its recovery action. It has no measured values.
-
-    Returns:
-        Number of further series of the pod level that are allowed.
     """
-    room = series_limit
     for view in snapshot.devices:
         identity, up = _identity(view, snapshot.node), view.state is DeviceState.UP
         page.rows(_device(view, snapshot, identity))
         for use in view.pods:
-            rows = _holder(use, identity, up=up)
-            if len(rows) > room:
-                page.dropped_series += len(rows)
-            else:
-                room -= len(rows)
-                page.rows(rows)
+            page.pod(_holder(use, identity, up=up))
     _devices(page, snapshot)
     _unresolved(page, snapshot)
-    return room
 
 
 def _identity(view: DeviceView, node: str) -> Labels:
     gpu, instance = view.gpu, view.instance
     if instance is None:
-        return _DEVICE.of(node, str(gpu.index), gpu.uuid, None, None, gpu.model)
-    return _DEVICE.of(node, str(gpu.index), instance.uuid, str(instance.gpu_instance_id), instance.profile, gpu.model)
+        return named(DEVICE_LABELS, node, str(gpu.index), gpu.uuid, None, None, gpu.model)
+    return named(
+        DEVICE_LABELS, node, str(gpu.index), instance.uuid, str(instance.gpu_instance_id), instance.profile, gpu.model
+    )
 
 
-def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
+def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[Series]:
     parent = view.instance.parent_uuid if view.instance else None
     minor = None if view.gpu.minor is None else str(view.gpu.minor)
     driver_version = snapshot.reading.driver_version if snapshot.reading else None
-    info = _DEVICE_INFO.behind(identity, parent, view.gpu.pci_bus_id, minor, driver_version)
+    info = named(_DEVICE_INFO, parent, view.gpu.pci_bus_id, minor, driver_version, base=identity)
     yield catalog.GPU_INFO, info, 1
     if view.instance is None:
         if view.state is not DeviceState.UNKNOWN:
@@ -133,7 +122,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
         yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, None if energy is None else energy / _MILLIJOULES
 
 
-def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottleneck, float]) -> Iterator[_Row]:
+def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottleneck, float]) -> Iterator[Series]:
     if view.activity is not None:
         measured = (("source", view.activity.source), ("measured_by", view.activity.measured_by))
         yield catalog.GPU_ACTIVITY_RATIO, plus(identity, *measured), view.activity.ratio
@@ -143,7 +132,7 @@ def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottlenec
         yield catalog.GPU_BOTTLENECK, plus(identity, ("resource", resource)), part
 
 
-def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[_Row]:
+def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[Series]:
     """Yield a device's Xids, and the other health series of a whole GPU that answers."""
     for xid, count in sorted(view.xids.items()):
         yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
@@ -161,7 +150,7 @@ def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> 
                 yield catalog.GPU_CLOCK_EVENTS_TOTAL, plus(identity, ("event", event)), times
 
 
-def _board_health(view: DeviceView, identity: Labels) -> Iterator[_Row]:
+def _board_health(view: DeviceView, identity: Labels) -> Iterator[Series]:
     for metric, field in catalog.HEALTH_PLAIN:
         yield metric, identity, view.values.get(field)
     for metric, parts in catalog.HEALTH_LABELLED.items():
@@ -179,7 +168,7 @@ def _board_health(view: DeviceView, identity: Labels) -> Iterator[_Row]:
         yield catalog.GPU_NVLINK_ERRORS_TOTAL, plus(identity, ("kind", "recovery")), max(recoveries)
 
 
-def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
+def _throttling(view: DeviceView, identity: Labels) -> Iterator[Series]:
     for reason, field in catalog.THROTTLE_TIMES.items():
         nanoseconds = view.values.get(field)
         if nanoseconds is not None:
@@ -196,11 +185,11 @@ def _bytes(view: DeviceView, field: Field) -> float | None:
     return None if mebibytes is None else mebibytes * _BYTES_PER_MIB
 
 
-def _holder(use: PodUse, identity: Labels, *, up: bool) -> list[_Row]:
+def _holder(use: PodUse, identity: Labels, *, up: bool) -> list[Series]:
     """Return the series of a holder, which are shown together or not at all."""
     holder, activity = use.holder, use.activity
-    plain = _HOLDER.behind(identity, holder.namespace, holder.pod, holder.container, holder.pod_uid)
-    rows: list[_Row] = [
+    plain = named(POD_LABELS, holder.namespace, holder.pod, holder.container, holder.pod_uid, base=identity)
+    rows: list[Series] = [
         (catalog.GPU_POD_INFO, _info(plain, use), 1),
         (catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio),
         (catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds),
@@ -224,10 +213,10 @@ def _info(plain: Labels, use: PodUse) -> Labels:
     estimated = "true" if holder.share_estimated else "false"
     how = (holder.resource, holder.mode, holder.source, estimated)
     if facts is None:
-        return _INFO.behind(plain, *how, holder.namespace, None, None, None, None, None)
+        return named(INFO_LABELS, *how, holder.namespace, None, None, None, None, None, base=plain)
     owner = facts.owner
     labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
-    info = _INFO.behind(plain, *how, *labels_of_owner)
+    info = named(INFO_LABELS, *how, *labels_of_owner, base=plain)
     return plus(info, *exported_labels(facts.exported)) if facts.exported else info
 
 
@@ -243,7 +232,7 @@ def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
     facts = snapshot.metering.node_facts
     if facts != NodeFacts():
         known = (snapshot.node, facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
-        page.metric(catalog.GPU_NODE_INFO, labels(*zip(catalog.GPU_NODE_INFO.labels, known, strict=True)), 1)
+        page.metric(catalog.GPU_NODE_INFO, named(catalog.GPU_NODE_INFO.labels, *known), 1)
 
 
 def present(snapshot: Snapshot) -> int:
@@ -257,7 +246,7 @@ def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
     counts = Counter((one.namespace, one.pod, one.container, one.resource, one.reason) for one in entries)
     names = catalog.GPU_POD_UNRESOLVED_DEVICES.labels
     for key, count in sorted(counts.items()):
-        carried = labels(*zip(names, (snapshot.node, *key), strict=True))
+        carried = named(names, snapshot.node, *key)
         page.metric(catalog.GPU_POD_UNRESOLVED_DEVICES, carried, count)
 
 
@@ -274,22 +263,17 @@ class ExpositionOptions:
     """Maximum number of series of the pod level; a holder that does not fit is left out as a whole and counted."""
 
 
-def families(snapshot: Snapshot, options: ExpositionOptions) -> list[Family]:
-    """Return all families of a snapshot, in a stable order; a pure function."""
-    return build(snapshot, options, Dropped())[0]
-
-
-def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> tuple[list[Family], Dropped]:
-    """Return the families of a page, and the counts of series left out of this page and of ``earlier`` ones."""
-    page = PageBuilder()
+def families(snapshot: Snapshot, options: ExpositionOptions, dropped: Dropped | None = None) -> list[Family]:
+    """Return all families of a snapshot, in a stable order; what is left out is added to ``dropped``."""
+    dropped = dropped or Dropped()
+    page = PageBuilder(options.series_limit, dropped)
     page.declare_all(catalog.ALL)
-    room = collect_devices(page, snapshot, series_limit=options.series_limit)
-    ledger_collector.collect_ledger(page, snapshot, series_limit=room)
+    _collect_devices(page, snapshot)
+    ledger_collector.collect_ledger(page, snapshot)
     ledger_collector.collect_owners(page, snapshot)
     _collect_dcgm(page, snapshot, options)
-    dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
-    return page.families(), dropped
+    return page.families()
 
 
 _Values = Mapping[Field, int | float]

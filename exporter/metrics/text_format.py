@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -17,8 +17,6 @@ A string caches its hash, and all series with the same labels share it.
 """
 
 NO_LABELS = Labels("")
-_MOST_SETS = 1 << 16
-"""Maximum number of label sets between two turns, more than any page has."""
 
 
 class Kind(StrEnum):
@@ -29,34 +27,6 @@ class Kind(StrEnum):
     LABEL = "label"
 
 
-class _Sets:
-    """Caches label sets by their parts: nearly all are the same from page to page."""
-
-    def __init__(self) -> None:
-        self.now: dict[Hashable, Labels] = {}
-        self._before: dict[Hashable, Labels] = {}
-
-    def new(self, parts: Hashable, base: Labels, more: Iterable[tuple[str, str | None]]) -> Labels:
-        """Return a label set that was not requested since the last turn."""
-        if len(self.now) >= _MOST_SETS:
-            self.turn()
-        found = self._before.get(parts)
-        if found is None:
-            text = ",".join([_pair(name, value) for name, value in more if value])
-            found = Labels(f"{base},{text}" if base and text else base or text)
-        self.now[parts] = found
-        return found
-
-    def turn(self) -> None:
-        """Drop the label sets that were not used since the last turn."""
-        self.now, self._before = {}, self.now
-
-
-_SETS = _Sets()
-forget_unused = _SETS.turn
-"""Drops the label sets that were not requested since the last call, such as those of ended pods."""
-
-
 def labels(*pairs: tuple[str, str | None]) -> Labels:
     """Return a label set in the given order, without empty values, which mean absent in Prometheus."""
     return plus(NO_LABELS, *pairs)
@@ -64,26 +34,18 @@ def labels(*pairs: tuple[str, str | None]) -> Labels:
 
 def plus(base: Labels, *more: tuple[str, str | None]) -> Labels:
     """Return a label set with more labels appended; empty values are left out."""
-    parts = (base, more)
-    return _SETS.now.get(parts) or _SETS.new(parts, base, more)
+    return _joined(base, more)
 
 
-class LabelNames:
-    """Names of a group of labels; for frequent label sets cheaper than pairs."""
+def named(names: Sequence[str], *values: str | None, base: Labels = NO_LABELS) -> Labels:
+    """Do the same as ``plus``, with one value per name."""
+    return _joined(base, tuple(zip(names, values, strict=True)))
 
-    __slots__ = ("_names",)
 
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def of(self, *values: str | None) -> Labels:
-        """Do the same as ``labels``, with one value per name."""
-        return self.behind(NO_LABELS, *values)
-
-    def behind(self, base: Labels, *values: str | None) -> Labels:
-        """Do the same as ``plus``, with one value per name."""
-        parts = (self, base, values)
-        return _SETS.now.get(parts) or _SETS.new(parts, base, zip(self._names, values, strict=True))
+@lru_cache(maxsize=4096)  # nearly all sets are the same from page to page; more than most pages have
+def _joined(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
+    text = ",".join([_pair(name, value) for name, value in more if value])
+    return Labels(f"{base},{text}" if base and text else base or text)
 
 
 @lru_cache(maxsize=1024)  # new sets are made of the same few hundred pairs
@@ -107,8 +69,7 @@ PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _GO_EXPONENT_DIGITS = 6
 _GO_EXPONENT_FROM = 10**_GO_EXPONENT_DIGITS
-_PLAIN = {int, float}
-_PURE = ({int}, {float})
+_USUAL = frozenset({int, float})
 
 
 def number(value: float) -> str:
@@ -132,79 +93,29 @@ def number(value: float) -> str:
     return f"{mantissa}e+{point - 1:02d}"
 
 
-class Block:
-    """The lines of a family, kept from page to page; only the text of values is made again.
-
-    Names and labels are kept as pieces of text until a label set comes, goes or changes. An unchanged family is kept as
-    a whole.
-
-    Args:
-        family: The family of the first page.
-    """
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._labels: list[Labels] = []
-        self._values: list[int | float] = []
-        self._kind: type | None = None
-        """Type of all values; ``None`` if they are not all integers or all floats."""
-        self._pieces: list[str] = []
-        self._parts: dict[bool, bytes] = {}
-        self.show(family)
-
-    def show(self, family: Family) -> None:
-        """Replace the values by those of another page, of a family with the same name."""
-        labels, values = list(family.values), list(family.values.values())
-        kinds = set(map(type, values))
-        kind = next(iter(kinds)) if kinds in _PURE else None
-        again = labels == self._labels and (family.kind, family.help) == (self._family.kind, self._family.help)
-        # Equal values can have different texts: 1 and 1.0, 0.0 and -0.0.
-        comparable = again and kind is not None and kind is self._kind
-        if comparable and values == self._values and (kind is int or 0.0 not in values):
-            return
-        if not again:
-            name = family.name
-            befores = [f"{name}{{{one}}} " if one else f"{name} " for one in labels]
-            # The line end belongs to the next line, so each line has two pieces.
-            self._pieces = [piece for before in befores for piece in (f"\n{before}", "")]
-        plain = kinds <= _PLAIN and -math.inf < sum(values) < math.inf and max(values, default=0) < _GO_EXPONENT_FROM
-        spell = repr if plain or kind is int else number
-        if comparable and kind is float:
-            old = zip(self._values, self._pieces[1::2], strict=True)
-            texts: Iterable[str] = [
-                text if value == then != 0 else spell(value) for value, (then, text) in zip(values, old, strict=True)
-            ]
-        else:
-            texts = map(spell, values)
-        self._pieces[1::2] = texts
-        self._family, self._labels, self._values, self._kind = family, labels, values, kind
-        self._parts.clear()
-
-    def part(self, *, openmetrics: bool) -> bytes:
-        """Return head and lines; empty without series."""
-        if not self._pieces:
-            return b""
-        part = self._parts.get(openmetrics)
-        if part is None:
-            family = self._family
-            text = "".join([_head(family, openmetrics=openmetrics), *self._pieces, "\n"])
-            part = self._parts[openmetrics] = text.encode("utf-8", "replace")
-        return part
-
-
-def page(blocks: Iterable[Block], *, openmetrics: bool) -> list[bytes]:
-    """Return a page in text format 0.0.4, or in OpenMetrics 1.0, in parts to be joined.
+def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
+    """Return a page in text format 0.0.4, or in OpenMetrics 1.0.
 
     OpenMetrics requires counters to end in ``_total``; DCGM's do not, so they are of type ``unknown`` there. Families
     without series are left out. Invalid Unicode is replaced, so one invalid name does not make the page invalid.
     """
-    parts = [block.part(openmetrics=openmetrics) for block in blocks]
-    return [*parts, b"# EOF\n"] if openmetrics else parts
+    lines: list[str] = []
+    for family in families:
+        if family.values:
+            lines.append(_head(family, openmetrics=openmetrics))
+            name, texts = family.name, _texts(family.values.values())
+            lines += [
+                f"{name}{{{one}}} {text}" if one else f"{name} {text}"
+                for one, text in zip(family.values, texts, strict=True)
+            ]
+    lines.append("# EOF\n" if openmetrics else "")
+    return "\n".join(lines).encode("utf-8", "replace")
 
 
-def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
-    """Return the joined page of families."""
-    return b"".join(page(map(Block, families), openmetrics=openmetrics))
+def _texts(values: Collection[int | float]) -> Iterable[str]:
+    # ``number`` is slow, and few values need it.
+    is_usual = _USUAL.issuperset(map(type, values)) and -math.inf < sum(values) < math.inf
+    return map(repr if is_usual and max(values) < _GO_EXPONENT_FROM else number, values)
 
 
 def _head(family: Family, *, openmetrics: bool) -> str:
@@ -260,7 +171,11 @@ def plain(name: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
     return Metric(name=name, kind=kind, labels=labels, prefixes=prefixes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Series = tuple[Metric, Labels, float | None]
+"""Metric, labels and value of one series; ``None`` is absent."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Dropped:
     """Counts of what was left out of pages so far: series over the limit, and invalid samples by reason."""
 
@@ -269,42 +184,44 @@ class Dropped:
 
 
 class PageBuilder:
-    """Builds a page. Not for several threads."""
+    """Builds a page. Not for several threads.
 
-    def __init__(self) -> None:
+    Args:
+        room: Maximum number of series of the pod level.
+        dropped: What is left out is counted here.
+    """
+
+    def __init__(self, room: int = 0, dropped: Dropped | None = None) -> None:
+        self._room = room
+        self._dropped = dropped or Dropped()
         self._metrics: dict[str, Metric] = {}
         self._values: dict[str, dict[Labels, int | float]] = {}
-        self.reasons: Counter[str] = Counter()
-        self.dropped_series = 0
 
     def metric(self, metric: Metric, labels: Labels, value: float | None) -> None:
         """Add a series of a declared metric, as ``rows`` does."""
         self.rows(((metric, labels, value),))
 
-    def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
-        """Add series one by one; ``None`` is absent. Values that are not finite and repeated label sets are counted."""
-        isfinite, families = math.isfinite, self._values
+    def rows(self, rows: Iterable[Series]) -> None:
+        """Add series one by one. Values that are not finite and repeated label sets are counted."""
+        isfinite, families, reasons = math.isfinite, self._values, self._dropped.reasons
         for metric, labels, value in rows:
             if value is None:
                 continue
             values = families[metric.name]
             if not isfinite(value):
-                self.reasons["not_finite"] += 1
+                reasons["not_finite"] += 1
             elif labels in values:
-                self.reasons["duplicate_series"] += 1
+                reasons["duplicate_series"] += 1
             else:
                 values[labels] = value
 
-    def column(self, metric: Metric, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
-        """Add many series of one metric, as ``rows`` does one by one; ``None`` is absent."""
-        there = [value for value in values if value is not None]
-        column = self._values[metric.name]
-        new = dict(zip(labels, there, strict=False))
-        whole = len(there) == len(new) == len(labels) and column.keys().isdisjoint(new.keys())
-        if whole and all(map(math.isfinite, there)):
-            column.update(new)
+    def pod(self, rows: Sequence[Series]) -> None:
+        """Add the series of one holder; if there is no room for all of them, add and count none."""
+        if len(rows) > self._room:
+            self._dropped.series += len(rows)
         else:
-            self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))
+            self._room -= len(rows)
+            self.rows(rows)
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
         """Set the order of families on the page; a second declaration changes nothing."""

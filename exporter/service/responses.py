@@ -52,7 +52,7 @@ async def respond(
         fields[hdrs.ETAG] = f'W/"{tag}"'
         if any(one.value in {tag, "*"} for one in request.if_none_match or ()):
             return web.Response(status=web.HTTPNotModified.status_code, headers={hdrs.VARY: VARY, **fields})
-    if body.size > _IN_THREAD_BYTES and accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
+    if len(body.plain) > _IN_THREAD_BYTES and accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
         await asyncio.to_thread(body.packed)
     return response_of(request, body, status=status, headers=fields)
 

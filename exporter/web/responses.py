@@ -4,7 +4,7 @@ import asyncio
 import json
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict
 from weakref import ref
 
@@ -22,37 +22,24 @@ class Body:
     """A body, and its gzip form from the first client on that accepts gzip.
 
     Args:
-        content: The body, or its parts: a long one is compressed part by part and joined only for clients that do not
-            accept gzip, as Prometheus does.
+        plain: The body as it is.
         content_type: With its charset.
         filename: What it is to be saved as; empty for what is to be shown.
     """
 
-    __slots__ = ("_packed", "_parts", "content_type", "filename")
+    __slots__ = ("_packed", "content_type", "filename", "plain")
 
-    def __init__(self, content: bytes | Sequence[bytes], content_type: str, filename: str = "") -> None:
-        self._parts = (content,) if isinstance(content, bytes) else content
+    def __init__(self, plain: bytes, content_type: str, filename: str = "") -> None:
+        self.plain = plain
         self._packed: bytes | None = None
         self.content_type = content_type
         self.filename = filename
 
-    @property
-    def size(self) -> int:
-        """Bytes before compression."""
-        return sum(map(len, self._parts))
-
-    @property
-    def plain(self) -> bytes:
-        """The body as it is; the same bytes object each time."""
-        if len(self._parts) != 1:
-            self._parts = (b"".join(self._parts),)
-        return self._parts[0]
-
     def packed(self) -> bytes | None:
         """Return the body in gzip, the same bytes object each time; ``None`` where it is too short to be worth it."""
-        if self._packed is None and self.size >= _WORTH_BYTES:
+        if self._packed is None and len(self.plain) >= _WORTH_BYTES:
             packer = zlib.compressobj(_LEVEL, wbits=_GZIP, memLevel=_MEMORY)
-            self._packed = b"".join([*map(packer.compress, self._parts), packer.flush()])
+            self._packed = packer.compress(self.plain) + packer.flush()
         return self._packed
 
 
@@ -95,16 +82,16 @@ class Bodies:
     def _keep(self, shown: object, form: Hashable, body: Body) -> Body:
         key = (id(shown), form)
         self._drop([one for one, (of, _) in self._kept.items() if of() is None or one == key])
-        if shown is not None and body.size <= KEPT_BYTES:
+        if shown is not None and len(body.plain) <= KEPT_BYTES:
             self._kept[key] = (ref(shown), body)
-            self._bytes += body.size
+            self._bytes += len(body.plain)
         while self._bytes > KEPT_BYTES:
             self._drop([next(iter(self._kept))])
         return body
 
     def _drop(self, keys: list[tuple[int, Hashable]]) -> None:
         for key in keys:
-            self._bytes -= self._kept.pop(key)[1].size
+            self._bytes -= len(self._kept.pop(key)[1].plain)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:

@@ -11,9 +11,8 @@ from functools import partial
 from aiohttp import hdrs, web
 
 from exporter.metrics import catalog, text_format
-from exporter.metrics.catalog import exported_labels
-from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, build
-from exporter.metrics.text_format import Block, Dropped, Family, forget_unused
+from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, families
+from exporter.metrics.text_format import Dropped, Family
 from exporter.model import MetadataStatus, Snapshot, SourceState
 from exporter.web import node_api, node_page, templating
 from exporter.web.access import ALIVE_TOO, address_of, plain
@@ -203,10 +202,6 @@ def _is_local(request: web.Request) -> bool:
     return found is not None and found.is_loopback
 
 
-_TURN_PAGES = 20
-"""Label sets that so many pages did without are forgotten; looking all of them over costs a page half a millisecond."""
-
-
 class Renderer:
     """Renders snapshots and counts what it had to leave out. Not for several threads.
 
@@ -220,8 +215,7 @@ class Renderer:
         self._process_families = process_families or ProcessMetrics().families
         self._dropped = Dropped()
         self._snapshot: Snapshot | None = None
-        self._blocks: dict[str, Block] = {}
-        self._built = 0
+        self._families: list[Family] = []
         self._bodies = Bodies()
 
     def metrics(self, snapshot: Snapshot, accept: str = "") -> Body:
@@ -231,22 +225,7 @@ class Renderer:
 
     def _body(self, snapshot: Snapshot, *, openmetrics: bool) -> Body:
         if snapshot is not self._snapshot:
-            self._build(snapshot)
-        page = text_format.page(self._blocks.values(), openmetrics=openmetrics)
+            own = families(snapshot, self._options, self._dropped)
+            self._snapshot, self._families = snapshot, [*own, *self._process_families()]
+        page = text_format.render(self._families, openmetrics=openmetrics)
         return Body(page, text_format.OPENMETRICS if openmetrics else text_format.PLAIN)
-
-    def _build(self, snapshot: Snapshot) -> None:
-        self._built += 1
-        if self._built % _TURN_PAGES == 0:
-            forget_unused()
-            exported_labels.cache_clear()
-        families, self._dropped = build(snapshot, self._options, self._dropped)
-        before, self._blocks = self._blocks, {}
-        for family in (*families, *self._process_families()):
-            block = before.get(family.name)
-            if block is None:
-                block = Block(family)
-            else:
-                block.show(family)
-            self._blocks[family.name] = block
-        self._snapshot = snapshot
