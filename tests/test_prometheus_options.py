@@ -63,7 +63,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     )
     told = "\n".join(found)
     for words in (
-        "prometheus: value 'ftp://host' is not an address",
+        "prometheus (from --prometheus): value 'ftp://host' is not an address",
         "prometheus-token-file: " + f"{tmp_path} is a directory",
         "allowed: one way to get in",
         "prometheus-username: needs prometheus-password-file",
@@ -85,9 +85,9 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ("https://hunter2@host", "--prometheus-password-file"),
         ("ftp://user:hunter2@host", "--prometheus-password-file"),
         ("//user:hunter2@host:9090", "--prometheus-password-file"),
-        ("http://host:9090?token=hunter2", "has a ? or #"),
-        ("http://[hunter2", "no address"),
-        ("http://host:port", "no address"),
+        ("http://host:9090?token=hunter2", "without ? and #"),
+        ("http://[hunter2", "not an address"),
+        ("http://host:port", "not an address"),
         ("http://host:0", "not an address"),
         ("host:9090", "not an address"),
         ("http:///path", "not an address"),

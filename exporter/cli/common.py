@@ -149,7 +149,7 @@ def of_kind(kind: types.OptionType) -> Callable[[str], object]:
         try:
             return kind.parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(kind.refusal(text, error)) from None
+            raise argparse.ArgumentTypeError(kind.refusal(error)) from None
 
     return read
 

@@ -2,12 +2,12 @@
 
 # ruff: noqa: RUF009 - the calls in the classes make their fields.
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-from urllib.parse import urlsplit
 
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.config import types
@@ -62,22 +62,21 @@ class Option:
         return f"{self.help}{allowed} [default: {default}{unit}]{names}".replace("%", "%%")
 
     def parse(self, raw: Raw) -> object:
-        """Return the value of a text.
+        """Return the value of a text, or of a list's texts.
 
         Raises:
-            ValueError: It is not one; with the text of the item in a list that is not.
+            ValueError: As of ``OptionType.parse``.
         """
         if self.kind.is_list:
             items = raw.split(",") if isinstance(raw, str) else raw
             return tuple(self.kind.parse(item) for item in items)
         if not isinstance(raw, str):
-            raise ValueError(raw)  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
+            raise ValueError(f"[{', '.join(raw)}]")  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
         return self.kind.parse(raw)
 
-    def refusal(self, origin: str, raw: Raw, error: ValueError) -> str:
+    def refusal(self, origin: str, error: ValueError) -> str:
         """Return what is wrong with a text that ``parse`` refused, and where it stands."""
-        text = raw if isinstance(raw, str) else f"[{', '.join(raw)}]"
-        return f"{self.key} (from {origin}): {self.kind.refusal(error.args[0] if self.kind.is_list else text, error)}"
+        return f"{self.key} (from {origin}): {self.kind.refusal(error)}"
 
     def settled(self, value: object) -> object:
         """Return the setting's value; ``None`` is unset."""
@@ -133,13 +132,10 @@ class LoggingSettings:
 
 
 def _parse_url(text: str) -> str:
-    url = urlsplit(text.strip())
-    if url.scheme not in {"http", "https"} or not url.hostname or url.query or url.fragment or url.username:
+    parts = types.http_parts(text)
+    if any(part in {".", ".."} for part in parts.path.split("/")) or "%" in parts.path:
         raise ValueError(text)
-    _ = url.port  # ValueError where it is none
-    if any(part in {".", ".."} for part in url.path.split("/")) or any(mark in url.path for mark in "{}%\\"):
-        raise ValueError(text)
-    return text.strip().rstrip("/")
+    return parts.geturl()
 
 
 URL = OptionType(
@@ -388,18 +384,21 @@ OPTIONS = options_of(AgentConfig)
 BY_KEY = {option.key: option for option in OPTIONS}
 
 
-def _parse_days(text: str) -> int:
-    number = text.strip().removesuffix("d")
-    if number == text.strip() or not (number.isascii() and number.isdecimal()) or not 0 <= int(number) <= _MOST_DAYS:
-        raise ValueError(text)
-    return int(number)
-
-
+_DAYS = re.compile(r"\s*([0-9]{1,4})d\s*")
 _MOST_DAYS = 3650
+
+
+def _parse_days(text: str) -> int:
+    found = _DAYS.fullmatch(text)
+    return int(found[1]) if found else -1
+
+
 CURRENCY = OptionType(
     types.checked(str.strip, CURRENCIES.__contains__), "a currency", "an ISO 4217 code such as USD or EUR", "CODE"
 )
-DAYS = OptionType(_parse_days, "a number of days", "0d to 3650d", "DAYS")
+DAYS = OptionType(
+    types.checked(_parse_days, range(_MOST_DAYS + 1).__contains__), "a number of days", "0d to 3650d", "DAYS"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

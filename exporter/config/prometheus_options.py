@@ -4,11 +4,10 @@
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from exporter.config import types
 from exporter.config.options import Option, filled, options_in
@@ -32,8 +31,20 @@ def _parse_header(text: str) -> tuple[str, str]:
     return name, value
 
 
-# ``address_problems`` reports what is wrong with an address, and never repeats a password in it.
-URL = OptionType(lambda text: text.strip().rstrip("/"), "an address", _ADDRESS, "URL")
+def _parse_url(text: str) -> str:
+    if "@" in text.partition("//")[2].partition("/")[0]:
+        why = (
+            "a user or a password in it would be shown by logs and process lists; give --prometheus-username and"
+            " --prometheus-password-file instead"
+        )
+        raise ValueError("...", why)
+    parts = types.http_parts(text)
+    if parts.path.endswith(("/api/v1", "/query", "/graph", "/targets")):
+        raise ValueError(text, "this is the path of a page or of the API; leave it away: /api/v1 is added")
+    return parts.geturl()
+
+
+URL = OptionType(_parse_url, "an address", f"{_ADDRESS}, IPv6 in brackets, without ? and #", "URL")
 HEADERS = OptionType(
     _parse_header,
     "a header",
@@ -108,56 +119,24 @@ def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str
     problems: list[str] = []
     flags = {key: value for key, value in vars(namespace).items() if key != "config"}
     variables = {name: value for name, value in environ.items() if name != CONFIG_ENV}
-    values, _ = settle(PROMETHEUS_OPTIONS, flags, variables, problems)
-    problems += prometheus_problems(values)
+    values, given = settle(PROMETHEUS_OPTIONS, flags, variables, problems)
+    problems += prometheus_problems(values, given)
     if problems:
         raise ConfigError(*problems)
     return filled(PrometheusSettings, values)
 
 
-def prometheus_problems(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with settled values beyond each by itself, one line each; no password stands in them.
+def prometheus_problems(values: Mapping[str, Any], given: Collection[str]) -> list[str]:
+    """Return what is wrong with settled values beyond each by itself, one line each.
 
     Args:
         values: By option key, as ``settle`` gives them; ``None`` is unset or refused.
+        given: Keys of the options that are given.
     """
     found = [*_together(values), *credential_problems("prometheus-", values)]
-    if values["prometheus"]:
-        return [*found, *address_problems(values["prometheus"])]
-    return found or [f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS"]
-
-
-def http_parts(url: str) -> SplitResult | None:
-    """Return the parts of an HTTP address; ``None`` where it is not one.
-
-    Raises:
-        ValueError: It has no parts at all.
-    """
-    parts = urlsplit(url)
-    good_port = parts.port is None or parts.port > 0
-    is_plain = url.isascii() and url.isprintable() and not any(character in url for character in ' "<>\\^`{|}')
-    return parts if parts.scheme in {"http", "https"} and parts.hostname and good_port and is_plain else None
-
-
-def address_problems(url: str) -> list[str]:
-    """Return what is wrong with an address; a password in it is never repeated."""
-    if "@" in url.partition("//")[2].partition("/")[0]:
-        problem = (
-            "prometheus: the address has a user or a password in it, which logs and process lists would show;"
-            " give --prometheus-username and --prometheus-password-file instead"
-        )
-        return [problem]
-    try:
-        parts = http_parts(url)
-    except ValueError:
-        return [f"prometheus: the value is no address; allowed: {_ADDRESS}, IPv6 in brackets"]
-    if parts is None:
-        return [f"prometheus: value '{url}' is not an address; allowed: {_ADDRESS}"]
-    if parts.query or parts.fragment:
-        return ["prometheus: the address has a ? or # in it; allowed: a host, a port and a path"]
-    if parts.path.rstrip("/").endswith(("/api/v1", "/query", "/graph", "/targets")):
-        return [f"prometheus: value '{url}' has the path of a page or of the API; leave it away: /api/v1 is added"]
-    return []
+    if ADDRESS.key in given or found:
+        return found
+    return [f"prometheus: not given; give {_ADDRESS}, by --prometheus or GPU_COST_EXPORTER_PROMETHEUS"]
 
 
 def _together(values: Mapping[str, Any]) -> list[str]:

@@ -76,7 +76,7 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
             settled.append(option.parse(raw))
         except ValueError as error:
             settled.append(None)
-            problems.append(option.refusal(origin, raw, error))
+            problems.append(option.refusal(origin, error))
     if settled:
         return settled[0]
     return None if option.default is None else option.parse(option.default)
@@ -153,7 +153,7 @@ def _add_resources(values: _Values, origin: str, text: str, problems: list[str])
                 dict.fromkeys((*values["gpu-resources"], *cast("Any", option.parse(names))))
             )
         except ValueError as error:
-            problems.append(option.refusal(origin, names, error))
+            problems.append(option.refusal(origin, error))
 
 
 def _adjusted(values: _Values) -> Iterator[str]:

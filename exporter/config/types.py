@@ -5,10 +5,12 @@ import math
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
 from exporter.errors import expected
@@ -32,8 +34,8 @@ Value = TypeVar("Value")
 class OptionType:
     """A sort of value.
 
-    ``parse`` turns a text into the value. It raises ValueError with the text, and with a reason if the message
-    "'x' is not <noun>; allowed: <allowed>" is not enough.
+    ``parse`` turns a text into the value. It raises ValueError with the text as it may be shown, and with a reason if
+    the message "'x' is not <noun>; allowed: <allowed>" is not enough.
     """
 
     parse: Callable[[str], object]
@@ -47,10 +49,11 @@ class OptionType:
     bounds: tuple[float, float] | None = None
     """Least and greatest value; of a duration in seconds."""
 
-    def refusal(self, text: str, error: ValueError) -> str:
+    def refusal(self, error: ValueError) -> str:
         """Return what is wrong with a text for which ``parse`` raised an error."""
-        reasons = "".join(f"; {reason}" for reason in error.args[1:])
-        return f"value '{text}' is not {self.noun}{expected(text.lower(), self.words, self.allowed)}{reasons}"
+        text, *reasons = error.args
+        hint = expected(text.lower(), self.words, self.allowed)
+        return "; ".join((f"value '{text}' is not {self.noun}{hint}", *reasons))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,16 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
 
 
-def checked(convert: Callable[[str], Value], is_allowed: Callable[[Value], object]) -> Callable[[str], object]:
+def checked(
+    convert: Callable[[str], Value], is_allowed: Callable[[Value], object] = lambda _: True
+) -> Callable[[str], object]:
     """Make a parser of a conversion, which may raise ValueError, and a test of what it gives."""
 
     def parse(text: str) -> object:
-        value = convert(text)
+        try:
+            value = convert(text)
+        except ValueError as error:
+            raise ValueError(text, *error.args[1:]) from None
         if not is_allowed(value):
             raise ValueError(text)
         return value
@@ -135,10 +143,6 @@ def _host_and_port(text: str, default_port: int | None, least_port: int) -> tupl
     return found["v6"] or found["name"] or "", port
 
 
-def _parse_listen(text: str) -> Listen:
-    return Listen(*_host_and_port(text.strip(), default_port=None, least_port=0))
-
-
 def _is_encodable(text: str) -> bool:
     # Half of a surrogate pair is in no file's name; a variable's bytes that are no UTF-8 are.
     try:
@@ -148,20 +152,19 @@ def _is_encodable(text: str) -> bool:
     return "\0" not in text
 
 
-def _parse_switch(text: str) -> bool:
-    value = _WORDS.get(text.strip().lower())
-    if value is None:
-        raise ValueError(text)
-    return value
-
-
 def _parse_path(text: str) -> Path:
     if not text or not _is_encodable(text):
         raise ValueError(text)
     return Path(text)
 
 
-SWITCH = OptionType(_parse_switch, "a switch", "on, off", "{on,off}", words=("on", "off"))
+SWITCH = OptionType(
+    checked(lambda text: _WORDS.get(text.strip().lower()), lambda value: value is not None),
+    "a switch",
+    "on, off",
+    "{on,off}",
+    words=("on", "off"),
+)
 RATIO = OptionType(
     checked(float, lambda value: math.isfinite(value) and 0 <= value < 1),
     "a ratio",
@@ -170,7 +173,10 @@ RATIO = OptionType(
 )
 PART = OptionType(checked(part_of, lambda part: 0 <= part <= 1), "a part", "0 to 1, or 0% to 100%", "PART")
 LISTEN = OptionType(
-    _parse_listen, "an address to listen on", ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", "HOST:PORT"
+    checked(lambda text: Listen(*_host_and_port(text.strip(), default_port=None, least_port=0))),
+    "an address to listen on",
+    ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
+    "HOST:PORT",
 )
 PATH = OptionType(_parse_path, "a path", "a path that is not empty", "PATH")
 SOCKET = OptionType(
@@ -210,6 +216,21 @@ LABEL_KEYS = OptionType(
     "KEY,...",
     is_list=True,
 )
+
+
+def http_parts(text: str) -> SplitResult:
+    """Return the parts of an HTTP address: scheme, host, and perhaps a port and a path.
+
+    Raises:
+        ValueError: It is none. A text that may have a password in it is not repeated.
+    """
+    given = text.strip()
+    is_plain = given.isascii() and given.isprintable() and not set(' "<>\\^`{|}@?#') & set(given)
+    with suppress(ValueError):
+        parts = urlsplit(given.rstrip("/"))
+        if is_plain and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return parts
+    raise ValueError("..." if set("@?#[") & set(given) else text)
 
 
 _ZONE_YEAR = 2026
@@ -271,7 +292,7 @@ def _parse_engine(text: str) -> str:
 
 
 ENGINE_ADDRESS = OptionType(
-    _parse_engine, "an engine's address", "HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded", "HOST:PORT"
+    checked(_parse_engine), "an engine's address", "HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded", "HOST:PORT"
 )
 
 

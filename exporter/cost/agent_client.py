@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.config.prometheus_options import credential_problems, http_parts
+from exporter.config.prometheus_options import credential_problems
+from exporter.config.types import http_parts
 from exporter.cost.prometheus_access import basic, client_context, why
 from exporter.errors import ConfigError, ExporterError
 
@@ -98,16 +99,14 @@ def base_address(given: str) -> str:
     Raises:
         ConfigError: It is no HTTP address.
     """
-    try:
+    with suppress(ValueError):
         parts = http_parts(given if "://" in given else f"http://{given}")
-    except ValueError:
-        parts = None
-    if parts is None or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-        raise ConfigError(
-            f"--agent: value '{given}' is not an address of an agent; allowed: an agent's address, as"
-            " http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
-        )
-    return f"{parts.scheme}://{parts.netloc}"
+        if not parts.path:
+            return parts.geturl()
+    raise ConfigError(
+        f"--agent: value '{given}' is not an address of an agent; allowed: an agent's address, as"
+        " http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

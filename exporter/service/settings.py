@@ -48,9 +48,9 @@ def load_settings(
         ConfigError: With all mistakes at once, one line each.
     """
     problems = list(extra)
-    values, _ = settle(OPTIONS, flags, environ, problems)
+    values, given = settle(OPTIONS, flags, environ, problems)
     problems += [
-        *prometheus_problems(values),
+        *prometheus_problems(values, given),
         *_path_problems(values),
         *mistakes_in("web-config", values["web-config"]),
     ]
