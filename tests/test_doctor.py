@@ -20,6 +20,7 @@ from config_support import configured
 
 from exporter import doctor
 from exporter.accounting.state_file import WriterLock
+from exporter.agent.run import attributor_of
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.config.types import Listen
@@ -27,8 +28,9 @@ from exporter.doctor import checks, kubernetes, machine, sources
 from exporter.doctor.checks import Counts, diagnose
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
 from exporter.gpu import wire
-from exporter.kube.kubelet import SERVICE
+from exporter.kube.kubelet import SERVICE, KubeletPoller
 from exporter.model import (
+    Allocations,
     Attribution,
     DeviceState,
     Field,
@@ -54,6 +56,12 @@ def settings(**changes: object) -> AgentConfig:
 
 def around(config: AgentConfig) -> Surroundings:
     return Surroundings(config=config, wall=time.time, monotonic=time.monotonic)
+
+
+async def asked_kubelet(config: AgentConfig) -> tuple[Finding, Allocations | None]:
+    source = attributor_of(config).kubelet
+    assert isinstance(source, KubeletPoller)
+    return await kubernetes.ask_kubelet(around(config), source), source.latest
 
 
 def gpu(index: int = 0) -> Gpu:
@@ -127,13 +135,11 @@ def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
     assert sources.processes(reading(replace(healthy(), processes=None))).level is Level.WARN
 
 
-async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warning(tmp_path: Path) -> None:
+async def test_a_kubelet_that_is_not_there_is_a_fail(tmp_path: Path) -> None:
     config = settings(kubelet_socket=str(tmp_path / "none.sock"))
-    finding, answer = await kubernetes.ask_kubelet(around(config))
+    finding, answer = await asked_kubelet(config)
     assert (finding.level, answer) == (Level.FAIL, None)
     assert "none.sock" in finding.cause
-    finding, answer = await kubernetes.ask_kubelet(around(configured(config, enabled=False)))
-    assert (finding.level, answer) == (Level.WARN, None)
 
 
 async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_pod(tmp_path: Path) -> None:
@@ -141,9 +147,9 @@ async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_
     await server.restart(starting_seconds=60.0)
     config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
     try:
-        finding, answer = await kubernetes.ask_kubelet(around(config))
+        finding, answer = await asked_kubelet(config)
         await server.restart()
-        well, told = await kubernetes.ask_kubelet(around(config))
+        well, told = await asked_kubelet(config)
     finally:
         await server.stop()
     assert (finding.level, answer) == (Level.WARN, None)
@@ -170,7 +176,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     await server.start()
     try:
         config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
-        finding, answer = await kubernetes.ask_kubelet(around(config))
+        finding, answer = await asked_kubelet(config)
     finally:
         await server.stop(None)
     assert finding.level is Level.WARN
@@ -325,6 +331,13 @@ def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str], 
     assert {"driver", "devices", "activity", "kubelet", "kubelet and driver", "pod logs", "layers"} <= set(levels)
     assert {"kubernetes API", "API rights", "owners", "node labels"} <= set(levels)
     assert_reports_hardware_without_names((tmp_path / "report.json").read_text(), levels)
+
+
+def test_attribution_that_is_off_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--simulate", "demo", "--attribution", "off", "--format", "json", "--listen", "127.0.0.1:0"])
+    findings = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert (findings["kubelet"]["level"], findings["kubelet"]["fix"]) == ("warn", "set --attribution on")
+    assert findings["layers"]["level"] == "ok"
 
 
 def assert_reports_hardware_without_names(text: str, levels: dict[str, str]) -> None:

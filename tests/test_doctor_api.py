@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
 from config_support import configured
-from kubelet_support import polled
+from kubelet_support import attributor
 
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
@@ -64,19 +64,28 @@ READING = Reading(
 
 def settings(kubeconfig: Path, **changes: object) -> AgentConfig:
     config = load_agent({}, {}, check_paths=False)
-    return configured(config, **{"kube_metadata": True, "kubeconfig": kubeconfig, "node_name": NODE, **changes})
+    return configured(
+        config,
+        **{
+            "kube_metadata": True,
+            "kubeconfig": kubeconfig,
+            "node_name": NODE,
+            "kube_start_jitter_seconds": 0.0,
+            **changes,
+        },
+    )
 
 
 async def asked(
     config: AgentConfig, allocations: Allocations | None = HOLDING, *, skew: float = 0.0
 ) -> tuple[dict[str, Finding], Metadata | None]:
     around = Surroundings(config=config, wall=lambda: time.time() + skew, monotonic=time.monotonic)
-    found, view = await kubernetes.ask_api(around, polled(allocations), READING)
+    found, view = await kubernetes.ask_api(around, attributor(config, allocations, around.wall), READING)
     return {finding.name: finding for finding in found}, view
 
 
 def of_holders(config: AgentConfig, view: Metadata) -> Finding:
-    attribution = kubernetes.join(config, polled(HOLDING), READING, view, time.time())
+    attribution = attributor(config, HOLDING).join(READING, time.time(), 0.0)
     return checks.of_holders(config, attribution, view.facts)
 
 
@@ -249,7 +258,7 @@ def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_thin
 
 def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
     config = load_agent({}, {}, check_paths=False)
-    attribution = kubernetes.join(config, polled(HOLDING), READING, None, 1.0)
+    attribution = attributor(config, HOLDING).join(READING, 1.0, 0.0)
     facts = PodFacts(owner=Owner(namespace="ml", team="t"), problems=("bad_opt_out",))
     finding = checks.of_holders(config, attribution, lambda _namespace, _pod: facts)
     assert (finding.level, "bad opt out" in finding.cause) == (Level.WARN, True)

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 from config_support import configured
-from kubelet_support import polled
+from kubelet_support import attributor
 from outside_support import Proc, gpu, reading, whole
 
+from exporter.agent.run import attributor_of
+from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
 from exporter.doctor.findings import Finding, Level, Surroundings
 from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Reading, Unresolved
+
+UNKNOWN = Attribution(known=False)
 
 
 def settings(**changes: object) -> AgentConfig:
@@ -69,7 +73,7 @@ def allocations(held: str, *allocatable: str) -> Allocations:
 
 def agreement(
     seen: Reading | None,
-    attribution: Attribution | None = None,
+    attribution: Attribution = UNKNOWN,
     answer: Allocations | None = None,
     *,
     on_bus: int | None = None,
@@ -91,7 +95,7 @@ def judged(
     answer: Allocations | None, *gpus: GpuReading, on_bus: int | None = None, in_driver: int | None = None
 ) -> Finding:
     seen = reading(*gpus)
-    attribution = kubernetes.join(settings(), polled(answer), seen, None, 1.0)
+    attribution = attributor(settings(), answer).join(seen, 1.0, 0.0)
     return agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
 
 
@@ -121,8 +125,8 @@ def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> No
 
 def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
     config, seen = settings(), reading(whole(0))
-    good = kubernetes.join(config, polled(allocations(gpu(0).uuid)), seen, None, 1.0)
-    gone = kubernetes.join(config, polled(allocations(gpu(5).uuid)), seen, None, 1.0)
+    good = attributor(config, allocations(gpu(0).uuid)).join(seen, 1.0, 0.0)
+    gone = attributor(config, allocations(gpu(5).uuid)).join(seen, 1.0, 0.0)
     assert kubernetes.agreement(good).level is Level.OK
     finding = kubernetes.agreement(gone)
     assert (finding.level, "ml/p" in finding.cause, "layers" in finding.fix) == (Level.WARN, True, True)
@@ -152,27 +156,28 @@ def proc(tmp_path: Path) -> Proc:
     return made
 
 
+def workload_holders(config: AgentConfig, seen: Reading | None) -> Finding:
+    source = attributor_of(config).kubelet
+    assert isinstance(source, TenantSource)
+    return kubernetes.workload_holders(config, source, seen, 1.0)
+
+
 def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc: Proc, tmp_path: Path) -> None:
     slurm = settings(workload_manager="slurm", proc_root=proc.root)
-    assert (
-        "slurm: 1 hold devices, by their processes"
-        in kubernetes.workload_holders(slurm, reading(whole(0, 42)), 1.0).cause
-    )
+    assert "slurm: 1 hold devices, by their processes" in workload_holders(slurm, reading(whole(0, 42))).cause
     proc.add(44, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n")
-    finding = kubernetes.workload_holders(slurm, reading(whole(0, 44)), 1.0)
+    finding = workload_holders(slurm, reading(whole(0, 44)))
     assert (finding.level, "by SLUID" in finding.cause) == (Level.WARN, True)
     assert "CgroupJobIdPaths=yes" in (finding.fix or "")
     host = configured(slurm, workload_manager="host")
-    assert "host: 1 hold devices" in kubernetes.workload_holders(host, reading(whole(0, 42)), 1.0).cause
+    assert "host: 1 hold devices" in workload_holders(host, reading(whole(0, 42))).cause
     mapped = configured(slurm, job_mapping_dir=tmp_path / "none")
-    finding = kubernetes.workload_holders(mapped, reading(whole(0, 42)), 1.0)
+    finding = workload_holders(mapped, reading(whole(0, 42)))
     assert (finding.level, str(tmp_path / "none") in finding.cause, "prolog" in finding.fix) == (
         Level.WARN,
         True,
         True,
     )
     (tmp_path / "none").mkdir()
-    assert kubernetes.workload_holders(mapped, reading(whole(0, 42)), 1.0).cause.startswith(
-        "slurm: 0 hold devices, by the mapping"
-    )
-    assert kubernetes.workload_holders(slurm, None, 1.0).level is Level.WARN
+    assert workload_holders(mapped, reading(whole(0, 42))).cause.startswith("slurm: 0 hold devices, by the mapping")
+    assert workload_holders(slurm, None).level is Level.WARN

@@ -46,19 +46,28 @@ API_ANSWER_SECONDS = 15.0
 """Maximum time for the API's first answers, in addition to the jitter of the start."""
 
 
-def attributor_of(config: AgentConfig) -> Attributor:
+def attributor_of(config: AgentConfig, clock: Callable[[], float] = time.time) -> Attributor:
     """Create the attribution that the configuration selects."""
-    settings = config.attribution
+    settings, owners = config.attribution, config.owners
     kubelet = metadata = tenants = None
     if settings.enabled and settings.workload_manager == "kubernetes":
         client = KubeletClient(
             settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod(), node_name=settings.node_name
         )
-        kubelet = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=time.time)
-        if config.owners.kube_metadata:
-            from exporter.kube.metadata import Metadata  # noqa: PLC0415 - saves memory where it is off
+        kubelet = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=clock)
+        if owners.kube_metadata:
+            from exporter.kube.metadata import Metadata, MetadataSettings  # noqa: PLC0415 - saves memory where it is off
 
-            metadata = Metadata(config.metadata_settings(), clock=time.time, random=random.random)
+            of_metadata = MetadataSettings(
+                node=settings.node_name,
+                kubeconfig=owners.kubeconfig,
+                start_jitter_seconds=owners.kube_start_jitter_seconds,
+                rules=owners.rules,
+                namespace_teams=owners.namespace_teams,
+                reservation_namespaces=owners.reservation_namespaces,
+                own_pod=own_pod(),
+            )
+            metadata = Metadata(of_metadata, clock=clock, random=random.random)
     elif settings.enabled:
         tenants = tenant_source(settings.workload_manager, settings.job_mapping_dir, settings.proc_root)
     return Attributor(
@@ -66,7 +75,7 @@ def attributor_of(config: AgentConfig) -> Attributor:
         lookup=tenants or PodLookup(settings.proc_root, settings.pod_log_root),
         expiry_seconds=settings.expiry_seconds,
         metadata=metadata,
-        metadata_wait_seconds=config.owners.kube_start_jitter_seconds + API_ANSWER_SECONDS,
+        metadata_wait_seconds=owners.kube_start_jitter_seconds + API_ANSWER_SECONDS,
     )
 
 

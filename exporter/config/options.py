@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.config import types
@@ -15,9 +15,6 @@ from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, L
 from exporter.config.yaml_file import Raw
 from exporter.metrics.dcgm_names import PREFIX, TAKEN
 from exporter.model import NodeFacts
-
-if TYPE_CHECKING:
-    from exporter.kube.metadata import MetadataSettings
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
 _Group = TypeVar("_Group")
@@ -248,6 +245,16 @@ class OwnerSettings:
         "reservation-namespaces", types.KEYS, "kai-resource-reservation,runai-reservation"
     ).setting("Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai.")
 
+    @property
+    def rules(self) -> OwnerRules:
+        """Return the rules by which pods get their owners."""
+        return OwnerRules(
+            team_keys=self.team_keys,
+            cost_labels=self.cost_labels,
+            exported_labels=self.pod_labels,
+            exported_annotations=self.pod_annotations,
+        )
+
 
 def _parse_hostname_label(text: str) -> object:
     """Return the name of a label, empty for none; Prometheus refuses a page with two labels of one name on a line."""
@@ -357,27 +364,6 @@ class AgentConfig:
     logging: LoggingSettings = group("Running", LoggingSettings)
     warnings: tuple[str, ...] = ()
     """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
-
-    def metadata_settings(self) -> "MetadataSettings":
-        """Return what the reader of the Kubernetes API is to do."""
-        from exporter.kube.kubelet import own_pod  # noqa: PLC0415 - keeps `--help` fast
-        from exporter.kube.metadata import MetadataSettings  # noqa: PLC0415 - as above
-
-        owners = self.owners
-        return MetadataSettings(
-            node=self.attribution.node_name,
-            kubeconfig=owners.kubeconfig,
-            start_jitter_seconds=owners.kube_start_jitter_seconds,
-            rules=OwnerRules(
-                team_keys=owners.team_keys,
-                cost_labels=owners.cost_labels,
-                exported_labels=owners.pod_labels,
-                exported_annotations=owners.pod_annotations,
-            ),
-            namespace_teams=owners.namespace_teams,
-            reservation_namespaces=owners.reservation_namespaces,
-            own_pod=own_pod(),
-        )
 
 
 OPTIONS = options_of(AgentConfig)

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter.accounting.prices import PriceBook, PricedGpu, settled_facts
+from exporter.agent.run import attributor_of
+from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import kubernetes, machine, sources
 from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
@@ -263,12 +265,13 @@ def _gpus(count: int) -> str:
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
 _PASSED_THROUGH = "vfio-pci"
+_UNKNOWN = Attribution(known=False)
 
 
 def layer_agreement(
     around: Surroundings,
     reading: Reading | None,
-    attribution: Attribution | None = None,
+    attribution: Attribution = _UNKNOWN,
     allocations: Allocations | None = None,
     *,
     inventory_refused: bool = False,
@@ -278,7 +281,7 @@ def layer_agreement(
     Args:
         around: Paths of bus and driver, and the source of readings.
         reading: The last reading; ``None`` if no source works.
-        attribution: The join; ``None`` without an answer of the kubelet.
+        attribution: The join.
         allocations: The kubelet's answer.
         inventory_refused: Whether the kubelet refused to list what it advertises.
     """
@@ -289,8 +292,8 @@ def layer_agreement(
         on_bus=on_bus(around.sys_root) if by_host else None,
         in_driver=in_driver(around.config.attribution.proc_root) if by_host else None,
         seen=sum(gpu.state is not DeviceState.MISSING for gpu in reading.gpus) if reading else None,
-        advertised=attribution.advertised_devices if attribution else None,
-        allocated=attribution.allocated_devices if attribution else None,
+        advertised=attribution.advertised_devices,
+        allocated=attribution.allocated_devices,
         by_claims=allocations is not None and any(container.claims for container in allocations.containers),
         shown_by=DCGM if by_dcgm else NVML,
         inventory_refused=inventory_refused,
@@ -399,27 +402,27 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding | 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
     """Return findings on holders, owners and layers of the node, and the facts in its labels."""
-    config = around.config
-    if config.attribution.enabled and config.attribution.workload_manager != "kubernetes":
-        judged = layer_agreement(around, reading)
-        return [kubernetes.workload_holders(config, reading, around.wall()), judged], NodeFacts()
-    finding, kubelet = await kubernetes.ask_kubelet(around)
-    found, api = [finding], None
-    if config.attribution.enabled and config.owners.kube_metadata:
-        of_api, api = await kubernetes.ask_api(around, kubelet, reading)
-        found += of_api
-    elif config.attribution.enabled:
-        found.append(kubernetes.OFF)
-    attribution = kubernetes.join(config, kubelet, reading, api, around.wall())
-    allocations = kubelet.latest if kubelet else None
-    refused = allocations is not None and finding.level is Level.WARN
-    found.append(layer_agreement(around, reading, attribution, allocations, inventory_refused=refused))
+    config, now = around.config, around.wall()
+    at_once = replace(config, owners=replace(config.owners, kube_start_jitter_seconds=0.0))
+    attributor = attributor_of(at_once, around.wall)
+    source = attributor.kubelet
+    if source is None:
+        off = warn("kubelet", "attribution is off: no pod is named", "set --attribution on")
+        return [off, layer_agreement(around, reading, attributor.join(reading, now, 0.0))], NodeFacts()
+    if isinstance(source, TenantSource):
+        held = kubernetes.workload_holders(config, source, reading, now)
+        return [held, layer_agreement(around, reading)], NodeFacts()
+    asked = await kubernetes.ask_kubelet(around, source)
+    of_api, api = await kubernetes.ask_api(around, attributor, reading)
+    attribution = attributor.join(reading, around.wall(), 0.0)
+    refused = source.latest is not None and asked.level is Level.WARN
+    found = [asked, *of_api, layer_agreement(around, reading, attribution, source.latest, inventory_refused=refused)]
     if attribution.known and reading:
         found.append(kubernetes.agreement(attribution))
     if api and attribution.known:
         # Without the driver no holder is known.
         found += [of_holders(config, attribution, api.facts)] if reading else []
         found.append(node_labels(api.node_facts))
-    if not (config.attribution.enabled and config.owners.kube_metadata):
+    if not config.owners.kube_metadata:
         return found, NodeFacts()
     return found, api.node_facts if api else None

@@ -21,6 +21,7 @@ from exporter.config import AgentConfig
 from exporter.config.resolve import redacted
 from exporter.errors import ConfigError
 from exporter.model import Field, GpuReading, MigReading, ProcessUse, Reading
+from exporter.web.node_api import picked
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 
@@ -202,11 +203,8 @@ def _short(text: str) -> str:
 def _source(reading: Reading) -> dict[str, Any]:
     return {
         "name": reading.source,
-        "driver_version": reading.driver_version,
-        "nvml_version": reading.nvml_version,
-        "dcgm_version": reading.dcgm_version,
+        **picked(reading, "driver_version", "nvml_version", "dcgm_version", "errors"),
         "sample_seconds": round(reading.duration_seconds, 6),
-        "errors": dict(reading.errors),
         "gpus": [_gpu(gpu) for gpu in reading.gpus],
     }
 
@@ -214,16 +212,10 @@ def _source(reading: Reading) -> dict[str, Any]:
 def _gpu(reading: GpuReading) -> dict[str, Any]:
     gpu = reading.gpu
     return {
-        "index": gpu.index,
         "uuid": _short(gpu.uuid),
-        "model": gpu.model,
-        "state": reading.state.value,
+        **picked(gpu, "index", "model", "mig_enabled", "compute_slices", "memory_slices", "memory_total_bytes"),
         "reason": reading.reason or None,
-        "mig_enabled": gpu.mig_enabled,
-        "compute_slices": gpu.compute_slices,
-        "memory_slices": gpu.memory_slices,
-        "memory_total_bytes": gpu.memory_total_bytes,
-        "profiling": reading.profiling.value if reading.profiling else None,
+        **picked(reading, "state", "profiling"),
         **_measured(reading),
         "instances": [
             {"uuid": _short(part.instance.uuid), "profile": part.instance.profile, **_measured(part)}

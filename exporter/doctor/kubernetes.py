@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-import random
-from dataclasses import replace
 
 from exporter.agent.facts import Attributor
 from exporter.attribution.pod_lifecycle import PodName
-from exporter.attribution.processes import PodLookup
-from exporter.attribution.tenants import tenant_source
+from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
-from exporter.kube.kubelet import KubeletClient, KubeletPoller, own_pod
+from exporter.kube.kubelet import KubeletPoller, own_pod
 from exporter.kube.metadata import NAME_NODE, Metadata
 from exporter.model import Attribution, Reading
 
@@ -30,16 +27,19 @@ OFF = ok(
 
 
 async def ask_api(
-    around: Surroundings, kubelet: KubeletPoller | None, reading: Reading | None
+    around: Surroundings, attributor: Attributor, reading: Reading | None
 ) -> tuple[list[Finding], Metadata | None]:
     """Return findings on API and rights, and the answers of the API; ``None`` if the pods are not known.
 
     Args:
         around: The node.
-        kubelet: The kubelet's answer, which decides whether claims and which namespaces are read.
+        attributor: Has the kubelet's answer, which decides whether claims and which namespaces are read.
         reading: The driver's last one, ``None`` where there is none.
     """
-    metadata = await _read(around, kubelet, reading)
+    metadata = attributor.metadata
+    if metadata is None:
+        return [OFF], None
+    await _read(around, attributor, metadata, reading)
     status, node = metadata.status, around.config.attribution.node_name
     if not status.known:
         return [fail(NAME, status.problem or f"{metadata.address} does not answer", "")], None
@@ -54,19 +54,16 @@ async def ask_api(
     return found, metadata
 
 
-async def _read(around: Surroundings, kubelet: KubeletPoller | None, reading: Reading | None) -> Metadata:
+async def _read(around: Surroundings, attributor: Attributor, metadata: Metadata, reading: Reading | None) -> None:
     """Run the agent's own reader until it knows what concerns this node's holders, or for some seconds."""
-    settings = replace(around.config.metadata_settings(), start_jitter_seconds=0.0)
-    metadata = Metadata(settings, clock=around.wall, random=random.random)
     task = asyncio.ensure_future(metadata.run())
     try:
         for _ in range(_LOOKS):
-            for pod in holders(join(around.config, kubelet, reading, metadata, around.wall())):
+            for pod in holders(attributor.join(reading, around.wall(), 0.0)):
                 metadata.facts(*pod)  # requests the pod's namespace
             if task.done() or metadata.answered:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
-        return metadata
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -75,7 +72,8 @@ async def _read(around: Surroundings, kubelet: KubeletPoller | None, reading: Re
 
 _ID_FORMS = "see the id forms in the documentation"
 _FIXES = {
-    "needs_annotation": "which GPU is meant is in the pod's annotation: --kube-metadata on reads it",
+    "needs_annotation": "which GPU is meant is in the pod's annotation: --kube-metadata on reads those of HAMi and"
+    " volcano-vgpu, not those of other schedulers",
     "unknown_uuid": "the GPU is gone or not shown here: see the check of layers",
     "unknown_minor": "the GPU is gone or not shown here: see the check of layers",
     "dra_unresolved": "the claim's device is in the API: --kube-metadata on reads it",
@@ -94,38 +92,22 @@ _NO_PODS = (
 )
 
 
-async def ask_kubelet(around: Surroundings) -> tuple[Finding, KubeletPoller | None]:
-    """Check whether the kubelet answers, and how fast; return its answer, too.
+async def ask_kubelet(around: Surroundings, kubelet: KubeletPoller) -> Finding:
+    """Check whether the kubelet answers, and how fast; its answer stays with the poller.
 
     If only the advertised devices were refused, the answer has no ``allocatable``, and a warning reports it. Outside a
     pod an answer without any pod is a warning and no answer: a kubelet that has just started returns it as well.
     """
-    settings = around.config.attribution
-    if not settings.enabled:
-        return warn("kubelet", "attribution is off: no pod is named", "set --attribution on"), None
-    client = KubeletClient(settings.kubelet_socket, resources=settings.gpu_resources, canary=own_pod())
-    kubelet = KubeletPoller(client, interval_seconds=settings.kubelet_interval_seconds, clock=around.wall)
-    start = around.monotonic()
+    socket, start = around.config.attribution.kubelet_socket, around.monotonic()
     await kubelet.poll()
     if (allocations := kubelet.latest) is None:
-        return fail("kubelet", kubelet.problem, ""), None
+        return fail("kubelet", kubelet.problem, "")
     took = (around.monotonic() - start) * 1000
-    cause = f"{settings.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
+    cause = f"{socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
     if own_pod() is None and not (allocations.containers or allocations.other_containers):
-        return warn("kubelet", f"{settings.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
-    if kubelet.problem:
-        return warn("kubelet", f"{cause}; {kubelet.problem}", ""), kubelet
-    return ok("kubelet", cause), kubelet
-
-
-def join(
-    config: AgentConfig, kubelet: KubeletPoller | None, reading: Reading | None, metadata: Metadata | None, now: float
-) -> Attribution:
-    """Return the holders as the agent finds them; unknown if the kubelet did not answer."""
-    settings = config.attribution
-    lookup = PodLookup(settings.proc_root, settings.pod_log_root)
-    attributor = Attributor(kubelet=kubelet, lookup=lookup, expiry_seconds=settings.expiry_seconds, metadata=metadata)
-    return attributor.join(reading, now, 0.0)
+        kubelet.latest = None
+        return warn("kubelet", f"{socket}: no pod is listed, {took:.0f} ms", _NO_PODS)
+    return warn("kubelet", f"{cause}; {kubelet.problem}", "") if kubelet.problem else ok("kubelet", cause)
 
 
 def holders(attribution: Attribution) -> set[PodName]:
@@ -149,18 +131,18 @@ def agreement(attribution: Attribution) -> Finding:
 _WORKLOAD_MANAGER = "workload manager"
 
 
-def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -> Finding:
+def workload_holders(config: AgentConfig, jobs: TenantSource, reading: Reading | None, now: float) -> Finding:
     """Report the holders that the agent finds now.
 
     Args:
         config: Selects the manager.
+        jobs: The manager's holders.
         reading: The last reading; ``None`` if NVML does not work.
         now: Unix time.
     """
     manager, mapping = config.attribution.workload_manager, config.attribution.job_mapping_dir
     if reading is None:
         return warn(_WORKLOAD_MANAGER, f"{manager}: no holder is known without the driver", "fix the driver first")
-    jobs = tenant_source(manager, mapping, config.attribution.proc_root)
     jobs.observe(reading, now)
     if jobs.problem:
         cause, _, fix = jobs.problem.partition("; ")

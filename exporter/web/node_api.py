@@ -13,7 +13,6 @@ from exporter.model import (
     DeviceView,
     Field,
     Owner,
-    PodAccount,
     PodUse,
     Price,
     Snapshot,
@@ -69,7 +68,7 @@ def device_document(snapshot: Snapshot) -> Body:
                 for view in snapshot.devices
             ],
             "unresolved": [
-                _picked(item, "namespace", "pod", "container", "resource", "device_id", "reason")
+                picked(item, "namespace", "pod", "container", "resource", "device_id", "reason")
                 for item in attribution.unresolved
             ],
         }
@@ -82,19 +81,18 @@ def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
     return None if value is None else round(value * _MIB)
 
 
-def _picked(value: object, *names: str) -> dict[str, Any]:
+def picked(value: object, *names: str) -> dict[str, Any]:
     """Return attributes of a value by their names."""
     return {name: getattr(value, name) for name in names}
 
 
+def _known(value: object, *names: str) -> dict[str, str | None]:
+    """Return texts of a value by their names; ``None`` where they are empty."""
+    return {name: text or None for name, text in picked(value, *names).items()}
+
+
 def _source(source: SourceStatus) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "state": source.state.value,
-        "reason": source.reason or None,
-        "message": source.message or None,
-        "restarts": source.restarts,
-    }
+    return {**picked(source, "name", "state", "restarts"), **_known(source, "reason", "message")}
 
 
 def _activity(activity: Activity | None) -> dict[str, Any]:
@@ -108,26 +106,22 @@ def _activity(activity: Activity | None) -> dict[str, Any]:
 
 
 def _device(view: DeviceView, price: Price | None) -> dict[str, Any]:
-    instance = view.instance
+    gpu, instance = view.gpu, view.instance
     energy_millijoules = view.values.get(Field.TOTAL_ENERGY_CONSUMPTION)
     return {
         "uuid": view.uuid,
         "kind": "mig_instance" if instance else "gpu",
-        "gpu_uuid": view.gpu.uuid,
-        "gpu_index": view.gpu.index,
-        "model": view.gpu.model,
-        "pci_bus_id": view.gpu.pci_bus_id,
-        "mig_enabled": view.gpu.mig_enabled,
+        "gpu_uuid": gpu.uuid,
+        "gpu_index": gpu.index,
+        **picked(gpu, "model", "pci_bus_id", "mig_enabled"),
         "mig_profile": instance.profile if instance else None,
         "gpu_instance_id": instance.gpu_instance_id if instance else None,
         "compute_instance_id": instance.compute_instance_id if instance else None,
-        "state": view.state.value,
         "state_reason": view.reason or None,
-        "allocation": view.allocation.value if view.allocation else None,
+        **picked(view, "state", "allocation", "profiling"),
+        **_known(view, "activity_unknown_reason"),
         **_activity(view.activity),
         "activity_measured_by": view.activity.measured_by if view.activity else None,
-        "activity_unknown_reason": view.activity_unknown_reason or None,
-        "profiling": view.profiling.value if view.profiling else None,
         "memory_used_bytes": mebibytes(view.values, Field.FB_USED),
         "memory_total_bytes": mebibytes(view.values, Field.FB_TOTAL),
         "power_watts": view.values.get(Field.POWER_USAGE),
@@ -151,27 +145,15 @@ def _device(view: DeviceView, price: Price | None) -> dict[str, Any]:
 
 
 def _holder(use: PodUse) -> dict[str, Any]:
-    holder, facts, owner = use.holder, use.facts, owner_of(use)
+    holder, facts = use.holder, use.facts
     return {
-        "namespace": holder.namespace,
-        "pod": holder.pod,
-        "container": holder.container or None,
-        "pod_uid": holder.pod_uid,
-        "mode": holder.mode.value,
-        "resource": holder.resource,
-        "source": holder.source,
+        **picked(holder, "namespace", "pod", "pod_uid", "mode", "resource", "source"),
+        **_known(holder, "container"),
         "gpu_share_ratio": holder.share_ratio,
-        "device_share_ratio": holder.device_share_ratio,
-        "share_estimated": holder.share_estimated,
-        "replicas": holder.replicas,
-        "age_seconds": use.age_seconds,
+        **picked(holder, "device_share_ratio", "share_estimated", "replicas"),
         **_activity(use.activity),
-        "idle_for_seconds": use.idle_for_seconds,
-        "memory_used_bytes": use.memory_used_bytes,
-        "owner_namespace": owner.namespace or None,
-        "owner_kind": owner.kind or None,
-        "owner_name": owner.name or None,
-        "team": owner.team or None,
+        **picked(use, "age_seconds", "idle_for_seconds", "memory_used_bytes"),
+        **owner_keys(owner_of(use)),
         "queue": facts.queue or None if facts else None,
         "workload_class": facts.workload_class or None if facts else None,
         "alerts_off_until_seconds": alerts_off_until_seconds(facts),
@@ -218,7 +200,10 @@ def ledger_document(snapshot: Snapshot) -> Body:
                 }
                 for account, totals in accounts.items()
             ],
-            "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
+            "pods": [
+                {**picked(pod, *_POD), **_known(pod, *_POD_PARTS), **totals_keys(totals)}
+                for pod, totals in pods.items()
+            ],
         }
     )
 
@@ -235,34 +220,26 @@ def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def price_keys(price: Price) -> dict[str, Any]:
     """How a price is spelt in JSON, in every document."""
-    return _picked(price, "per_hour", "per_kwh", "currency", "source", "as_of", "fallback")
+    return picked(price, "per_hour", "per_kwh", "currency", "source", "as_of", "fallback")
 
 
 def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:
     """How an account, or a sum over accounts, is spelt in JSON; ``None`` is not known, or summed over."""
+    return {**owner_keys(owner), "model": model or None, "mode": mode or None}
+
+
+def owner_keys(owner: Owner) -> dict[str, Any]:
+    """How an owner is spelt in JSON; ``None`` is not known."""
     return {
         "owner_namespace": owner.namespace or None,
         "owner_kind": owner.kind or None,
         "owner_name": owner.name or None,
         "team": owner.team or None,
-        "model": model or None,
-        "mode": mode or None,
     }
 
 
-def _pod(pod: PodAccount) -> dict[str, Any]:
-    return {
-        "namespace": pod.namespace,
-        "pod": pod.pod,
-        "container": pod.container or None,
-        "pod_uid": pod.pod_uid,
-        "device_uuid": pod.device_uuid,
-        "gpu_uuid": pod.gpu_uuid,
-        "gpu_index": pod.gpu_index,
-        "gpu_instance": pod.gpu_instance or None,
-        "mig_profile": pod.mig_profile or None,
-        "model": pod.model,
-    }
+_POD = ("namespace", "pod", "pod_uid", "device_uuid", "gpu_uuid", "gpu_index", "model")
+_POD_PARTS = ("container", "gpu_instance", "mig_profile")
 
 
 def totals_keys(totals: Totals) -> dict[str, Any]:
