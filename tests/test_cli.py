@@ -1,15 +1,12 @@
 """The command line, as a user meets it."""
 
-import asyncio
 import json
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -326,38 +323,3 @@ def test_a_price_book_is_written_for_the_kinds_of_gpus_of_a_fleet(capsys: pytest
         assert f'  # - model: "{model}"\n' in told
     filled = re.sub(r"(?m)^  # (?=- model|  )", "  ", told).replace("per_gpu_hour:\n", "per_gpu_hour: 1\n")
     assert len(price_book.parse(filled.replace("source:\n", "source: contract\n"), "b").rows) == 3
-
-
-def test_a_simulated_node_is_made_in_an_empty_directory_only(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "mine").write_text("x")
-    assert main(["simulate", "node", "demo", "--dir", str(tmp_path)]) == 2
-    assert "is not empty" in capsys.readouterr().err
-
-
-def _follow(process: subprocess.Popen[str], until: str) -> str:
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith(until):
-            break
-    return "".join(lines)
-
-
-def test_a_simulated_node_answers_as_a_kubelet_until_it_is_told_to_end(tmp_path: Path) -> None:
-    from exporter.kube.kubelet import KubeletClient  # noqa: PLC0415 - protobuf is slow to import
-
-    async def ask(path: str) -> int:
-        return len((await KubeletClient(path).fetch(time.time())).containers)
-
-    with subprocess.Popen(
-        [*PROGRAM, "simulate", "node", "demo", "--dir", str(tmp_path / "node")], stdout=subprocess.PIPE, text=True
-    ) as process:
-        told = _follow(process, "pod-log-root:")
-        assert told.startswith("SIMULATED NODE")
-        path = next(line.partition(": ")[2] for line in told.splitlines() if line.startswith("kubelet-socket"))
-        assert asyncio.run(ask(path)) > 0
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0

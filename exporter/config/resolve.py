@@ -350,8 +350,4 @@ class EventFormatter(logging.Formatter):
             pairs = "".join(f" {key}={value}" for key, value in more.items())
             return redacted(f"{at} {level.upper():7} {part}: {record.getMessage()}{pairs}")
         event = {"time": at, "level": level, "part": part, "message": record.getMessage(), **more}
-        line = _LOGIN.sub("...@", json.dumps(event, default=str, ensure_ascii=False))
-        # JSON leaves in what begins a command to some terminals (U+009B), and ends a line to some readers (U+2028).
-        if line.isprintable():
-            return line
-        return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+        return _LOGIN.sub("...@", json.dumps(event, default=str))

@@ -11,7 +11,6 @@ from exporter.errors import ConfigError, did_you_mean, expected
 
 _NULL = "tag:yaml.org,2002:null"
 _MOST_CHARACTERS = 500
-_MOST_NODES = 500_000
 
 
 def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> str:
@@ -56,7 +55,7 @@ def fields_of(text: str, path: str, wrong: str, *, is_ours: bool = False, may_be
         # Composing, not loading: scalars stay what the user wrote and carry their line.
         root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_ours else yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        line, problem = _unclosed(text, error) or _said(error)
+        line, problem = _said(error)
         raise ConfigError(f"{path}:{line}: not YAML: {problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
@@ -64,35 +63,15 @@ def fields_of(text: str, path: str, wrong: str, *, is_ours: bool = False, may_be
         root = yaml.MappingNode("", [], yaml.Mark(path, 0, 0, 0, None, 0))
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}:1: {wrong}")
-    if is_endless(root):
-        raise ConfigError(f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out")
     return Fields(root, path)
 
 
-_CLOSING = {"[": "]", "{": "}"}
-
-
-def _unclosed(text: str, error: yaml.MarkedYAMLError) -> tuple[int, str] | None:
-    """Return line and words for a bracket or quote that is not closed; ``None`` for another mistake."""
-    if error.context == "while scanning a quoted scalar" and error.context_mark is not None:
-        return error.context_mark.line + 1, "the quote is not closed; close it"
-    if not str(error.context).startswith("while parsing a flow") or error.problem_mark is None:
-        return None
-    opened: list[tuple[int, str]] = []
-    for token in yaml.scan(text, Loader=yaml.SafeLoader):
-        if token.start_mark.index >= error.problem_mark.index:
-            break
-        if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
-            opened.append((token.start_mark.line + 1, token.id))
-        elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
-            opened.pop()
-    if not opened:
-        return None
-    line, bracket = opened[-1]
-    return line, f"'{bracket}' is not closed; close it with '{_CLOSING[bracket]}'"
-
-
+_FLOWS = {
+    "while parsing a flow sequence": "'[' is not closed; close it with ']'",
+    "while parsing a flow mapping": "'{' is not closed; close it with '}'",
+}
 _HINTS = {
+    "but found '<stream end>'": "close the '[' or '{'",
     "alias": "put text that begins with * in quotes",
     "mapping values are not allowed": "put text with ': ' in it in quotes, or correct the indentation",
     r"'\t'": "indent with spaces, not tabs",
@@ -102,23 +81,15 @@ _HINTS = {
 
 
 def _said(error: yaml.MarkedYAMLError) -> tuple[int, str]:
-    """Return the line and the words of the library, with a hint where one is known."""
+    """Return line and words for a bracket or quote that is not closed; else those of the library, with a hint."""
+    began = error.context_mark
+    if began is not None and error.context == "while scanning a quoted scalar":
+        return began.line + 1, "the quote is not closed; close it"
+    if began is not None and error.context in _FLOWS:
+        return began.line + 1, _FLOWS[error.context]
     words = f"{error.context} {error.problem}"
     hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in words), "")
     return error.problem_mark.line + 1 if error.problem_mark else 1, f"{error.problem or error.context}{hint}"
-
-
-def is_endless(root: yaml.Node) -> bool:
-    """Return whether aliases of aliases, or of themselves, make more than ``_MOST_NODES`` values of a file."""
-    waiting, seen = [root], 0
-    while waiting and seen <= _MOST_NODES:
-        node = waiting.pop()
-        seen += 1
-        if isinstance(node, yaml.MappingNode):
-            waiting += [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-    return seen > _MOST_NODES
 
 
 @dataclass(slots=True)

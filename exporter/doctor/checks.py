@@ -11,11 +11,12 @@ from exporter.agent.run import attributor_of
 from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import kubernetes, machine, sources
-from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, some, warn
+from exporter.doctor.findings import Examination, Finding, Level, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.merge import alone, merge, supplement
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import Allocations, Attribution, DeviceState, NodeFacts, PodFacts, Reading
+from exporter.model.formatting import plural, some
 
 _SHOWN = 3
 
@@ -104,8 +105,7 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
 def _summary(read: PriceBook) -> str:
     days = sorted(row.price.as_of for row in read.rows)
     period = " to ".join(dict.fromkeys((days[0], days[-1])))
-    rows = "1 row" if len(read.rows) == 1 else f"{len(read.rows)} rows"
-    return f"{read.name}: {rows}, {read.currency}, as of {period}"
+    return f"{read.name}: {plural(len(read.rows), 'row')}, {read.currency}, as of {period}"
 
 
 def _unpriced(
@@ -259,7 +259,7 @@ def _ok(counts: Counts, how: str) -> Finding:
 
 
 def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+    return plural(count, "GPU")
 
 
 _NVIDIA = "0x10de"

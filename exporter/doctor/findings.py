@@ -101,12 +101,6 @@ def first_of(problems: ConfigError | Sequence[str]) -> str:
     return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
 
 
-def some(names: Sequence[str], most: int) -> str:
-    """Return the first few names, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 _NAME_WIDTH = 19
 

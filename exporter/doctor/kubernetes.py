@@ -11,6 +11,7 @@ from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.kube.kubelet import KubeletPoller, own_pod
 from exporter.kube.metadata import NAME_NODE, Metadata
 from exporter.model import Attribution, Reading
+from exporter.model.formatting import some
 
 NAME, RIGHTS = "kubernetes API", "API rights"
 _LOOKS = 160
@@ -70,7 +71,6 @@ async def _read(around: Surroundings, attributor: Attributor, metadata: Metadata
             await task
 
 
-_ID_FORMS = "see the id forms in the documentation"
 _FIXES = {
     "needs_annotation": "which GPU is meant is in the pod's annotation: --kube-metadata on reads those of HAMi and"
     " volcano-vgpu, not those of other schedulers",
@@ -121,10 +121,9 @@ def agreement(attribution: Attribution) -> Finding:
     # The driver cannot see the devices of virtual machines, which is no fault.
     unmatched = [one for one in attribution.unresolved if one.reason != "dra_passed_through"]
     if unmatched:
-        first = unmatched[0]
-        what = f"{first.device_id} of {first.namespace}/{first.pod} ({first.reason.replace('_', ' ')})"
-        more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
-        return warn(name, f"not to be matched: {what}{more}", _FIXES.get(first.reason, _ID_FORMS))
+        what = [f"{one.device_id} of {one.namespace}/{one.pod} ({one.reason.replace('_', ' ')})" for one in unmatched]
+        fix = _FIXES.get(unmatched[0].reason, "see the id forms in the documentation")
+        return warn(name, f"not to be matched: {some(what, 1)}", fix)
     return ok(name, f"the driver shows all that is held: {len(attribution.holders)} devices")
 
 

@@ -14,6 +14,7 @@ from exporter.config import AgentConfig, read_collectors, state_dir_problem, web
 from exporter.doctor.findings import Finding, fail, first_of, ok, warn
 from exporter.errors import ConfigError
 from exporter.metrics.collectors_file import Collectors
+from exporter.model.formatting import plural
 
 _ANSWER_SECONDS = 1.0
 _REALM = "gpu-cost-exporter"
@@ -174,8 +175,8 @@ def face(path: Path) -> Finding:
         settings = web_config.load(path)
     except ConfigError as error:
         return fail(_NAME, first_of(error), "fix it; docs/security.md has every key")
-    users = f"{len(settings.users)} user{'s' if len(settings.users) != 1 else ''}"
-    summary = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
+    users = plural(len(settings.users), "user") if settings.users else "no passwords"
+    summary = f"{'TLS' if settings.tls else 'plain HTTP'}, {users}"
     if settings.warnings:
         return warn(_NAME, f"{summary}; {settings.warnings[0]}", "see docs/security.md")
     return ok(_NAME, summary)

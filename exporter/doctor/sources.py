@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.config import AgentConfig
-from exporter.doctor.findings import Finding, Surroundings, fail, interval_seconds, ok, some, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, interval_seconds, ok, warn
 from exporter.gpu.dcgm.engine import problem
 from exporter.gpu.merge import of_one_machine
 from exporter.gpu.worker import Worker, child_command
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState, SourceStatus
 from exporter.model.fields import PROFILING
+from exporter.model.formatting import some
 
 _LOOK_SECONDS = 0.05
 _BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED})

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import GCCollector, ProcessCollector, metrics_core
+from prometheus_client import GCCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 import exporter
@@ -438,18 +438,11 @@ class ProcessMetrics:
 
     def families(self) -> list[Family]:
         """Return the families of the catalogue, in its order; none without ``/proc``."""
-        found = {family.name: family for family in _families(self._registry.collect())}
-        return [found[metric.name] for metric in catalog.PROCESS if metric.name in found]
-
-
-def _families(metrics: Iterable[metrics_core.Metric]) -> Iterable[Family]:
-    for metric in metrics:
-        kind = Kind.COUNTER if metric.type == "counter" else Kind.GAUGE
-        known = catalog.BY_NAME.get(metric.name + "_total" if kind is Kind.COUNTER else metric.name)
-        if known is not None:
-            values = {
-                labels(*sorted(sample.labels.items())): sample.value
-                for sample in metric.samples
-                if sample.name == known.name
-            }
-            yield Family(name=known.name, kind=kind, help=known.help, values=values)
+        found: dict[str, dict[Labels, float]] = {}
+        for sample in (sample for metric in self._registry.collect() for sample in metric.samples):
+            found.setdefault(sample.name, {})[labels(*sorted(sample.labels.items()))] = sample.value
+        return [
+            Family(name=metric.name, kind=metric.kind, help=metric.help, values=found[metric.name])
+            for metric in catalog.PROCESS
+            if metric.name in found
+        ]

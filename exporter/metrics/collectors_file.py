@@ -21,6 +21,7 @@ from exporter.metrics.dcgm_names import (
 )
 from exporter.metrics.text_format import Kind, Metric
 from exporter.model import PIPES, Field
+from exporter.model.formatting import some
 
 HIGHEST_ID = 1650
 """Numeric ids up to here exist, or may exist, in DCGM 4.7."""
@@ -149,14 +150,9 @@ class Collectors:
     @property
     def without_dcgm(self) -> str:
         """Rows that show nothing without DCGM, and the fix, in one line; empty without such rows."""
-        names = [row.name for row in self.dcgm_only]
-        if not names:
-            return ""
-        more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-        shown = ", ".join(names[:_SHOWN_NAMES])
-        return (
-            f"collectors: only DCGM measures {shown}{more}, which show nothing; name its host engine (--dcgm-address)"
-        )
+        names = some([row.name for row in self.dcgm_only], _SHOWN_NAMES)
+        fix = "which show nothing; name its host engine (--dcgm-address)"
+        return f"collectors: only DCGM measures {names}, {fix}" if names else ""
 
 
 def default(names: str) -> Collectors:

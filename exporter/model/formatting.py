@@ -1,6 +1,6 @@
 """Formats numbers, money, durations and times for display. Nothing here is escaped: templates do that."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor
 
@@ -156,6 +156,12 @@ def gib_number(size_bytes: float) -> str:
 def model(name: str) -> str:
     """Return the model name without the vendor."""
     return name.removeprefix("NVIDIA ")
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def plural(number: int, noun: str) -> str:

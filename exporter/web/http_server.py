@@ -40,7 +40,6 @@ PIECE_BYTES = 65_536
 """A longer answer is sent piece by piece, so that a client that does not read holds no copy of it."""
 RETRY_SECONDS = 1
 SWEEP_SECONDS = 1.0
-FAREWELL_SECONDS = 1.0
 LOG_SECONDS = 60.0
 """Between two lines of the log about clients."""
 FRESH_SECONDS = 0.05
@@ -151,11 +150,6 @@ class Connection(web.RequestHandler):
             self.keeper.enter(self, "head")
         self.received += len(data)
         requests, self.is_deaf = self._request_count, self.received > self.keeper.limits.head_bytes
-        if self.is_deaf and self.state == "head" and b"\r\n\r\n" not in data and self.channel:
-            self.channel.write(_TOO_LONG_HEAD)
-            # A close now would answer the rest with a reset, which may overtake the answer.
-            self.deadline = asyncio.get_running_loop().time() + FAREWELL_SECONDS
-            return
         super().data_received(data)
         if self.is_deaf:
             self.close()  # when the requests so far are answered
@@ -461,11 +455,3 @@ def _is_waiting(connection: Connection) -> bool:
 def _is_ours(record: logging.LogRecord) -> bool:
     """Return whether a record is no mistake of a client, of which any port scan makes pages."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-_TOO_LONG_HEAD = (
-    "HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    + "".join(f"{name}: {value}\r\n" for name, value in _HEADERS.items())
-    + "Content-Type: text/plain; charset=utf-8\r\nContent-Length: 42\r\nConnection: close\r\n\r\n"
-    "these headers are longer than any need be\n"
-).encode()
