@@ -166,13 +166,8 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
 
 
 def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
-    by_field: dict[Field, list[str]] = {}
-    fields = {}
-    for name, (field, era) in collectors_file.other_fields().items():
-        if field and era is Era.LEGACY and not name.isdigit():
-            fields[field.field] = field
-            by_field.setdefault(field.field, []).append(name)
-    others = [(names, fields[field]) for field, names in by_field.items()]
+    asked = {field.field: field for field, _ in collectors_file.other_fields().values() if field.asked}
+    others = [((field.legacy_name, field.canonical_name), field) for field in asked.values()]
 
     def rows_of(names: Iterable[str]) -> tuple[Row, ...]:
         kinds = [(name, field.kind) for name, (_, field) in zip(names, others, strict=True)]

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exporter.errors import ConfigError, expected
@@ -10,12 +10,12 @@ from exporter.metrics import catalog
 from exporter.metrics.dcgm_names import (
     BY_NAME,
     NOT_MADE,
-    PREFIX,
     TABLE,
     DcgmField,
     Era,
     EventCount,
     event_metric,
+    names_of,
     parse_field,
     table_lines,
 )
@@ -26,51 +26,17 @@ from exporter.model.formatting import some
 HIGHEST_ID = 1650
 """Numeric ids up to here exist, or may exist, in DCGM 4.7."""
 
-_MEASURED_LEVELS = frozenset({"node", "gpu", "gi", "ci"})
-_INSTANCE_LEVELS = frozenset({"gi", "ci"})
-_BINARY, _STRING, _FLOAT = "b", "s", "d"
-_COUNTED = re.compile(r"\{(\d+)\}")
-
-
-_Known = tuple[DcgmField | None, Era]
-"""A field, ``None`` for one that is not measured; and the era that decides its unit."""
+_Known = tuple[DcgmField, Era]
+"""A field, and the era that decides its unit."""
 
 
 def other_fields() -> dict[str, _Known]:
-    """Return the fields that NVML does not answer, by each of their names and by number.
+    """Return the fields that only DCGM measures, by each of their names and by number.
 
     They are read from a file at each call and not kept, because only a collectors file needs them.
     """
-    known: dict[str, _Known] = {}
-    for line in table_lines("dcgm_ids.txt"):
-        columns, _, new = line.partition(" | ")
-        ids, kind, level, *names = columns.split(" ")
-        span, _, step = ids.partition("/")
-        first, _, last = span.partition("-")
-        for place, number in enumerate(range(int(first), int(last or first) + 1, int(step or 1))):
-            counted = [_counted(name, place) for name in names]
-            field = _other_field(number, kind, level, counted, new)
-            known.update(dict.fromkeys((*(PREFIX + name for name in counted), str(number)), (field, Era.LEGACY)))
-            if new:
-                new_id, new_name, _ = new.split(" ")
-                known.update(dict.fromkeys((PREFIX + new_name, new_id), (field, Era.NEW)))
-    return known
-
-
-def _counted(name: str, place: int) -> str:
-    return _COUNTED.sub(lambda start: str(int(start[1]) + place), name)
-
-
-def _other_field(number: int, kind: str, level: str, names: Sequence[str], new: str) -> DcgmField | None:
-    """Return a field that only DCGM measures, in its own unit; ``None`` for a field that is not requested."""
-    if level not in _MEASURED_LEVELS or kind == _BINARY:
-        return None
-    is_float = kind == _FLOAT
-    flags = [Kind.LABEL if kind == _STRING else Kind.GAUGE, *(["float"] if is_float else [])]
-    flags += ["mig"] if level in _INSTANCE_LEVELS else []
-    newer = [f"{new} {'float' if is_float else 'int'}"] if new else []
-    columns = (str(number), names[0], names[-1], "", " ".join(flags), *newer)
-    return parse_field(" | ".join(columns), f"DCGM field {number}.")
+    lines = table_lines("dcgm_ids.txt")
+    return names_of(parse_field(line, f"DCGM field {line.partition(' ')[0]}.") for line in lines)
 
 
 _COLUMNS = 3
@@ -243,18 +209,16 @@ def _check_kind(name: str, written: Kind, true: Kind) -> None:
         raise ValueError(f"{name} is a text and cannot be a {written}: allowed is label")
 
 
-def _field(name: str, others: Mapping[str, _Known]) -> tuple[DcgmField, Era] | None:
+def _field(name: str, others: Mapping[str, _Known]) -> _Known | None:
     """Return the field of a name or number and the era of its unit; ``None`` if it exists and is not measured."""
-    if name in BY_NAME:
-        return BY_NAME[name]
-    if name in others:
-        field, era = others[name]
-        return (field, era) if field else None
+    known = BY_NAME.get(name) or others.get(name)
+    if known:
+        return known if known[0].asked else None
     if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
     # No number is a misspelling of another.
-    known = () if name.isdecimal() else (*BY_NAME, *others, *EventCount, *NOT_MADE)
-    raise ValueError(f"unknown field {name!r}{expected(name, known, 'DCGM field names and ids', cutoff=0.8)}")
+    words = () if name.isdecimal() else (*BY_NAME, *others, *EventCount, *NOT_MADE)
+    raise ValueError(f"unknown field {name!r}{expected(name, words, 'DCGM field names and ids', cutoff=0.8)}")
 
 
 def _remark(name: str, field: DcgmField) -> str:

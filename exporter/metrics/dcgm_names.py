@@ -4,7 +4,7 @@ Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -45,8 +45,10 @@ class DcgmField:
     default: bool
     """In dcgm-exporter's default file up to 4.8."""
     new_default: bool
-    first_name: str = ""
-    """In dcgm-exporter's 1.x-compatibility file; empty where that lacks it."""
+    other_names: tuple[str, ...] = ()
+    """Of dcgm-exporter's 1.x-compatibility file, and between those of DCGM."""
+    asked: bool
+    """False for a field that is only known by name."""
     help: str
 
     @property
@@ -102,7 +104,8 @@ def parse_field(columns: str, text: str) -> DcgmField:
         new_whole=new_type == "int" if new_type else "float" not in rest,
         per_instance="mig" in rest,
         default="default" in rest,
-        first_name=next((flag.removeprefix("1.x=") for flag in rest if flag.startswith("1.x=")), ""),
+        other_names=tuple(flag.removeprefix("also=") for flag in rest if flag.startswith("also=")),
+        asked="unasked" not in rest,
         new_default=("default" in rest and "not49" not in rest) or "default49" in rest,
         help=text,
     )
@@ -125,19 +128,19 @@ TABLE: tuple[DcgmField, ...] = tuple(
 """Fields that NVML answers too; those of a default set first, in the order of dcgm-exporter's file."""
 
 
-def _names() -> dict[str, tuple[DcgmField, Era]]:
+def names_of(rows: Iterable[DcgmField]) -> dict[str, tuple[DcgmField, Era]]:
+    """Return fields by each of their names and ids, with the era that decides its unit; an older one wins."""
     names: dict[str, tuple[DcgmField, Era]] = {}
-    for row in TABLE:
+    for row in rows:
         if row.new_name:
             names[row.new_name] = (row, Era.NEW)
             names[str(row.new_id)] = (row, Era.NEW)
-        for text in (row.canonical_name, row.legacy_name, str(int(row.field))):
+        for text in (row.legacy_name, *row.other_names, row.canonical_name, str(int(row.field))):
             names[text] = (row, Era.LEGACY)
-    names.update((row.first_name, (row, Era.LEGACY)) for row in TABLE if row.first_name)
     return names
 
 
-BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(_names())
+BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(names_of(TABLE))
 """Names of 1.x, up to 4.8, 4.6 and 4.9, and ids, each with the era that decides its unit.
 
 A name that both eras have is of the older one: the unit is the same.
