@@ -18,13 +18,12 @@ import grpc.aio
 import pytest
 from config_support import configured
 
-from exporter import doctor
 from exporter.accounting.state_file import WriterLock
 from exporter.agent.run import attributor_of
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.config.types import Listen
-from exporter.doctor import checks, kubernetes, machine, sources
+from exporter.doctor import checks, findings, kubernetes, machine, sources
 from exporter.doctor.checks import Counts, diagnose
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
 from exporter.gpu import wire
@@ -302,7 +301,7 @@ FINDINGS = (ok("clock", "steady"), warn("pods", "two\nlines", "mount them"), fai
 
 def test_findings_are_one_line_each_and_colourless_off_a_terminal() -> None:
     stream = io.StringIO()
-    doctor.write_text(FINDINGS, simulated=True, stream=stream)
+    findings.write_text(FINDINGS, simulated=True, stream=stream)
     assert stream.getvalue().splitlines() == [
         "SIMULATED NODE: nothing here is real",
         "ok   clock              steady",
@@ -314,11 +313,11 @@ def test_findings_are_one_line_each_and_colourless_off_a_terminal() -> None:
 
 def test_findings_as_json_carry_the_worst_level() -> None:
     stream = io.StringIO()
-    doctor.write_json(FINDINGS, simulated=False, stream=stream)
+    findings.write_json(FINDINGS, simulated=False, stream=stream)
     document = json.loads(stream.getvalue())
     assert (document["simulated"], document["level"], len(document["findings"])) == (False, "fail", 3)
     assert document["findings"][0] == {"name": "clock", "level": "ok", "cause": "steady", "fix": None}
-    assert doctor.worst(()) is Level.OK
+    assert findings.worst(()) is Level.OK
 
 
 def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -378,7 +377,7 @@ async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> Non
         )
         gone = SourceStatus(name="nvml", state=SourceState.FAILED, message="no driver")
         node_around = replace(around(config), worker_command=speaking(gone), simulated=True)
-        found = {finding.name: finding for finding in (await doctor.examine(node_around)).findings}
+        found = {finding.name: finding for finding in (await checks.examine(node_around)).findings}
     finally:
         await node.stop()
     assert (found["driver"].level, found["kubernetes API"].level) == (Level.FAIL, Level.OK)

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from config_support import configured
 
-from exporter import doctor
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.config.types import Listen
-from exporter.doctor import machine, sources
+from exporter.doctor import checks, findings, machine, sources
 from exporter.doctor.checks import layer_agreement
 from exporter.doctor.findings import Finding, Level
 from exporter.gpu import wire
@@ -165,7 +164,7 @@ def speaking(*messages: Reading | SourceStatus) -> list[str]:
 async def engine_finding(
     command: list[str], config: AgentConfig, *, deadline: float = 20.0, clock: Callable[[], float] = time.time
 ) -> tuple[list[Finding], Reading | None]:
-    around = doctor.Surroundings(
+    around = findings.Surroundings(
         config=config,
         wall=clock,
         monotonic=time.monotonic,
@@ -236,7 +235,7 @@ def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_pa
 
 
 def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
-    node = doctor.Surroundings(config=settings(), wall=time.time, monotonic=time.monotonic)
+    node = findings.Surroundings(config=settings(), wall=time.time, monotonic=time.monotonic)
     found = layer_agreement(replace(node, config=configured(node.config, source="dcgm")), None)
     assert "DCGM does not work here" in found.cause
     assert "NVML" not in found.cause
@@ -254,14 +253,14 @@ async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
 async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:
     config = settings(source="dcgm", enabled=False, proc_root=tmp_path, listen=Listen("", 0))
     last = reading(one(profiling=ProfilingState.RUNNING))
-    around = doctor.Surroundings(
+    around = findings.Surroundings(
         config=config,
         wall=time.time,
         monotonic=time.monotonic,
         dcgm_command=speaking(*[last] * 4),
         simulated=True,
     )
-    found = {finding.name: finding for finding in (await doctor.examine(around)).findings}
+    found = {finding.name: finding for finding in (await checks.examine(around)).findings}
     assert not {"device nodes", "driver", "devices"} & set(found)
     assert found["DCGM devices"].level is Level.OK
     assert "--source auto" in found["processes"].fix

@@ -9,10 +9,10 @@ import pytest
 import stub_support as stub
 from config_support import configured
 
-from exporter import doctor
 from exporter.config import load_agent
 from exporter.config.types import Listen
-from exporter.doctor import Finding, Level
+from exporter.doctor import checks, findings
+from exporter.doctor.findings import Finding, Level
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libraries need a C compiler")
 
@@ -40,14 +40,14 @@ class Node:
             listen=Listen("", 0),
             **changes,
         )
-        around = doctor.Surroundings(
+        around = findings.Surroundings(
             config=config,
             wall=time.time,
             monotonic=time.monotonic,
             worker_env=self.env,
             driver_deadline_seconds=10.0,
         )
-        return {found.name: found for found in (await doctor.examine(around)).findings}
+        return {found.name: found for found in (await checks.examine(around)).findings}
 
     def engine(self) -> dcgm_stub.Engine:
         """Its host engine."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Parser, add_options, refuse, start_log
+from exporter.cli.common import Parser, add_options, alone, start_log
 from exporter.cli.output import EXIT_FAILED, PROGRAM, check_output, output, say, stdout
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def add_doctor(parser: Parser) -> None:
         " names of hosts and pods; UUIDs are shortened [default: none]",
     )
     add_options(parser, epilog=_DOCTOR, shown=False)
-    parser.set_defaults(run=_doctor)
+    parser.set_defaults(run=alone(_doctor))
 
 
 def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
@@ -153,18 +153,17 @@ async def leave_threads(code: int) -> None:
         os._exit(code)
 
 
-def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _doctor(namespace: argparse.Namespace) -> int:
     check_output(namespace.report, "--report")
-    return asyncio.run(_examine(_settings(namespace, problems, for_doctor=True), namespace))
+    return asyncio.run(_examine(_settings(namespace, (), for_doctor=True), namespace))
 
 
 async def _examine(config: "AgentConfig", namespace: argparse.Namespace) -> int:
-    from exporter import doctor
+    from exporter.doctor import checks, findings
 
-    async with _node(config, namespace, doctor.interval_seconds(config)) as (settled, commands):
+    async with _node(config, namespace, findings.interval_seconds(config)) as (settled, commands):
         simulated = bool(commands)
-        around = doctor.Surroundings(
+        around = findings.Surroundings(
             config=settled,
             wall=time.time,
             monotonic=time.monotonic,
@@ -172,12 +171,12 @@ async def _examine(config: "AgentConfig", namespace: argparse.Namespace) -> int:
             dcgm_command=commands.get("dcgm"),
             simulated=simulated,
         )
-        done = await doctor.examine(around)
-    write = doctor.write_json if namespace.format == "json" else doctor.write_text
+        done = await checks.examine(around)
+    write = findings.write_json if namespace.format == "json" else findings.write_text
     with stdout() as stream:
         write(done.findings, simulated=simulated, stream=stream)
     if namespace.report is not None:
         with output(namespace.report) as stream:
-            doctor.write_report(done, around, stream)
+            findings.write_report(done, around, stream)
         say(f"{namespace.report}: written; read it, then attach it to an issue of the project (docs/hardware.md)")
-    return EXIT_FAILED if doctor.worst(done.findings) is doctor.Level.FAIL else 0
+    return EXIT_FAILED if findings.worst(done.findings) is findings.Level.FAIL else 0

@@ -198,3 +198,13 @@ def refuse(problems: tuple[str, ...]) -> None:
     """
     if problems:
         raise ConfigError(*problems)
+
+
+def alone(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace, tuple[str, ...]], int]:
+    """Return what runs a command without a mistake in its command line; it adds none to those of the parser."""
+
+    def checked(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+        refuse(problems)
+        return run(namespace)
+
+    return checked

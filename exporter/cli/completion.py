@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.cli.common import Parser, refuse
+from exporter.cli.common import Parser, alone
 from exporter.cli.output import PROGRAM, put
 from exporter.cost.dimensions import DIMENSIONS
 from exporter.cost.window import PERIODS
@@ -36,13 +36,12 @@ def add_completion(parser: Parser) -> None:
         f"bash and zsh read it with: source <({PROGRAM} completion bash), in ~/.bashrc or ~/.zshrc for every terminal."
     )
     parser.add_argument("shell", choices=tuple(_SHELLS), metavar="SHELL", help="bash, zsh or fish")
-    parser.set_defaults(run=_completion)
+    parser.set_defaults(run=alone(_completion))
 
 
-def _completion(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+def _completion(namespace: argparse.Namespace) -> int:
     from exporter.cli import whole_parser  # noqa: PLC0415 - it imports this module
 
-    refuse(problems)
     put(*_SHELLS[namespace.shell](dict(_places(whole_parser(), ""))))
     return 0
 

@@ -121,11 +121,9 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda _done, _total: None
         return
     from rich.console import Console  # noqa: PLC0415 - the agent does without
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - as above
     from rich.progress import Progress as Bar  # noqa: PLC0415 - as above
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("left:"))
-    bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    bar = Bar(console=Console(stderr=True), transient=True)
     task, begun = bar.add_task(what), time.monotonic()
 
     def show(done: int, total: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.accounting.prices import PricedGpu
-from exporter.cli.common import Parser, add_output, command, or_problems, refuse
+from exporter.cli.common import Parser, add_output, alone, command, or_problems, refuse
 from exporter.cli.output import check_output, output, put, say
 from exporter.config import price_book
 from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
@@ -31,9 +31,9 @@ def add_prices(parser: Parser) -> None:
     kinds = parser.add_subparsers(dest="about_prices", metavar="WHAT", required=True, parser_class=Parser)
     check = command(kinds, "check", "Read a price book and say what each row is for, or what is wrong with it.")
     check.add_argument("file", type=Path, metavar="FILE", help="YAML file (format: docs/cost.md)")
-    check.set_defaults(run=_check_prices)
+    check.set_defaults(run=alone(_check_prices))
     listing = command(kinds, "list", "The bundled list prices, which hold where no price book has a matching row.")
-    listing.set_defaults(run=_list_prices)
+    listing.set_defaults(run=alone(_list_prices))
     init = command(kinds, "init", "Write a price book with a row for each kind of GPU that an agent or a fleet has.")
     init.usage = f"{init.prog} --agent URL | --prometheus URL [OPTION ...]"
     init.add_argument("--agent", metavar="URL", help="one node: address of its agent, as http://node-a:9400")
@@ -43,8 +43,7 @@ def add_prices(parser: Parser) -> None:
     init.set_defaults(run=_init_prices)
 
 
-def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _check_prices(namespace: argparse.Namespace) -> int:
     book, mistakes = price_book.examine(price_book.read_book(namespace.file), str(namespace.file))
     if book.rows:
         put(*price_book.lines(book))
@@ -55,8 +54,7 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     return 0
 
 
-def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _list_prices(_namespace: argparse.Namespace) -> int:
     put(*price_book.lines(price_book.bundled()))
     return 0
 

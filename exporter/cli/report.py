@@ -12,7 +12,7 @@ from datetime import UTC
 from pathlib import Path
 
 from exporter.accounting.prices import PriceBook
-from exporter.cli.common import Parser, add_output, add_timezone, command, of_kind, or_problems, refuse
+from exporter.cli.common import Parser, add_output, add_timezone, alone, command, of_kind, or_problems, refuse
 from exporter.cli.output import EXIT_PARTIAL, check_output, is_written_in_place, output, progress_bar, put, say
 from exporter.config import price_book, types
 from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_prometheus_options, prometheus_settings
@@ -440,11 +440,10 @@ def add_focus(parser: Parser) -> None:
     kinds = parser.add_subparsers(dest="about_focus", metavar="WHAT", required=True, parser_class=Parser)
     columns = command(kinds, "columns", "The columns of a version: what they hold, and which must be there.")
     columns.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION, help="version [default: %(default)s]")
-    columns.set_defaults(run=_columns)
+    columns.set_defaults(run=alone(_columns))
 
 
-def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _columns(namespace: argparse.Namespace) -> int:
     for column in columns_of(namespace.version).values():
         null = "may be null" if column.nullable else "never null"
         allowed = f": {', '.join(column.allowed)}" if column.allowed else ""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.common import Commands, Parser, command, refuse
+from exporter.cli.common import Commands, Parser, alone, command
 from exporter.cli.output import output, progress_bar, put
 from exporter.errors import ConfigError
 
@@ -63,11 +63,10 @@ def _add_fleet(kinds: Commands) -> None:
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="at work at once [default: all cores]"
     )
-    parser.set_defaults(run=_write)
+    parser.set_defaults(run=alone(_write))
 
 
-def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _write(namespace: argparse.Namespace) -> int:
     from gpu_simulator.fleet import Writing, truth_json, write_fleet
 
     plan = _plan(namespace)
@@ -134,20 +133,19 @@ def add_simulate(parser: Parser) -> None:
     """Add the subcommands."""
     kinds = parser.add_subparsers(dest="simulation", metavar="WHAT", required=True, parser_class=Parser)
     listing = command(kinds, "list", "List the shipped scenarios.")
-    listing.set_defaults(run=_list_scenarios)
+    listing.set_defaults(run=alone(_list_scenarios))
     check = command(kinds, "check", "Read a scenario and say what is in it, or what is wrong with it.")
-    check.set_defaults(run=_check_scenario)
+    check.set_defaults(run=alone(_check_scenario))
     stack = command(
         kinds, "stack", "Run agent, Prometheus, Alertmanager and the cost service on simulated data until Ctrl-C."
     )
-    stack.set_defaults(run=_run_stack)
+    stack.set_defaults(run=alone(_run_stack))
     _add_fleet(kinds)
     for simulation in (check, stack):
         simulation.add_argument("scenario", metavar="NAME|FILE", help="a shipped scenario, or a scenario file")
 
 
-def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _list_scenarios(_namespace: argparse.Namespace) -> int:
     from gpu_simulator import scenario
 
     names = scenario.shipped()
@@ -156,8 +154,7 @@ def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -
     return 0
 
 
-def _check_scenario(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _check_scenario(namespace: argparse.Namespace) -> int:
     from gpu_simulator import scenario
 
     plan = scenario.load(namespace.scenario)
@@ -168,8 +165,7 @@ def _check_scenario(namespace: argparse.Namespace, problems: tuple[str, ...]) ->
     return 0
 
 
-def _run_stack(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+def _run_stack(namespace: argparse.Namespace) -> int:
     from gpu_simulator import stack
 
     return int(stack.main(namespace.scenario))

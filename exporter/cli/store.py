@@ -9,10 +9,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
-from exporter.cli.common import Commands, Parser, command, refuse
+from exporter.cli.common import Commands, Parser, alone, command
 from exporter.cli.output import EXIT_PARTIAL, progress_bar, put, say
 from exporter.config.prometheus_options import PrometheusSettings, add_prometheus_options, prometheus_settings
 from exporter.cost.fleet_reading import PrometheusLedger
@@ -67,13 +66,8 @@ def _one(kinds: Commands, name: str, about: str, run: Callable[[argparse.Namespa
     parser = command(kinds, name, about)
     parser.epilog = _EPILOG
     parser.add_argument("--store", required=True, type=Path, metavar="FILE", help="the store")
-    parser.set_defaults(run=partial(_run, run))
+    parser.set_defaults(run=alone(run))
     return parser
-
-
-def _run(run: Callable[[argparse.Namespace], int], namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
-    return run(namespace)
 
 
 def _day(text: str) -> int:
