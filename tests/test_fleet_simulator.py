@@ -277,7 +277,6 @@ def test_the_command_writes_series_and_truth_that_agree(tmp_path: Path, capsys: 
         (["--nodes", "2", "--end", "2026-09-21T14:10Z"], "allowed: a whole hour UTC"),
         (["--nodes", "2", "--end", "yesterday"], "allowed: a whole hour UTC"),
         (["--nodes", "2", "--clusters", "a,a"], "each name once"),
-        (["--nodes", "2", "--currencies", "USD,Taler"], "codes of ISO 4217"),
         (["--nodes", "2", "--trace", "/nowhere.csv"], "/nowhere.csv"),
     ],
 )

@@ -3,15 +3,11 @@
 import dataclasses
 
 import pytest
-from exposition_support import FACTS, exclusive, gpu, holder, partitioned, shared, snapshot
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
-from samples_support import duplicate_series, samples_of
+from exposition_support import FACTS, exclusive, gpu, holder, partitioned, snapshot
+from samples_support import samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.metrics.text_format import render
 from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse, Snapshot
 
 OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"}
@@ -55,21 +51,6 @@ def test_what_pods_export_stands_on_the_info_series_alone() -> None:
         if name.startswith(("label_", "annotation_")) or name in {"queue", "workload_class"}
     }
     assert carriers == {"gpu_pod_info"}
-
-
-@given(st.lists(st.tuples(st.text(max_size=8) | st.sampled_from(["label_a", "pod_name", "team"]), st.text(max_size=8))))
-def test_no_exported_label_costs_the_page_or_stands_for_one_of_ours(exported: list[tuple[str, str]]) -> None:
-    facts = dataclasses.replace(FACTS, exported=(("label_first", "1"), *exported, ("label_first", "2")))
-    page = families(snapshot(held_by(facts), shared()), ExpositionOptions())
-    assert duplicate_series(page) == []
-    read_back = {
-        sample.labels["pod_name"]: sample.labels
-        for family in text_string_to_metric_families(render(page, openmetrics=False).decode())
-        for sample in family.samples
-        if sample.name == "gpu_pod_info"
-    }
-    assert read_back.keys() == {"resnet-0", "llm-a", "llm-b"}
-    assert (read_back["resnet-0"]["team"], read_back["resnet-0"]["label_first"]) == ("perception", "1")
 
 
 @pytest.mark.parametrize(

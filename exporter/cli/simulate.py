@@ -44,9 +44,6 @@ def _add_fleet(kinds: Commands) -> None:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another number, another fleet [default: 1]")
     parser.add_argument("--clusters", default="", metavar="NAMES", help="as east,west [default: one without a name]")
     parser.add_argument(
-        "--currencies", default="USD", metavar="CODES", help="of prices; the first is the usual one [default: USD]"
-    )
-    parser.add_argument(
         "--one-shot",
         type=float,
         default=0.05,
@@ -90,13 +87,8 @@ def _write(namespace: argparse.Namespace) -> int:
 
 
 def _plan(namespace: argparse.Namespace) -> "FleetPlan":
-    from exporter.config.types import CURRENCIES
     from gpu_simulator.fleet_plan import FleetPlan, read_trace
 
-    currencies = tuple(namespace.currencies.split(","))
-    unknown = [code for code in currencies if code not in CURRENCIES]
-    if unknown:
-        raise ConfigError(f"--currencies: {unknown[0]!r}; allowed: codes of ISO 4217, as USD,EUR")
     return FleetPlan(
         nodes=namespace.nodes,
         gpus_per_node=namespace.gpus,
@@ -104,7 +96,6 @@ def _plan(namespace: argparse.Namespace) -> "FleetPlan":
         end_seconds=_end(namespace.end),
         seed=namespace.seed,
         clusters=tuple(namespace.clusters.split(",")),
-        currencies=currencies,
         one_shot_ratio=namespace.one_shot,
         trace=read_trace(namespace.trace) if namespace.trace is not None else (),
     )

@@ -13,7 +13,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.errors import ApiError
 from exporter.kube.api_client import ApiClient, Request
-from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups, mapping_at, text_of
+from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups, ObjectKey, mapping_at, text_of
 from exporter.model import Allocations
 
 LOG = logging.getLogger("exporter.kube.dra")
@@ -207,7 +207,8 @@ class DraReader:
             parse=parse_slice,
             clock=clock,
         )
-        self._slices_version = 0
+        self._joined: Mapping[ObjectKey, Slice] | None = None
+        """The slices of which the devices are."""
         self._pools: dict[str, Devices] = {}
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
@@ -224,8 +225,8 @@ class DraReader:
     @property
     def devices(self) -> Mapping[tuple[str, str], SliceDevice] | None:
         """Devices by (pool, name), the same object while nothing changes; ``None`` while no slice is known."""
-        if self._slices.version != self._slices_version:
-            self._slices_version = self._slices.version
+        if self._slices.items is not self._joined:
+            self._joined = self._slices.items
             self._pools = pools_of(self._slices.items.values(), self._pools)
             devices = {(pool, name): device for pool, some in self._pools.items() for name, device in some.items()}
             if devices != self._devices:

@@ -76,8 +76,6 @@ class ListWatch(Generic[Item]):
     errors: Counter[str] = field(default_factory=Counter)
     """Counts by reason since the start; ``unparsable`` are objects that were skipped."""
     items: Mapping[ObjectKey, Item] = field(default_factory=dict)
-    version: int = 0
-    """Increases with each change of ``items``, and when they become known."""
     at_seconds: float | None = None
     """Unix time of the last answer or event."""
     failure: ApiError | None = None
@@ -148,10 +146,9 @@ class ListWatch(Generic[Item]):
         found: dict[ObjectKey, Item] = {}
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
-        first = self.at_seconds is None
         self._compare_clocks()
         self._at(_version(listed))
-        self._replace(found, changed=first)
+        self._replace(found)
 
     def _has_canary(self, listed: Mapping[str, Any]) -> bool:
         return self.canary is None or any(key_of(each) == self.canary for each in listed["items"] or ())
@@ -236,10 +233,9 @@ class ListWatch(Generic[Item]):
         else:
             items.pop(key, None)
 
-    def _replace(self, items: dict[ObjectKey, Item], *, changed: bool = False) -> None:
-        if changed or items != self.items:
+    def _replace(self, items: dict[ObjectKey, Item]) -> None:
+        if items != self.items:
             self.items = items
-            self.version += 1
 
 
 def mapping_at(value: object, *path: str) -> Mapping[str, Any]:

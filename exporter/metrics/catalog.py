@@ -1,10 +1,8 @@
 """Lists every metric of our own with its full name; the source of docs/metrics.md."""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 
 from exporter.metrics.text_format import Metric
 from exporter.metrics.text_format import plain as _own
@@ -15,8 +13,6 @@ FOR_GOOD_SECONDS = 253_402_300_799
 
 EXPORTED_PREFIXES = ("label_", "annotation_")
 """Prefixes of labels with a pod's own labels and annotations; no other label has them."""
-
-_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 def owner_of(use: PodUse) -> Owner:
@@ -32,16 +28,6 @@ def alerts_off_until_seconds(facts: PodFacts | None) -> float | None:
 def shown_until_seconds(until: float | None) -> float | None:
     """Return the end of an opt-out, at most ``FOR_GOOD_SECONDS``; ``None`` without one."""
     return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
-
-
-@lru_cache(maxsize=1024)  # as many pods, each page again
-def exported_labels(exported: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the exported pairs with valid, distinct names: one other pair would make the page invalid."""
-    kept: dict[str, str] = {}
-    for name, value in exported:
-        if name.startswith(EXPORTED_PREFIXES) and _LABEL_NAME.fullmatch(name):
-            kept.setdefault(name, value)
-    return tuple(kept.items())
 
 
 def problems(snapshot: Snapshot) -> dict[str, int]:

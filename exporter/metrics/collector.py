@@ -13,7 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 import exporter
 from exporter.metrics import catalog, collectors_file, dcgm_names, ledger_collector
-from exporter.metrics.catalog import DEVICE_LABELS, INFO_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
+from exporter.metrics.catalog import DEVICE_LABELS, INFO_LABELS, POD_LABELS, alerts_off_until_seconds
 from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Row
 from exporter.metrics.dcgm_names import ANSWERING, LabelStyle, Pairs
 from exporter.metrics.text_format import (
@@ -217,7 +217,7 @@ def _info(plain: Labels, use: PodUse) -> Labels:
     owner = facts.owner
     labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
     info = named(INFO_LABELS, *how, *labels_of_owner, base=plain)
-    return plus(info, *exported_labels(facts.exported)) if facts.exported else info
+    return plus(info, *facts.exported)
 
 
 def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
