@@ -374,7 +374,7 @@ def test_an_interval_given_in_seconds_by_mistake_is_used_and_pointed_at() -> Non
     config = settle({}, {"DCGM_EXPORTER_INTERVAL": "30"})
     assert config.sampling.interval_seconds == 0.2
     assert config.warnings == (
-        "DCGM_EXPORTER_INTERVAL: 30 is in milliseconds; sampling every 200ms; 30000 would be 30 s",
+        "DCGM_EXPORTER_INTERVAL: 30 is in milliseconds; sample-interval is 200ms; 30000 would be 30 s",
     )
     (told,) = mistakes({"simulate": "demo"}, {"DCGM_EXPORTER_INTERVAL": "soon"})
     assert "DCGM_EXPORTER_INTERVAL" in told

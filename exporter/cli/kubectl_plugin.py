@@ -170,11 +170,9 @@ async def _agents(namespace: argparse.Namespace, nodes: Sequence[str] | None) ->
     kubectl = _kubectl(namespace)
     found = [agent for pod in listed if (agent := _agent(kubectl, pod)) and (nodes is None or agent.node in nodes)]
     if not found:
-        where = f" on {', '.join(nodes)}" if nodes else ""
-        raise ExporterError(
-            f"no running agent{where} among {len(listed)} pods with the labels {namespace.selector}; give"
-            " others by --selector, or see docs/troubleshooting.md#pods-that-are-not-there"
-        )
+        where = f"{' on ' if nodes else ''}{', '.join(nodes or ())} among {len(listed)} pods"
+        fix = "give others by --selector, or see docs/troubleshooting.md#pods-that-are-not-there"
+        raise ExporterError(f"no running agent{where} with the labels {namespace.selector}; {fix}")
     try:
         yield sorted(found, key=lambda agent: agent.node)
     finally:

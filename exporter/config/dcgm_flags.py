@@ -1,7 +1,7 @@
 """Maps dcgm-exporter's flags and variables to options of the agent."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -169,6 +169,14 @@ def take(words: Sequence[str]) -> tuple[list[str], list[GivenFlag], list[str]]:
 
 # Kubernetes puts variables for every Service into its namespace's pods; one named dcgm-exporter looks like our prefix.
 SERVICE_LINK = re.compile(r".*?(^|_)(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+def unknown_names(environ: Mapping[str, str], prefix: str, known: Collection[str]) -> list[str]:
+    """Return the variables with a prefix that are not known, except those that Kubernetes sets for a Service."""
+    names = sorted(name for name in environ if name.startswith(prefix) and name not in known)
+    return [name for name in names if not SERVICE_LINK.fullmatch(name.removeprefix(prefix[:-1]))]
+
+
 # Files of its image; our default set has the same metrics, so that one of them that is missing is no mistake.
 ITS_FILES = frozenset(
     Path("/etc/dcgm-exporter", name)
@@ -183,12 +191,6 @@ _SAYS_NOTHING = frozenset({"", "0", "f", "false", "none"})
 _LITERAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _LIKELY_SECONDS = 1000
 _MILLISECONDS = re.compile(r"[0-9]{1,15}")
-_DOES = {
-    "sample-interval": "sampling every",
-    "xid-count-window": "counting over",
-    "clock-events-window": "counting over",
-}
-"""What our options do, by key."""
 _Given = dict[Setting, tuple[str, str]]
 """Name as written and text of each setting that is given, in the order of the table."""
 Translated = dict[str, tuple[str, str]]
@@ -245,12 +247,12 @@ def _milliseconds(key: str, origin: str, written: str, warnings: list[str]) -> s
         return written
     milliseconds = int(written)
     used = min(max(milliseconds, round(bounds[0] * 1000)), round(bounds[1] * 1000))
-    does = f"{_DOES[key]} {format_duration(used / 1000)}"
+    shown = f"{key} is {format_duration(used / 1000)}"
     if milliseconds < _LIKELY_SECONDS:
         meant = f"; {milliseconds}000 would be {milliseconds} s" if milliseconds else ""
-        warnings.append(f"{origin}: {milliseconds} is in milliseconds; {does}{meant}")
+        warnings.append(f"{origin}: {milliseconds} is in milliseconds; {shown}{meant}")
     elif milliseconds > used:
-        warnings.append(f"{origin}: {milliseconds} ms is above the maximum; {does}")
+        warnings.append(f"{origin}: {milliseconds} ms is above the maximum; {shown}")
     return f"{used}ms"
 
 
@@ -304,13 +306,6 @@ def _others(given: _Given, environ: Mapping[str, str]) -> list[str]:
         for setting, (origin, text) in given.items()
         if setting.instead and text != setting.unset and text.lower() not in _SAYS_NOTHING
     ]
-    known = {setting.env for setting in TABLE}
-    names += [
-        name
-        for name, value in sorted(environ.items())
-        if name.startswith(ENV_PREFIX)
-        and name not in known
-        and value.lower() not in _SAYS_NOTHING
-        and not SERVICE_LINK.fullmatch(name.removeprefix(ENV_PREFIX[:-1]))
-    ]
+    unknown = unknown_names(environ, ENV_PREFIX, {setting.env for setting in TABLE})
+    names += [name for name in unknown if environ[name].lower() not in _SAYS_NOTHING]
     return [f"of dcgm-exporter, without an equivalent here, not used: {', '.join(names)}"] if names else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from exporter.attribution import owner_rules
 from exporter.config import types, yaml_file
-from exporter.config.dcgm_flags import ITS_FILES, SERVICE_LINK, GivenFlag, translate
+from exporter.config.dcgm_flags import ITS_FILES, GivenFlag, translate, unknown_names
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, AgentConfig, Option, groups_of
 from exporter.config.yaml_file import FileValue, Raw
 from exporter.errors import ConfigError, did_you_mean
@@ -85,10 +85,8 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
 def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> Iterator[str]:
     """Yield warnings: Kubernetes and other programs set variables that begin with our prefix, too."""
     known = {option.env for option in options} | {CONFIG_ENV}
-    for name in sorted(environ):
-        is_link = SERVICE_LINK.fullmatch(name.removeprefix(ENV_PREFIX[:-1]))
-        if name.startswith(ENV_PREFIX) and name not in known and not is_link:
-            yield f"{name}: unknown variable, not used{did_you_mean(name, known, cutoff=0.8)}"
+    for name in unknown_names(environ, ENV_PREFIX, known):
+        yield f"{name}: unknown variable, not used{did_you_mean(name, known, cutoff=0.8)}"
 
 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")

@@ -205,18 +205,13 @@ class Fields:
             most: How many it may have.
         """
         node = self.take(key)
-        listed = node.value if isinstance(node, yaml.SequenceNode) else None
-        wrong = "empty"
-        if node is None:
-            wrong = "missing"
-        elif listed:
-            wrong = "" if len(listed) <= most else f"{len(listed):,} of them, which is too many"
-        elif listed is None and not (isinstance(node, yaml.ScalarNode) and not node.value):
-            wrong = "not a list"
-        if wrong:
+        listed = node.value if isinstance(node, yaml.SequenceNode) else []
+        if not 0 < len(listed) <= most:
+            count = f"{len(listed):,} of them, which is too many" if listed else "empty, or not a list"
+            wrong = "missing" if node is None else count
             self.problem(key, f"{wrong}; allowed: a list of 1 to {most} {items}, each begun by '- '")
             return
-        for number, item in enumerate(listed or (), start=1):
+        for number, item in enumerate(listed, start=1):
             if isinstance(item, yaml.MappingNode):
                 yield Fields(item, self.path, f"{word} {number}: ", self.problems)
             else:

@@ -1,13 +1,14 @@
 """Runs all checks in the order of their dependencies, and finds the layer of the node that failed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter.accounting.prices import PriceBook, PricedGpu, settled_facts
 from exporter.agent.run import attributor_of
+from exporter.attribution.pod_lifecycle import PodName
 from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig, price_book
 from exporter.doctor import kubernetes, machine, sources
@@ -33,28 +34,23 @@ def of_holders(
     wrong = {pod: known.problems for pod, known in facts.items() if known and known.problems}
     of = f"of {len(pods)} pods that hold GPUs"
     if unknown:
-        return warn(
-            name,
-            f"{len(unknown)} {of} are not known to the API: {some(['/'.join(pod) for pod in unknown], _SHOWN)}",
-            "they are charged to themselves; see that --node-name is this node and the kubelet is this cluster's",
-        )
+        fix = "they are charged to themselves; see that --node-name is this node and the kubelet is this cluster's"
+        return warn(name, f"{len(unknown)} {of} are not known to the API: {_listed(unknown)}", fix)
     if wrong:
         pod, problems = next(iter(wrong.items()))
         said = ", ".join(problems).replace("_", " ")
-        return warn(
-            name,
-            f"{len(wrong)} {of} say what cannot be understood: {'/'.join(pod)} ({said})",
-            "fix the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md",
-        )
+        fix = "fix the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md"
+        return warn(name, f"{len(wrong)} {of} say what cannot be understood: {'/'.join(pod)} ({said})", fix)
     if without_team:
         keys = ", ".join(config.owners.team_keys) or "nothing yet: --team-keys names the labels"
         where = "the pod or its namespace" if config.owners.namespace_teams else "the pod"
-        return warn(
-            name,
-            f"{len(without_team)} {of} have no team: {some(['/'.join(pod) for pod in without_team], _SHOWN)}",
-            f"label {where} with one of: {keys}",
-        )
+        fix = f"label {where} with one of: {keys}"
+        return warn(name, f"{len(without_team)} {of} have no team: {_listed(without_team)}", fix)
     return ok(name, f"owner and team known of all {len(pods)} pods that hold GPUs")
+
+
+def _listed(pods: Sequence[PodName]) -> str:
+    return some(["/".join(pod) for pod in pods], _SHOWN)
 
 
 def node_labels(facts: NodeFacts | None) -> Finding:

@@ -124,13 +124,8 @@ def write_text(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) 
 def write_json(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) -> None:
     """Write one object: ``simulated``, ``level`` (the worst) and ``findings``."""
     listed = [
-        {
-            "name": finding.name,
-            "level": finding.level.value,
-            "cause": _one_line(finding.cause),
-            "fix": _one_line(finding.fix) or None,
-        }
-        for finding in findings
+        {**picked(one, "name", "level"), "cause": _one_line(one.cause), "fix": _one_line(one.fix) or None}
+        for one in findings
     ]
     document = {"simulated": simulated, "level": worst(findings).value, "findings": listed}
     stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -56,11 +56,8 @@ def device_nodes(dev_root: Path) -> Finding:
     name = "device nodes"
     nodes = sorted(path.name for path in dev_root.glob("nvidia[0-9]*"))
     if not nodes or not (dev_root / "nvidiactl").exists():
-        return fail(
-            name,
-            f"no {dev_root}/nvidiactl with {dev_root}/nvidia0",
-            "load the driver; in Kubernetes set runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all",
-        )
+        fix = "load the driver; in Kubernetes set runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
+        return fail(name, f"no {dev_root}/nvidiactl with {dev_root}/nvidia0", fix)
     closed = [node for node in nodes if not os.access(dev_root / node, os.R_OK | os.W_OK)]
     if closed:
         return fail(name, f"uid {os.geteuid()} may not open {', '.join(closed)}", "run as uid 0")

@@ -139,11 +139,8 @@ def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
     blind = sum(not _is_measured(gpu) for gpu in up)
     engine = sum(_has_engine(gpu) for gpu in up)
     if blind:
-        return warn(
-            "activity",
-            f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown",
-            _BLIND if dcgm else _BLIND_WITHOUT_DCGM,
-        )
+        cause = f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown"
+        return warn("activity", cause, _BLIND if dcgm else _BLIND_WITHOUT_DCGM)
     by_dcgm = sum(_has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
     by = f", on {by_dcgm} of them by DCGM" if by_dcgm else ""
     if engine < len(up):
@@ -171,9 +168,8 @@ def processes(reading: Reading) -> Finding:
     up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
     silent = sum(gpu.processes is None and all(part.processes is None for part in gpu.instances) for gpu in up)
     if silent:
-        return warn(
-            "processes", f"{silent} of {len(up)} GPUs do not list their processes", "set hostPID: true and run as uid 0"
-        )
+        cause = f"{silent} of {len(up)} GPUs do not list their processes"
+        return warn("processes", cause, "set hostPID: true and run as uid 0")
     count = sum(len(gpu.processes or ()) + sum(len(part.processes or ()) for part in gpu.instances) for gpu in up)
     return ok("processes", f"{count} processes listed")
 
@@ -181,17 +177,14 @@ def processes(reading: Reading) -> Finding:
 _ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
     f"DCGM {what}" for what in ("engine", "refusals", "devices", "profiling", "fields")
 )
-_OF_OTHER_CHECKS = frozenset(
-    f"dcgm_{reason}"
-    for reason in (
-        # With the fields of the file, where they are rows of it.
-        *("unknown_field", "binary_field", "field_of_other_entity"),
-        # Noise of the counters, that is put right.
-        "clamped",
-        # With the profiling.
-        *("module_not_loaded", "paused", "profiling_not_supported", "profiling_library_error", "in_use"),
-        *("requires_root", "driver_too_old"),
-    )
+_OF_OTHER_CHECKS = (
+    # With the fields of the file, where they are rows of it.
+    *("unknown_field", "binary_field", "field_of_other_entity"),
+    # Noise of the counters, that is put right.
+    "clamped",
+    # With the profiling.
+    *("module_not_loaded", "paused", "profiling_not_supported", "profiling_library_error", "in_use"),
+    *("requires_root", "driver_too_old"),
 )
 _ENOUGH_OF_ENGINE = 4
 """The first reading of a profiling field is blank, and some fields are slower than the others."""
@@ -249,11 +242,8 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     Args:
         errors: Counts by reason.
     """
-    reasons = [
-        f"{reason.removeprefix('dcgm_').replace('_', ' ')} ({count})"
-        for reason, count in sorted(errors.items())
-        if reason not in _OF_OTHER_CHECKS
-    ]
+    counts = {reason.removeprefix("dcgm_"): count for reason, count in sorted(errors.items())}
+    reasons = [f"{one.replace('_', ' ')} ({count})" for one, count in counts.items() if one not in _OF_OTHER_CHECKS]
     if not reasons:
         return None
     fix = "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons, the engine's log more"
@@ -292,11 +282,8 @@ def engine_devices(dcgm: Reading, nvml: Reading | None) -> Finding:
     """
     theirs, ours = _uuids([dcgm]), _uuids([nvml] if nvml else [])
     if not dcgm.gpus:
-        return warn(
-            _DEVICES,
-            "the engine has no GPU",
-            "it was started without a driver: restart it (systemctl restart nvidia-dcgm)",
-        )
+        fix = "it was started without a driver: restart it (systemctl restart nvidia-dcgm)"
+        return warn(_DEVICES, "the engine has no GPU", fix)
     missing = ours - theirs
     if nvml and not of_one_machine(nvml, dcgm):
         fix = "it is another node's engine: name this node's (a Service needs internalTrafficPolicy: Local)"

@@ -130,10 +130,8 @@ class Credentials:
             await self._read_kubeconfig(kube_config, configuration)
             # Messages and pages show the address.
             if "@" in urlsplit(configuration.host).netloc:
-                raise ApiError(
-                    "no_config",
-                    f"{self.place}: `server` has a user or a password in it; put them under `users` of the kubeconfig",
-                )
+                fix = "put them under `users` of the kubeconfig"
+                raise ApiError("no_config", f"{self.place}: `server` has a user or a password in it; {fix}")
         return _settings(configuration)
 
     @property
@@ -149,21 +147,16 @@ class Credentials:
     async def _read_kubeconfig(self, kube_config: Any, configuration: Any) -> None:  # noqa: ANN401 - the package has no types
         files = self._files
         if not any(_is_file(name) for name in files.split(os.pathsep)):
-            raise ApiError(
-                "no_config",
-                f"no Kubernetes API is configured: not in a pod with a service account, and no file {files};"
-                " give --kubeconfig, or let the pod mount its service account's token",
-            )
+            missing = f"no Kubernetes API is configured: not in a pod with a service account, and no file {files}"
+            fix = "give --kubeconfig, or let the pod mount its service account's token"
+            raise ApiError("no_config", f"{missing}; {fix}")
         loader = await kube_config.load_kube_config(
             config_file=files, client_configuration=configuration, persist_config=False
         )
         user = loader.current_context["context"].get("user")
         if user and not configuration.api_key and not configuration.cert_file:
-            raise ApiError(
-                "no_config",
-                f"{self.place}: user {user!r} has no token and no client certificate that can be read;"
-                " no anonymous request is made",
-            )
+            wrong = f"user {user!r} has no token and no client certificate that can be read"
+            raise ApiError("no_config", f"{self.place}: {wrong}; no anonymous request is made")
 
 
 @contextlib.contextmanager

@@ -155,7 +155,8 @@ def _board_health(view: DeviceView, identity: Labels) -> Iterator[Series]:
         yield metric, identity, view.values.get(field)
     for metric, parts in catalog.HEALTH_LABELLED.items():
         for value, field in parts.items():
-            yield metric, plus(identity, (metric.labels[-1], value)), view.values.get(field)
+            if field in view.values:
+                yield metric, plus(identity, (metric.labels[-1], value)), view.values[field]
     memory = view.values.get(Field.MEMORY_TEMP)
     if memory is not None:
         driver_limit = view.values.get(Field.MEM_MAX_OP_TEMP)

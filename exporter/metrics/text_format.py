@@ -93,23 +93,39 @@ def number(value: float) -> str:
     return f"{mantissa}e+{point - 1:02d}"
 
 
-def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
+Kept = dict[str, tuple[object, bytes]]
+"""What a family showed on the last page and its text, by name: most families are the same on the next page."""
+
+
+def render(families: Iterable[Family], *, openmetrics: bool, kept: Kept | None = None) -> bytes:
     """Return a page in text format 0.0.4, or in OpenMetrics 1.0.
 
     OpenMetrics requires counters to end in ``_total``; DCGM's do not, so they are of type ``unknown`` there. Families
     without series are left out. Invalid Unicode is replaced, so one invalid name does not make the page invalid.
+
+    Args:
+        families: In the order of the page.
+        openmetrics: Selects the format.
+        kept: Of the last page in this format; changed to this page's.
     """
-    lines: list[str] = []
+    kept, parts = {} if kept is None else kept, []
     for family in families:
         if family.values:
-            lines.append(_head(family, openmetrics=openmetrics))
-            name, texts = family.name, _texts(family.values.values())
-            lines += [
-                f"{name}{{{one}}} {text}" if one else f"{name} {text}"
-                for one, text in zip(family.values, texts, strict=True)
-            ]
-    lines.append("# EOF\n" if openmetrics else "")
-    return "\n".join(lines).encode("utf-8", "replace")
+            # Equal values can have different texts: 1 and 1.0.
+            shown = family.kind, family.help, [*family.values.items()], [*map(type, family.values.values())]
+            known = kept.get(family.name)
+            if known is None or known[0] != shown:
+                known = kept[family.name] = shown, _text(family, openmetrics=openmetrics)
+            parts.append(known[1])
+    return b"".join([*parts, b"# EOF\n"] if openmetrics else parts)
+
+
+def _text(family: Family, *, openmetrics: bool) -> bytes:
+    name, texts = family.name, _texts(family.values.values())
+    lines = [
+        f"{name}{{{one}}} {text}" if one else f"{name} {text}" for one, text in zip(family.values, texts, strict=True)
+    ]
+    return "\n".join([_head(family, openmetrics=openmetrics), *lines, ""]).encode("utf-8", "replace")
 
 
 def _texts(values: Collection[int | float]) -> Iterable[str]:

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from exporter.metrics import catalog, text_format
 from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, families
-from exporter.metrics.text_format import Dropped, Family
+from exporter.metrics.text_format import Dropped, Family, Kept
 from exporter.model import MetadataStatus, Snapshot, SourceState
 from exporter.web import node_api, node_page, templating
 from exporter.web.access import ALIVE_TOO, address_of, plain
@@ -216,6 +216,7 @@ class Renderer:
         self._dropped = Dropped()
         self._snapshot: Snapshot | None = None
         self._families: list[Family] = []
+        self._kept: dict[bool, Kept] = {False: {}, True: {}}
         self._bodies = Bodies()
 
     def metrics(self, snapshot: Snapshot, accept: str = "") -> Body:
@@ -227,5 +228,5 @@ class Renderer:
         if snapshot is not self._snapshot:
             own = families(snapshot, self._options, self._dropped)
             self._snapshot, self._families = snapshot, [*own, *self._process_families()]
-        page = text_format.render(self._families, openmetrics=openmetrics)
+        page = text_format.render(self._families, openmetrics=openmetrics, kept=self._kept[openmetrics])
         return Body(page, text_format.OPENMETRICS if openmetrics else text_format.PLAIN)
