@@ -30,7 +30,7 @@ from exporter.cost.live import LiveRow, Picture, agent_picture, fleet_picture
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.render import console_for
 from exporter.errors import ExporterError
-from exporter.model.formatting import amounts, clean, duration, percent, plural
+from exporter.model.formatting import amounts, clean, duration, percent, plural, summed
 from exporter.model.formatting import model as short_model
 
 Read: TypeAlias = Callable[[], Awaitable[Picture]]
@@ -174,11 +174,7 @@ def summary(picture: Picture) -> str:
 
 def sums(rows: Iterable[LiveRow]) -> dict[str, float]:
     """Return money per hour by currency."""
-    found: dict[str, float] = {}
-    for row in rows:
-        for currency, cost in row.cost_per_hour.items():
-            found[currency] = found.get(currency, 0.0) + cost
-    return found
+    return summed(item for row in rows for item in row.cost_per_hour.items())
 
 
 def document_of(picture: Picture, rows: Iterable[LiveRow], now: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Formats numbers, money, durations and times for display. Nothing here is escaped: templates do that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor
 
@@ -156,6 +156,14 @@ def gib_number(size_bytes: float) -> str:
 def model(name: str) -> str:
     """Return the model name without the vendor."""
     return name.removeprefix("NVIDIA ")
+
+
+def summed(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the sum of each name's amounts, in the order of the first ones."""
+    totals: dict[str, float] = {}
+    for name, amount in amounts:
+        totals[name] = totals.get(name, 0.0) + amount
+    return totals
 
 
 def some(names: Sequence[str], most: int) -> str:

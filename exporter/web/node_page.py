@@ -25,7 +25,7 @@ from exporter.model import (
     Snapshot,
     xid_tier,
 )
-from exporter.model.formatting import brief, percent
+from exporter.model.formatting import brief, percent, summed
 from exporter.web.node_api import mebibytes
 from exporter.web.templating import render
 
@@ -137,9 +137,7 @@ def rates(snapshot: Snapshot, uses: Iterable[Use]) -> Rates:
 
 def unheld(snapshot: Snapshot) -> Mapping[str, float]:
     """Return the part of each GPU without a holder, by UUID; without GPUs that may have unknown holders."""
-    held: dict[str, float] = {}
-    for view in snapshot.devices:
-        held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + _held(view)
+    held = summed((view.gpu.uuid, _held(view)) for view in snapshot.devices)
     for view in snapshot.devices:
         # An unknown holder may have the rest of the device, or the slices of no instance.
         hides = not view.rest_is_free and _held(view) < view.share_ratio - _DUST
@@ -153,11 +151,7 @@ def _held(view: DeviceView) -> float:
 
 
 def _sum(parts: Iterable[tuple[Price | None, float]]) -> Rates:
-    totals: dict[str, float] = {}
-    for price, share in parts:
-        if price is not None:
-            totals[price.currency] = totals.get(price.currency, 0.0) + price.per_hour * share
-    return totals
+    return summed((price.currency, price.per_hour * share) for price, share in parts if price)
 
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float | None:
@@ -259,11 +253,11 @@ class Holding:
     @property
     def spent(self) -> Rates:
         """Money since each pod went idle, at the price of now."""
-        spent: dict[str, float] = {}
-        for uses, seconds in zip(_grouped(self.uses, _pod).values(), self.idle_seconds, strict=True):
-            for currency, rate in rates(self.snapshot, uses).items():
-                spent[currency] = spent.get(currency, 0.0) + rate * seconds / 3600
-        return spent
+        return summed(
+            (currency, rate * seconds / 3600)
+            for uses, seconds in zip(_grouped(self.uses, _pod).values(), self.idle_seconds, strict=True)
+            for currency, rate in rates(self.snapshot, uses).items()
+        )
 
     @property
     def devices(self) -> list[DeviceView]:
