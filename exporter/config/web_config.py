@@ -85,7 +85,7 @@ class WebSettings:
 
 
 def load(path: Path) -> WebSettings:
-    """The settings of a file; what it names lies relative to its folder, and has been tried.
+    """Return the settings of a file; paths in it are relative to its folder, and their files have been read.
 
     Raises:
         ConfigError: With all mistakes at once: file, line, key, what is wrong and what is allowed.
@@ -95,7 +95,7 @@ def load(path: Path) -> WebSettings:
 
 
 def parse(text: str, path: Path) -> WebSettings:
-    """The settings of a file's text; ``path`` is where it stands.
+    """Return the settings of a file's text; ``path`` is the file.
 
     Raises:
         ConfigError: With all mistakes at once.
@@ -119,7 +119,7 @@ def parse(text: str, path: Path) -> WebSettings:
 
 
 def _tls(top: Fields, folder: Path) -> WebTls | None:
-    """Read what secures connections, and try it."""
+    """Read the settings of TLS, and load the files."""
     fields = _mapping(top, "tls_server_config")
     if fields is None:
         return None
@@ -177,7 +177,7 @@ def _loading(fields: Fields, key: str, files: str, allowed: str) -> Iterator[Non
 
 
 def _mapping(fields: Fields, key: str) -> Fields | None:
-    """A mapping; one that was left empty is none."""
+    """Return the mapping below a key; ``None`` if it is empty."""
     node = fields.take(key)
     if isinstance(node, yaml.ScalarNode) and node.value in {"", "~", "null"}:
         return None

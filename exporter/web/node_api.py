@@ -76,7 +76,7 @@ def device_document(snapshot: Snapshot) -> Body:
 
 
 def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
-    """Bytes of a field that is carried in MiB; ``None`` where it was not measured."""
+    """Return the bytes of a field that is in MiB; ``None`` if it was not measured."""
     value = values.get(field)
     return None if value is None else round(value * _MIB)
 
@@ -219,17 +219,17 @@ def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def price_keys(price: Price) -> dict[str, Any]:
-    """How a price is spelt in JSON, in every document."""
+    """Return the keys of a price in every JSON document."""
     return picked(price, "per_hour", "per_kwh", "currency", "source", "as_of", "fallback")
 
 
 def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:
-    """How an account, or a sum over accounts, is spelt in JSON; ``None`` is not known, or summed over."""
+    """Return the JSON keys of an account, or of a sum over accounts; ``None`` is not known, or summed over."""
     return {**owner_keys(owner), "model": model or None, "mode": mode or None}
 
 
 def owner_keys(owner: Owner) -> dict[str, Any]:
-    """How an owner is spelt in JSON; ``None`` is not known."""
+    """Return the JSON keys of an owner; ``None`` is not known."""
     return {
         "owner_namespace": owner.namespace or None,
         "owner_kind": owner.kind or None,
@@ -243,7 +243,7 @@ _POD_PARTS = ("container", "gpu_instance", "mig_profile")
 
 
 def totals_keys(totals: Totals) -> dict[str, Any]:
-    """How totals are spelt in JSON; share-weighted GPU-seconds, ``None`` is not measured."""
+    """Return the JSON keys of totals; share-weighted GPU-seconds, ``None`` is not measured."""
     return {
         "allocated_seconds": totals.seconds.total,
         **_by_state(totals.seconds, "seconds"),

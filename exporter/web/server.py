@@ -91,7 +91,7 @@ class NodeSite:
         return plain(200, "ok")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """Answer whether the picture is fresh, and what is known less of."""
+        """Answer whether the picture is fresh, and what is not known."""
         snapshot = self.snapshot()
         reasons = _reasons_not_ready(snapshot, self.steady())
         ready = not reasons
@@ -161,7 +161,7 @@ def _reasons_not_ready(snapshot: Snapshot | None, steady: float) -> tuple[str, .
 
 
 def _notes(snapshot: Snapshot) -> list[str]:
-    """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same.
+    """Return what is not known: no reason not to be ready, since GPUs are measured and metered all the same.
 
     A wrong --node-name is an error among them: it does not pass by itself.
     """
@@ -184,7 +184,7 @@ def _notes(snapshot: Snapshot) -> list[str]:
 
 
 def _refusal_of_release(request: web.Request) -> str:
-    """Why this request may not release the driver; empty where it may."""
+    """Return why this request may not release the driver; empty if it may."""
     if not _is_local(request):
         return "only this host may release the driver: kubectl exec into the agent's pod"
     if any(name in request.headers for name in _OF_BROWSERS):
@@ -197,7 +197,7 @@ def _refusal_of_release(request: web.Request) -> str:
 
 
 def _is_local(request: web.Request) -> bool:
-    """Whether the peer of the connection is this host; headers are not asked, since anyone can write them."""
+    """Return whether the peer of the connection is this host; headers do not count, since any client can write them."""
     found = address_of(request.transport.get_extra_info("peername") if request.transport else None)
     return found is not None and found.is_loopback
 
@@ -220,7 +220,7 @@ class Renderer:
         self._bodies = Bodies()
 
     def metrics(self, snapshot: Snapshot, accept: str = "") -> Body:
-        """The page for an ``Accept`` header; the same body until the next snapshot."""
+        """Return the page for an ``Accept`` header; the same body until the next snapshot."""
         openmetrics = text_format.negotiate(accept)
         return self._bodies.of(snapshot, openmetrics, lambda: self._body(snapshot, openmetrics=openmetrics))
 
