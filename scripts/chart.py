@@ -1,4 +1,4 @@
-"""Writes what the Helm chart has from elsewhere: rules, dashboards, schema, table, version; ``--check`` compares."""
+"""Writes the generated files of the Helm chart: rules, dashboards, schema, table, version; ``--check`` compares."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
 CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"
 DASHBOARDS = ("fleet", "oncall", "finops")
-TABLE = "<!-- From here on made by scripts/chart.py from values.yaml. -->\n"
+TABLE = "<!-- Generated from values.yaml by scripts/chart.py: do not edit below this line. -->\n"
 _LONGEST = 60
 
 
 def outputs() -> dict[Path, str]:
-    """What each generated file must hold."""
+    """Return the contents of each generated file."""
     values = read(CHART / "values.yaml")
     copies = {
         CHART / "files" / "prometheus-rules.yaml": ROOT / "rules" / "prometheus-rules.yaml",
@@ -38,7 +38,7 @@ def outputs() -> dict[Path, str]:
 
 
 def durations() -> dict[str, dict[str, dict[str, object]]]:
-    """Bounds of every option that is a duration, in seconds, as templates compare them; and its default."""
+    """Return bounds in seconds and default of every option that is a duration, for the checks of the templates."""
     return {
         part: {
             option.key: {
@@ -55,12 +55,12 @@ def durations() -> dict[str, dict[str, dict[str, object]]]:
 
 
 def versioned(text: str) -> str:
-    """Chart.yaml with the program's version."""
+    """Return Chart.yaml with the version of the program."""
     return re.sub(r"^appVersion: .*$", f'appVersion: "{__version__}"', text, flags=re.MULTILINE)
 
 
 def readme(values: dict[str, Value]) -> str:
-    """The chart's page: its own words, then the table."""
+    """Return the README of the chart: the existing text and the generated table."""
     head = (CHART / "README.md").read_text(encoding="utf-8").partition(TABLE)[0]
     rows = [(f"`{value.path}`", _default(value.default), value.about) for value in leaves(values)]
     return "\n".join([head + TABLE, "## Values", "", *markdown_table(("Key", "Default", "Meaning"), rows), ""])
@@ -72,7 +72,7 @@ def _default(value: object) -> str:
 
 
 def main() -> int:
-    """Write or compare; exit code 1 when ``--check`` finds a difference, or values.yaml lacks something."""
+    """Write or compare the files; exit code 1 for a difference with ``--check``, or a mistake in values.yaml."""
     try:
         return write_or_check(outputs())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The Helm chart's values as a tree, read with their comments, and the JSON schema that follows from them."""
+"""Reads the values of the Helm chart with their comments, and derives the JSON schema."""
 
 import re
 from collections.abc import Iterator
@@ -23,28 +23,28 @@ TEXT_MAP: Schema = {"type": "object", "additionalProperties": TEXT}
 
 
 def closed(properties: Schema, *required: str) -> Schema:
-    """An object of which every key is known."""
+    """Return the schema of an object without unknown keys."""
     found: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return found | ({"required": list(required)} if required else {})
 
 
 def known(*keys: str) -> Schema:
-    """An object with known keys; Kubernetes checks their values."""
+    """Return the schema of an object with known keys; Kubernetes checks their values."""
     return closed({key: {} for key in keys})
 
 
 def each(items: Schema) -> Schema:
-    """A list."""
+    """Return the schema of a list."""
     return {"type": "array", "items": items}
 
 
 def one_of(*words: str) -> Schema:
-    """One of a few words."""
+    """Return the schema of an enumeration."""
     return {"type": "string", "enum": list(words)}
 
 
 def text(pattern: str) -> Schema:
-    """A text of a form, whole."""
+    """Return the schema of a text that matches a pattern completely."""
     return {"type": "string", "pattern": f"^({pattern})$"}
 
 
@@ -163,7 +163,7 @@ POD: Schema = {
     "web.scrape.tlsConfig": TLS,
     "web.scrape.basicAuth": BASIC,
 }
-"""What agent and cost service have alike."""
+"""Values that agent and cost service share."""
 
 
 METAVARS: dict[str, Schema] = {
@@ -173,11 +173,11 @@ METAVARS: dict[str, Schema] = {
     "URL": text("https?://[^ ]+"),
     "LABEL": text("[a-zA-Z_][a-zA-Z0-9_]*"),
 }
-"""Kinds of options by the word that their help has for the value; of others any text will do here."""
+"""Schemas of options by the placeholder of the value in their help; other options accept any text."""
 
 
 def of_kind(kind: OptionType) -> Schema:
-    """What the chart takes for a kind of option: what Helm's YAML makes of it, too."""
+    """Return the schema of a kind of option, including the types to which Helm's YAML parser converts the value."""
     if kind.is_list:
         return {"type": ["array", "string"], "items": TEXT | {"minLength": 1}, "minItems": 1, "minLength": 1}
     if kind is types.SWITCH:
@@ -190,7 +190,7 @@ def of_kind(kind: OptionType) -> Schema:
 
 
 def of_options(options: tuple[Option, ...]) -> Schema:
-    """The schema of a file of options."""
+    """Return the schema of a file of options."""
     most = {key: {"maxItems": count} for key, count in MOST_KEYS.items()}
     return closed({one.key: of_kind(one.kind) | {"description": one.help} | most.get(one.key, {}) for one in options})
 
@@ -214,7 +214,7 @@ OF_OTHER_OBJECTS = (
     "serviceAccount.name",
     "monitoring.dashboards.namespace",
 )
-"""Values that are the name of an object of another kind; of a namespace, too."""
+"""Values that are the name of another object or of a namespace."""
 
 FRAGMENTS: dict[str, Schema] = {
     "platform": one_of(AUTO, "gpu-operator", "eks", "gke", "aks", "openshift", "k3s", "bare"),
@@ -293,13 +293,13 @@ FRAGMENTS: dict[str, Schema] = {
     "networkPolicy.serviceFrom": PEERS,
     "networkPolicy.serviceTo": PEERS,
 }
-"""What is to be known of a value beyond the type of its default. A mapping that is here is one value, not a group."""
+"""Schemas of values whose default does not determine them. A mapping in this table is one value, not a group."""
 
 OF_PARENTS: Schema = {
-    "global": ANY_MAP | {"description": "What a chart that has this one as a part shares with all of them; not used."},
+    "global": ANY_MAP | {"description": "Values that a parent chart shares with its subcharts; not used."},
     "enabled": {
         "type": "boolean",
-        "description": "For the condition of a chart that has this one as a part; not used.",
+        "description": "For the condition of a parent chart; not used.",
     },
 }
 
@@ -317,10 +317,10 @@ class Value:
 
 
 def read(path: Path) -> dict[str, Value]:
-    """The values of a file, in its order.
+    """Return the values of a file in order.
 
     Raises:
-        ValueError: A value has no comment, or nothing says what an empty list or mapping may have in it.
+        ValueError: A value has no comment, or an empty list or mapping has no schema.
     """
     source = path.read_text(encoding="utf-8")
     root = yaml.compose(source, Loader=yaml.SafeLoader)
@@ -341,7 +341,7 @@ def _children(node: yaml.MappingNode, prefix: str, lines: list[str], defaults: d
         group = isinstance(value_node, yaml.MappingNode) and path not in FRAGMENTS
         about = _comment(lines, line)
         if not (about or group):
-            raise ValueError(f"values.yaml:{line + 1}: {path} has no comment '# -- what it is for'")
+            raise ValueError(f"values.yaml:{line + 1}: {path} has no comment; add '# -- description'")
         value = Value(path=path, about=about, default=defaults[key], line=line + 1, group=group)
         if isinstance(value_node, yaml.MappingNode) and group:
             value.children = _children(value_node, f"{path}.", lines, defaults[key])
@@ -350,7 +350,7 @@ def _children(node: yaml.MappingNode, prefix: str, lines: list[str], defaults: d
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """What stands right above a key, from `# --` on."""
+    """Return the comment directly above a key, starting at `# --`."""
     above: list[str] = []
     while line and lines[line - 1].lstrip().startswith("#"):
         line -= 1
@@ -361,7 +361,7 @@ def _comment(lines: list[str], line: int) -> str:
 
 
 def leaves(values: dict[str, Value]) -> Iterator[Value]:
-    """Every value that is no group, in order."""
+    """Yield every value that is not a group, in order."""
     for value in values.values():
         if value.group:
             yield from leaves(value.children)
@@ -370,13 +370,13 @@ def leaves(values: dict[str, Value]) -> Iterator[Value]:
 
 
 def schema(values: dict[str, Value]) -> Schema:
-    """The JSON schema of the whole file."""
+    """Return the JSON schema of the file."""
     head: Schema = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of gpu-cost-exporter"}
     return head | _group(values, OF_PARENTS)
 
 
 def _group(values: dict[str, Value], more: Schema | None = None) -> Schema:
-    """A group. Helm takes a key with null away: allowed where the value may be empty as well."""
+    """Return the schema of a group. Helm removes a key with null, so a value that can be empty is not required."""
     needed = [key for key, value in values.items() if value.group or not _may_be_empty(value)]
     return closed({key: _of(value) for key, value in values.items()} | (more or {}), *needed)
 
@@ -399,4 +399,4 @@ def _of_default(value: Value) -> Schema:
     for kind, name in ((bool, "boolean"), (int, "integer"), (str, "string")):
         if isinstance(value.default, kind):
             return {"type": name} | ({"minimum": 0} if name == "integer" else {})
-    raise ValueError(f"values.yaml:{value.line}: {value.path}: say in scripts/chart_schema.py what it may have in it")
+    raise ValueError(f"values.yaml:{value.line}: {value.path}: has no schema; add it in scripts/chart_schema.py")

@@ -1,4 +1,4 @@
-"""Makes the rules files and the runbook's page from ``rules/src`` and ``docs``; ``--check`` only compares."""
+"""Writes the rules files and the runbook page from ``rules/src`` and ``docs``; ``--check`` compares."""
 
 import re
 import sys
@@ -19,10 +19,10 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 RUNBOOK_PAGE = ROOT / "exporter" / "service" / "templates" / "runbook.html"
 
 PARTS = ("recording", "ledger", "evidence", "waste", "cost", "health", "exporter", "service")
-"""In this order: what is recorded comes before what reads it."""
+"""Parts in order: recorded series before the rules that read them."""
 
 DCGM_GROUPS = (("recording", "gpu-workloads"), ("waste", "gpu-waste"))
-"""Parts and groups of the waste alerts, also for dcgm-exporter: dcgm-exporter.yaml records the series they read."""
+"""Parts and groups of the waste alerts that also work with dcgm-exporter: dcgm-exporter.yaml records their series."""
 
 DCGM_LACKS = frozenset(
     {
@@ -67,7 +67,7 @@ apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
   name: gpu-cost-exporter
-  # kube-prometheus-stack selects rules and monitors by the name of its release.
+  # kube-prometheus-stack selects rules and monitors by its release name.
   labels:
     release: kube-prometheus-stack
 spec:
@@ -98,12 +98,12 @@ PAGE = """\
 
 
 def indented(text: str, width: int) -> str:
-    """Text with every line that is not empty moved to the right."""
+    """Return a text with all non-empty lines indented."""
     return "".join(f"{' ' * width}{line}" if line.strip() else line for line in text.splitlines(keepends=True))
 
 
 def compact(text: str) -> str:
-    """Rules as users load them: without the comments of the sources, with empty lines between groups only."""
+    """Return the rules for users: without comments of the sources, and with empty lines between groups only."""
     text = re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"expr: \|\n +", "expr: ", text)
     text = re.sub(r"\n +(\))(?=\n)", r"\1", text)
@@ -111,17 +111,17 @@ def compact(text: str) -> str:
 
 
 def groups_of(name: str) -> str:
-    """The groups of one part, as they stand below ``groups:``."""
+    """Return the groups of one part, without ``groups:``."""
     return compact((SOURCE / f"{name}.yaml").read_text(encoding="utf-8").split(GROUPS, 1)[1].rstrip() + "\n")
 
 
 def joined() -> str:
-    """The rules file: all parts."""
+    """Return the rules file with all parts."""
     return HEADER + GROUPS + "\n".join(groups_of(name) for name in PARTS)
 
 
 def group(part_name: str, name: str, without: frozenset[str]) -> str:
-    """One group of a part, rules apart by empty lines, less those that are named."""
+    """Return one group of a part without the rules in ``without``."""
     text = re.split(r"\n+(?=  - name:)", groups_of(part_name))
     (found,) = (one for one in text if re.search(rf"^  - name: {name}$", one, flags=re.MULTILINE))
     head, rules = found.rstrip().split("    rules:\n", 1)
@@ -182,7 +182,7 @@ def _without_files(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def outputs() -> dict[Path, str]:
-    """What each generated file must hold."""
+    """Return the contents of each generated file."""
     rules = joined()
     return {
         RULES: rules,

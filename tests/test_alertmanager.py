@@ -133,7 +133,7 @@ async def test_a_thousand_idle_workloads_of_ten_owners_are_a_message_per_owner_a
         assert re.fullmatch(r"50 firing GPUUnderutilised in c, namespace research-\d, team vision", title)
         text = receivers.of("vision-chat")[0]["attachments"][0]["text"]
         assert text.count("mute: ") == 20
-        assert "The first 20 of 50; all of them: https://alerts.example.com/#/alerts" in text
+        assert "The first 20 of 50; all alerts: https://alerts.example.com/#/alerts" in text
 
 
 async def test_a_dashboard_link_with_a_host_is_left_as_it_is(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_a
         "%2Cworkload_namespace%3D%22research%22%7D"
     )
     assert over["title"] == "resolved GPUUnderutilised in c, namespace research"
-    assert over["text"].strip() == f"over: GPUUnderutilised: {words['summary']}"
+    assert over["text"].strip() == f"resolved: GPUUnderutilised: {words['summary']}"
 
 
 async def test_no_name_calls_anybody_or_hides_a_link_in_a_chat_of_alerts(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ async def test_no_name_calls_anybody_or_hides_a_link_in_a_chat_of_alerts(tmp_pat
     assert firing["title"] == f"1 firing GPUUnderutilised in {plain}, namespace other, team {plain}"
     assert f"GPUUnderutilised: idle, {plain}\n" in firing["text"]
     assert f"\nAsk {plain}.\n" in firing["text"]
-    assert over["text"].strip() == f"over: GPUUnderutilised: idle, {plain}"
+    assert over["text"].strip() == f"resolved: GPUUnderutilised: idle, {plain}"
 
 
 async def test_a_dead_exporter_holds_back_the_waste_of_its_nodes_workloads_its_end_too_and_no_other(

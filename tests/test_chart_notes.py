@@ -136,11 +136,11 @@ def test_openshift_without_its_rights_is_told(chart: Path) -> None:
 def test_an_installation_as_it_should_be_has_one_decision_left(chart: Path) -> None:
     text = notes(chart, api=OPERATOR_API)
     assert warnings(text) == []
-    assert "To be looked at" not in text
-    assert "One decision is left, your prices." in text
+    assert "Warnings:" not in text
+    assert "Your prices are missing." in text
     assert "prices init --agent localhost:9400 > prices.yaml" in text
     assert "the agents read pods, nodes, namespaces, resource claims and slices of the whole cluster, and write" in text
     assert "release=kube-prometheus-stack" in text
     decided = notes(chart, "agent: {priceBook: {existingConfigMap: prices}, metadata: {enabled: false}}")
-    assert "decision" not in decided
-    assert "Rights:" not in decided
+    assert "prices" not in decided
+    assert "Permissions:" not in decided

@@ -1,8 +1,8 @@
-"""Whether the agent or the cost service in this container is alive: exit code 0, else 1 and a line that says why.
+"""Checks that the agent or cost service in this container is healthy: exit code 0, else 1 and a line with the reason.
 
-The HEALTHCHECK of the Dockerfile; Kubernetes has probes of its own. It asks the port that a process of this container
-listens on, whatever flag, variable or file named it, by plain HTTP and then by TLS. `/healthz` needs no password, and
-who wants a certificate of the client is alive, too.
+The Dockerfile uses it as HEALTHCHECK; Kubernetes has its own probes. It sends a request to the port that a process of
+this container listens on, independent of the configuration, by plain HTTP and then by TLS. `/healthz` needs no
+password. A server that requires a client certificate is healthy.
 """
 
 # ruff: noqa: INP001 - a script that is copied into the image
@@ -21,14 +21,14 @@ _SECONDS = 2.0
 _ENOUGH_BYTES = 64
 _GOOD = "200"
 _REQUEST = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n"
-_ANYWHERE = {"0.0.0.0": ("127.0.0.1",), "::": ("::1", "127.0.0.1")}  # noqa: S104 - to be asked, not to be bound
+_ANYWHERE = {"0.0.0.0": ("127.0.0.1",), "::": ("::1", "127.0.0.1")}  # noqa: S104 - connected to, not bound
 
 
 def _listeners() -> dict[str, tuple[str, int]]:
-    """Where somebody listens, by the socket's name in a process' list of files."""
+    """Return the listening addresses by the name of the socket in the open files of a process."""
     found = {}
     for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # no IPv6 here
+        with contextlib.suppress(OSError):  # no IPv6 on this host
             for line in (_PROC / "self" / "net" / table).read_text(encoding="ascii").splitlines()[1:]:
                 words = line.split()
                 if words[3] == _LISTENING:
@@ -38,23 +38,23 @@ def _listeners() -> dict[str, tuple[str, int]]:
 
 
 def _address(digits: str) -> str:
-    """The kernel writes words of four bytes, each in the processor's order."""
+    """Return the address that /proc shows as words of four bytes in the byte order of the processor."""
     words = [digits[start : start + 8] for start in range(0, len(digits), 8)]
     raw = b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words)
     return str(IPv4Address(raw) if len(raw) == 4 else IPv6Address(raw))  # noqa: PLR2004 - bytes of an IPv4 address
 
 
 def _own_sockets() -> Iterator[str]:
-    """Names of what processes of this container have open; in the host's PID namespace there are others, too."""
+    """Yield the names of open files of processes in this container; with hostPID, /proc also has other processes."""
     own = (_PROC / "self" / "ns" / "mnt").readlink()
     for process in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone, or somebody else's
+        with contextlib.suppress(OSError):  # the process ended, or is not readable
             if (process / "ns" / "mnt").readlink() == own:
                 yield from (str(file.readlink()) for file in (process / "fd").iterdir())
 
 
 def _problem(host: str, port: int) -> str:
-    """What is wrong with who listens there; empty if nothing is."""
+    """Return the problem of a listener; empty if it is healthy."""
     place = (_own_address(host), port)
     try:
         status = _plain(place) or _encrypted(place)
@@ -64,10 +64,10 @@ def _problem(host: str, port: int) -> str:
 
 
 def _own_address(host: str) -> str:
-    """Where to ask who listens on a host: of any address by the first that is here.
+    """Return the address to connect to for a listener on ``host``: for a wildcard, the first usable loopback address.
 
-    Docker before 26 leaves containers without ::1, and so do hosts without IPv6; who listens on [::] for IPv6 alone
-    has no other.
+    Containers of Docker before 26 and hosts without IPv6 have no ::1. A listener on [::] for IPv6 only has no other
+    address.
     """
     for address in _ANYWHERE.get(host, ()):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -78,7 +78,7 @@ def _own_address(host: str) -> str:
 
 
 def _plain(place: tuple[str, int]) -> str:
-    """The status of the answer; empty where there is none, as TLS servers hang up on who does not speak TLS."""
+    """Return the HTTP status; empty without a response, because TLS servers close a connection without TLS."""
     with socket.create_connection(place, timeout=_SECONDS) as connection:
         connection.sendall(_REQUEST)
         with contextlib.suppress(ConnectionResetError):
@@ -87,8 +87,8 @@ def _plain(place: tuple[str, int]) -> str:
 
 
 def _encrypted(place: tuple[str, int]) -> str:
-    """The status of the answer; good where the server shook hands, or refused to: it wants a certificate, and lives."""
-    # The name in the certificate is that of the node; nothing secret is asked or told.
+    """Return the HTTP status; also good if the server only completes or refuses the handshake, to get a certificate."""
+    # The certificate has the name of the node, not localhost; the request and the response contain no secret.
     context = ssl._create_unverified_context()  # noqa: S323, SLF001
     with socket.create_connection(place, timeout=_SECONDS) as connection:
         try:
@@ -109,14 +109,14 @@ def _status(answer: bytes) -> str:
 
 
 def main() -> int:
-    """Ask until one is alive."""
+    """Check all listeners; one healthy listener is enough."""
     listeners = _listeners()
     asked = {listeners[name] for name in _own_sockets() if name in listeners}
     problems = {place: _problem(*place) for place in sorted(asked)}
     if "" in problems.values():
         return 0
-    told = "; ".join(f"{host} port {port}: {problem}" for (host, port), problem in problems.items())
-    print(told or "nobody listens in this container")  # noqa: T201
+    reported = "; ".join(f"{host} port {port}: {problem}" for (host, port), problem in problems.items())
+    print(reported or "no process of this container listens on a port")  # noqa: T201
     return 1
 
 

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Slurm epilog: takes the job out of the files that the prolog next to this file wrote; a file without a job goes.
+# Slurm epilog: removes the job from the files that the prolog in this folder writes, and deletes a file without jobs.
 #   install -m 0755 deploy/slurm/epilog.sh /etc/slurm/epilog.d/50-gpu-cost-exporter.sh
 #   slurm.conf: Epilog=/etc/slurm/epilog.d/*
-# It always succeeds: an epilog that fails drains the node.
+# It always exits with 0, because Slurm drains a node if the epilog fails.
 folder=${GPU_COST_EXPORTER_JOB_MAPPING_DIR:-/run/gpu-jobs}
 [ -n "$SLURM_JOB_GPUS" ] && [ -d "$folder" ] || exit 0
 exec 9> "$folder/.lock" && flock -w 10 9

@@ -1,4 +1,4 @@
-{{/* All that the agent reads at its start only: when it changes, the pods roll. What the agent reads again by itself is not in it. */}}
+{{/* Files that the agent reads only at the start: a change rolls the pods. Files that the agent reloads are not included. */}}
 {{- define "gpu-cost-exporter.agentFiles" -}}
 agent.yaml: |
   {{- include "gpu-cost-exporter.agentConfig" . | nindent 2 }}
@@ -10,7 +10,7 @@ agent.yaml: |
 {{- end }}
 {{- end -}}
 
-{{/* Every ConfigMap and Secret is mounted as a folder: a file that is mounted by itself never changes. */}}
+{{/* Each ConfigMap and Secret is mounted as a folder, because Kubernetes does not update a file mounted with subPath. */}}
 {{- define "gpu-cost-exporter.agentMounts" -}}
 {{- $agent := .Values.agent -}}
 - {name: config, mountPath: /etc/gpu-cost-exporter/config, readOnly: true}
@@ -32,7 +32,7 @@ agent.yaml: |
 - {name: dcgm-library, mountPath: /usr/local/dcgm, readOnly: true}
 {{- end }}
 {{- if include "gpu-cost-exporter.dcgmSocketFolder" . }}
-# At a path of its own: the node's may be /tmp or /run, which the pod has, too.
+# A separate path, because the folder of the node can be /tmp or /run, which the pod also has.
 - {name: dcgm-socket, mountPath: /run/dcgm, readOnly: true}
 {{- end }}
 {{- if include "gpu-cost-exporter.keepsState" . }}
@@ -59,10 +59,10 @@ agent.yaml: |
 {{- end }}
 {{- include "gpu-cost-exporter.webVolumes" $agent.web }}
 {{- if include "gpu-cost-exporter.asksKubelet" . }}
-# The folder, not the socket: the kubelet makes a new socket when it restarts.
+# The folder, not the socket: the kubelet creates a new socket at each restart.
 - {name: pod-resources, hostPath: {path: {{ quote $agent.attribution.kubeletPath }}, type: Directory}}
 {{- with $agent.attribution.podLogsPath }}
-# Names of its folders tell pod uids from pod names without asking the API server; no log is read.
+# The names of its folders map pod names to uids without the API server; no log is read.
 - {name: pod-logs, hostPath: {path: {{ quote . }}, type: Directory}}
 {{- end }}
 {{- end }}
@@ -79,7 +79,7 @@ agent.yaml: |
 - {name: state, hostPath: {path: {{ include "gpu-cost-exporter.statePath" . | quote }}, type: DirectoryOrCreate}}
 {{- end }}
 {{- if include "gpu-cost-exporter.locksNode" . }}
-# The same folder for every agent of the node, whatever its release: only one of them writes the ledger.
+# All agents of the node share this folder, in any release: only one of them writes the ledger.
 - {name: lock, hostPath: {path: /run/gpu-cost-exporter, type: DirectoryOrCreate}}
 {{- end }}
 - {name: tmp, emptyDir: {sizeLimit: 16Mi}}

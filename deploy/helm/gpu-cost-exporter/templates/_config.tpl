@@ -1,6 +1,6 @@
 {{/*
-The options' file of the agent. What values of the chart decide is written from them; the same key in agent.config is refused, so that a
-mount and the option that names it cannot differ.
+Options file of the agent. The chart writes the options that its values determine. It refuses these keys in agent.config, so that a mount
+and the option that names it cannot differ.
 */}}
 {{- define "gpu-cost-exporter.agentConfig" -}}
 {{- $agent := .Values.agent -}}
@@ -33,7 +33,7 @@ mount and the option that names it cannot differ.
 {{- $_ := set $set "web-config" . -}}
 {{- $_ := set $by "web-config" "agent.web" -}}
 {{- end -}}
-{{/* Links of the agent's page; another address may be given. */}}
+{{/* Default of the links on the agent's page. */}}
 {{- $cost := dig "external-url" "" (.Values.service.config | default dict) -}}
 {{- if and .Values.service.enabled $cost (not (hasKey ($agent.config | default dict) "cost-service-url")) -}}
 {{- $_ := set $set "cost-service-url" $cost -}}
@@ -41,7 +41,7 @@ mount and the option that names it cannot differ.
 {{- include "gpu-cost-exporter.merged" (dict "given" ($agent.config | default dict) "set" $set "by" $by "path" "agent.config") -}}
 {{- end -}}
 
-{{/* The options' file of the cost service, in the same way. */}}
+{{/* Options file of the cost service, like that of the agent. */}}
 {{- define "gpu-cost-exporter.serviceConfig" -}}
 {{- $service := .Values.service -}}
 {{- $set := dict "listen" (printf ":%d" (int $service.port)) -}}
@@ -61,26 +61,26 @@ mount and the option that names it cannot differ.
 {{- define "gpu-cost-exporter.merged" -}}
 {{- range $key, $value := .by -}}
 {{- if hasKey $.given $key -}}
-{{- fail (printf "%s.%s: leave it out; %s decides it" $.path $key $value) -}}
+{{- fail (printf "%s.%s: is not allowed here; the chart sets it from %s; remove it" $.path $key $value) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (merge (dict) .set .given) -}}
 {{- end -}}
 
-{{/* Whether there is a file of a value that has content, existingConfigMap and key. */}}
+{{/* Whether a value with content, existingConfigMap and key defines a file. */}}
 {{- define "gpu-cost-exporter.hasFile" -}}
 {{- if or .content .existingConfigMap }}true{{ end -}}
 {{- end -}}
 
-{{/* A ConfigMap's entry, from text or from a mapping. Takes (dict "key" KEY "content" CONTENT). */}}
+{{/* Returns an entry of a ConfigMap, from text or from a mapping. Parameters: (dict "key" KEY "content" CONTENT). */}}
 {{- define "gpu-cost-exporter.fileEntry" -}}
 {{- if kindIs "map" .content }}
 {{- if kindIs "bool" .content.list_prices }}
-{{- /* Helm's YAML makes a truth of the word, which the price book does not know. */}}
+{{- /* Helm's YAML parser converts on and off to booleans, which the price book does not accept. */}}
 {{- $_ := set . "content" (merge (dict "list_prices" (ternary "on" "off" .content.list_prices)) .content) }}
 {{- end }}
 {{- end }}
-{{- /* With its indentation said, a text may begin with blanks. */}}
+{{- /* The explicit indentation allows text that begins with blanks. */}}
 {{- .key }}: |2
   {{- if kindIs "string" .content }}
   {{- .content | trimSuffix "\n" | nindent 2 }}
@@ -89,12 +89,12 @@ mount and the option that names it cannot differ.
   {{- end }}
 {{- end -}}
 
-{{/* Of a volume that is a ConfigMap of the chart's or an existing one. Takes (dict "file" VALUE "name" NAME). */}}
+{{/* Returns the source of a volume: a ConfigMap of the chart, or an existing one. Parameters: (dict "file" VALUE "name" NAME). */}}
 {{- define "gpu-cost-exporter.fileVolume" -}}
 {name: {{ .file.existingConfigMap | default .name | quote }}}
 {{- end -}}
 
-{{/* Where the web configuration is; empty for plain HTTP. */}}
+{{/* Returns the path of the web configuration; empty for plain HTTP. */}}
 {{- define "gpu-cost-exporter.webConfigPath" -}}
 {{- if .existingSecret -}}
 /etc/gpu-cost-exporter/web/{{ .key }}
@@ -103,7 +103,7 @@ mount and the option that names it cannot differ.
 {{- end -}}
 {{- end -}}
 
-{{/* The web configuration that goes with tlsSecret alone. */}}
+{{/* Returns the web configuration for tlsSecret alone. */}}
 {{- define "gpu-cost-exporter.webConfig" -}}
 tls_server_config:
   cert_file: /etc/gpu-cost-exporter/tls/tls.crt
@@ -114,7 +114,7 @@ tls_server_config:
 {{- if or .tlsSecret .tls }}true{{ end -}}
 {{- end -}}
 
-{{/* Mounts and volumes of the web configuration, the Secrets as folders: they are then renewed under a running process. */}}
+{{/* Mounts of the web configuration. Secrets are mounted as folders, so that Kubernetes updates them while the pod runs. */}}
 {{- define "gpu-cost-exporter.webMounts" -}}
 {{- if .existingSecret }}
 - {name: web, mountPath: /etc/gpu-cost-exporter/web, readOnly: true}
@@ -134,8 +134,8 @@ tls_server_config:
 {{- end -}}
 
 {{/*
-A probe. Neither path needs a password. The kubelet shows no certificate of its own: where one is asked for only the port can be probed.
-Takes (dict "web" VALUE "path" PATH "timing" VALUE).
+Returns a probe. Neither path needs a password. The kubelet has no client certificate: if one is required, the probe only checks the port.
+Parameters: (dict "web" VALUE "path" PATH "timing" VALUE).
 */}}
 {{- define "gpu-cost-exporter.probe" -}}
 {{- if .web.clientCertificate -}}

@@ -1,4 +1,4 @@
-{{/* What the four ways to the driver change of the agent's pod; see docs/install.md. Each takes the root. */}}
+{{/* Parts of the agent's pod that depend on the access to the driver; see docs/install.md. Parameter: the root. */}}
 
 {{- define "gpu-cost-exporter.driverEnv" -}}
 {{- $driver := .Values.agent.driver -}}
@@ -19,7 +19,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Whether privileged.hostPath is the library itself. */}}
+{{/* Whether privileged.hostPath is the library file. */}}
 {{- define "gpu-cost-exporter.isLibraryFile" -}}
 {{- if contains "libnvidia-ml.so" (base .hostPath) }}true{{ end -}}
 {{- end -}}
@@ -51,25 +51,25 @@
 {{- if eq "privileged" (include "gpu-cost-exporter.driverMode" .) }}
 {{- $type := ternary "File" "Directory" (eq (include "gpu-cost-exporter.isLibraryFile" $driver.privileged) "true") }}
 - {name: driver, hostPath: {path: {{ quote $driver.privileged.hostPath }}, type: {{ $type }}}}
-# Device files that come after the pod has started.
+# The folder, so that device files created after the start of the pod are visible.
 - {name: dev, hostPath: {path: /dev, type: Directory}}
 {{- else if include "gpu-cost-exporter.mountsDeviceList" . }}
-# The runtime reads the mount's path, in place of an environment variable.
+# The runtime reads the path of the mount instead of an environment variable.
 - {name: device-list, hostPath: {path: /dev/null, type: CharDevice}}
 {{- end }}
 {{- end -}}
 
-{{/* Whether the agent runs as uid 0: the kubelet's socket and the state folder are root's. */}}
+{{/* Whether the agent runs as uid 0: root owns the kubelet's socket and the state folder. */}}
 {{- define "gpu-cost-exporter.isRoot" -}}
 {{- if or (include "gpu-cost-exporter.asksKubelet" .) (include "gpu-cost-exporter.keepsState" .) (eq "privileged" (include "gpu-cost-exporter.driverMode" .)) }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether the agent can take the node's lock, whose folder is root's; a simulated node takes none. */}}
+{{/* Whether the agent locks the node: root owns the lock folder, and a simulated node needs no lock. */}}
 {{- define "gpu-cost-exporter.locksNode" -}}
 {{- if and (include "gpu-cost-exporter.isRoot" .) (not (include "gpu-cost-exporter.isSimulated" .)) }}true{{ end -}}
 {{- end -}}
 
-{{/* The container's security context, without any capability. */}}
+{{/* Returns the security context of the container, without capabilities. */}}
 {{- define "gpu-cost-exporter.agentSecurityContext" -}}
 {{- $agent := .Values.agent -}}
 {{- $context := dict "readOnlyRootFilesystem" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
@@ -78,7 +78,7 @@
 {{- $_ := set $context "runAsGroup" $user -}}
 {{- if $user }}{{ $_ := set $context "runAsNonRoot" true }}{{ end -}}
 {{- if include "gpu-cost-exporter.isOpenshift" . -}}
-{{- /* container_t may neither write the state folder nor, on older releases, connect to the kubelet's socket. */ -}}
+{{- /* SELinux does not allow container_t to write the state folder or, on older releases, to connect to the kubelet's socket. */ -}}
 {{- $_ := set $context "seLinuxOptions" (dict "type" "spc_t") -}}
 {{- end -}}
 {{- if eq "privileged" (include "gpu-cost-exporter.driverMode" .) -}}
@@ -91,7 +91,7 @@
 {{- toYaml (mergeOverwrite $context ($agent.securityContext | default dict)) -}}
 {{- end -}}
 
-{{/* Whether the node's kubelet is asked; a simulated node has one of its own. */}}
+{{/* Whether the agent queries the kubelet of the node; a simulated node has its own kubelet. */}}
 {{- define "gpu-cost-exporter.asksKubelet" -}}
 {{- if and .Values.agent.attribution.enabled (not (include "gpu-cost-exporter.isSimulated" .)) }}true{{ end -}}
 {{- end -}}
@@ -100,13 +100,13 @@
 {{- if or .Values.agent.dcgm.library.hostPath .Values.agent.dcgm.library.image }}true{{ end -}}
 {{- end -}}
 
-{{/* Folder of a Unix socket of the engine's; empty where it is none. */}}
+{{/* Returns the folder of the engine's Unix socket; empty if the address is not a Unix socket. */}}
 {{- define "gpu-cost-exporter.dcgmSocketFolder" -}}
 {{- $address := .Values.agent.dcgm.address | default "" -}}
 {{- if hasPrefix "unix://" $address }}{{ dir (trimPrefix "unix://" $address) }}{{ else if hasPrefix "/" $address }}{{ dir $address }}{{ end -}}
 {{- end -}}
 
-{{/* Node affinity: the terms are ORed, and what must hold besides stands in each. */}}
+{{/* Returns the node affinity. Kubernetes combines the terms with OR, so each term contains allOf. */}}
 {{- define "gpu-cost-exporter.nodeSelectorTerms" -}}
 {{- $affinity := ternary dict .Values.agent.nodeAffinity (eq "true" (include "gpu-cost-exporter.isSimulated" .)) -}}
 {{- $terms := list -}}

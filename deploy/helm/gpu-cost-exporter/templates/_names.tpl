@@ -1,4 +1,4 @@
-{{/* Name of the chart's objects: unless given, <release>-gpu-cost-exporter. Names that are cut carry a hash, so that no two are one. */}}
+{{/* Returns the name of the objects, by default <release>-gpu-cost-exporter. A truncated name has a hash, so that it stays unique. */}}
 {{- define "gpu-cost-exporter.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
@@ -13,7 +13,7 @@
 {{ include "gpu-cost-exporter.fullname" . }}-service
 {{- end -}}
 
-{{/* Objects without a namespace carry the release's; no namespace has a dot or a colon in it. */}}
+{{/* Returns the name of cluster-scoped objects, with the namespace of the release: a namespace contains no dot, so the name is unique. */}}
 {{- define "gpu-cost-exporter.clusterName" -}}
 {{ .Release.Namespace }}.{{ include "gpu-cost-exporter.fullname" . }}
 {{- end -}}
@@ -26,14 +26,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What selects the pods of a component; never changes while a release lives. Takes (dict "root" $ "component" "agent"). */}}
+{{/* Returns the labels that select the pods of a component. They are immutable in a release. Parameters: (dict "root" $ "component" "agent"). */}}
 {{- define "gpu-cost-exporter.selectorLabels" -}}
 app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | trunc 63 | trimSuffix "-" | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Labels and annotations of an object. Takes (dict "root" $ "component" "agent" "name" NAME), and may take labels, annotations. */}}
+{{/* Returns the metadata of an object. Parameters: (dict "root" $ "component" "agent" "name" NAME), optional: labels, annotations. */}}
 {{- define "gpu-cost-exporter.metadata" -}}
 {{- $labels := fromYaml (include "gpu-cost-exporter.selectorLabels" .) -}}
 {{- $_ := set $labels "app.kubernetes.io/version" .root.Chart.AppVersion -}}
@@ -53,7 +53,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "agent" "labels" ... "annotations" ...). */}}
+{{/* Returns labels and annotations of a pod. Parameters: (dict "root" $ "component" "agent" "labels" ... "annotations" ...). */}}
 {{- define "gpu-cost-exporter.podMetadata" -}}
 labels:
   {{- $selector := fromYaml (include "gpu-cost-exporter.selectorLabels" .) }}
@@ -64,7 +64,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* The reference of an image. Takes (dict "registry" "" "repository" "" "tag" "" "digest" ""). */}}
+{{/* Returns the reference of an image. Parameters: (dict "registry" "" "repository" "" "tag" "" "digest" ""). */}}
 {{- define "gpu-cost-exporter.image" -}}
 {{- with .registry }}{{ trimSuffix "/" . }}/{{ end }}{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
 {{- end -}}
@@ -81,7 +81,7 @@ annotations:
 {{- include "gpu-cost-exporter.image" (dict "registry" .Values.image.registry "repository" $repository "tag" $tag "digest" $own.digest) | quote -}}
 {{- end -}}
 
-{{/* Where people reach the cost service: by its own option, else as after kubectl port-forward. */}}
+{{/* Returns the address of the cost service for users: external-url, or localhost as with kubectl port-forward. */}}
 {{- define "gpu-cost-exporter.costPage" -}}
 {{- get (.Values.service.config | default dict) "external-url" | default "http://localhost:9401" | trimSuffix "/" -}}
 {{- end -}}

@@ -1,9 +1,9 @@
-{{/* A selector of a namespace, or that of the namespace by its name. No default in values.yaml, which Helm would mix with what is given. */}}
+{{/* Returns the given selector of a namespace, or one by name. values.yaml has no default, because Helm would merge it with the given one. */}}
 {{- define "gpu-cost-exporter.namespaceSelector" -}}
 {{- toYaml (.given | default (dict "matchLabels" (dict "kubernetes.io/metadata.name" .name))) -}}
 {{- end -}}
 
-{{/* The pods of OpenShift's DNS listen at 5353, and a policy sees the pods' ports. */}}
+{{/* The DNS pods of OpenShift listen on port 5353, and a policy applies to ports of pods. */}}
 {{- define "gpu-cost-exporter.dnsEgress" -}}
 {{- $dns := .Values.networkPolicy.dns -}}
 {{- $openshift := eq "true" (include "gpu-cost-exporter.isOpenshift" .) -}}
@@ -19,7 +19,7 @@
     {{- end }}
 {{- end -}}
 
-{{/* Port of the engine, where it is reached by a network; empty where it is not. */}}
+{{/* Returns the port of the engine; empty if the agent does not reach it by network. */}}
 {{- define "gpu-cost-exporter.dcgmPort" -}}
 {{- $address := .Values.agent.dcgm.address | default "" -}}
 {{- if and $address (ne $address "embedded") (not (include "gpu-cost-exporter.dcgmSocketFolder" .)) -}}
@@ -27,7 +27,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Port in the address of Prometheus. */}}
+{{/* Returns the port in the address of Prometheus. */}}
 {{- define "gpu-cost-exporter.prometheusPort" -}}
 {{- $url := urlParse (dig "prometheus" "http://prometheus:9090" (.Values.service.config | default dict)) -}}
 {{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}

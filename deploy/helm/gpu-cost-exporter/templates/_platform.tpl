@@ -1,6 +1,6 @@
 {{/*
-The platform: what is given, or for auto what the cluster's APIs and version show. AKS shows neither. With `helm template` only
---api-versions and --kube-version say anything of the cluster.
+Returns the platform: the given one, or for auto the one detected from the APIs and version of the cluster. AKS has no such mark. With
+`helm template`, only --api-versions and --kube-version describe the cluster.
 */}}
 {{- define "gpu-cost-exporter.platform" -}}
 {{- $version := .Capabilities.KubeVersion.Version -}}
@@ -25,17 +25,17 @@ bare
 {{- if eq "openshift" (include "gpu-cost-exporter.platform" .) }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether the agent simulates its node: it then needs nothing of the real one. */}}
+{{/* Whether the agent simulates its node: it then does not use the real node. */}}
 {{- define "gpu-cost-exporter.isSimulated" -}}
 {{- if hasKey (.Values.agent.config | default dict) "simulate" }}true{{ end -}}
 {{- end -}}
 
-{{/* What a value that may be auto comes to, as text. Takes (dict "given" VALUE "auto" VALUE). */}}
+{{/* Resolves a value that can be auto, as text. Parameters: (dict "given" VALUE "auto" VALUE). */}}
 {{- define "gpu-cost-exporter.settled" -}}
 {{- ternary .auto .given (eq (toString .given) "auto") -}}
 {{- end -}}
 
-{{/* The same of a switch; empty is off. */}}
+{{/* Resolves a switch that can be auto; empty is off. */}}
 {{- define "gpu-cost-exporter.switched" -}}
 {{- if eq "true" (include "gpu-cost-exporter.settled" .) }}true{{ end -}}
 {{- end -}}
@@ -57,7 +57,7 @@ bare
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the devices are asked for by a mount, too. */}}
+{{/* Whether the pod also requests the devices by a mount. */}}
 {{- define "gpu-cost-exporter.mountsDeviceList" -}}
 {{- if eq "runtimeClass" (include "gpu-cost-exporter.driverMode" .) -}}
 {{- $own := has (include "gpu-cost-exporter.platform" .) (list "eks" "gpu-operator") -}}
@@ -65,7 +65,7 @@ bare
 {{- end -}}
 {{- end -}}
 
-{{/* GKE admits critical pods outside kube-system under a quota only, with the GPU Operator as without it. */}}
+{{/* GKE admits critical pods outside kube-system only under a quota, with and without the GPU Operator. */}}
 {{- define "gpu-cost-exporter.quotaPods" -}}
 {{- $gke := or (eq "gke" (include "gpu-cost-exporter.platform" .)) (contains "-gke." .Capabilities.KubeVersion.Version) -}}
 {{- include "gpu-cost-exporter.settled" (dict "given" .Values.agent.priorityQuotaPods "auto" (ternary 10000 0 $gke)) | int64 -}}
@@ -76,7 +76,7 @@ bare
 {{- include "gpu-cost-exporter.switched" (dict "given" .Values.agent.scc.create "auto" $own) -}}
 {{- end -}}
 
-{{/* Whether the agent asks the API server: of pods, whose holders it knows. A simulated node has an API server of its own. */}}
+{{/* Whether the agent queries the API server: only with attribution to pods. A simulated node has its own API server. */}}
 {{- define "gpu-cost-exporter.asksApi" -}}
 {{- $manager := dig "workload-manager" "kubernetes" (.Values.agent.config | default dict) -}}
 {{- if and .Values.agent.enabled .Values.agent.metadata.enabled .Values.agent.attribution.enabled (eq $manager "kubernetes") -}}
@@ -92,17 +92,17 @@ bare
 {{- if and .Values.agent.processes.enabled (not (include "gpu-cost-exporter.isSimulated" .)) }}true{{ end -}}
 {{- end -}}
 
-{{/* A node that does not exist may be on any node, and is not critical. */}}
+{{/* A simulated node is not critical and can run on any node. */}}
 {{- define "gpu-cost-exporter.priorityClassName" -}}
 {{- if not (include "gpu-cost-exporter.isSimulated" .) }}{{ .Values.agent.priorityClassName | default "" }}{{ end -}}
 {{- end -}}
 
-{{/* Kinds of the Prometheus operator, which a cluster without it refuses. */}}
+{{/* Whether the cluster has the kinds of the Prometheus operator; a cluster without them refuses such objects. */}}
 {{- define "gpu-cost-exporter.hasOperator" -}}
 {{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end -}}
 {{- end -}}
 
-{{/* PodMonitor or ServiceMonitor; empty without either. */}}
+{{/* Returns PodMonitor or ServiceMonitor; empty without a monitor. */}}
 {{- define "gpu-cost-exporter.monitorKind" -}}
 {{- $monitoring := .Values.monitoring -}}
 {{- $own := and (include "gpu-cost-exporter.hasOperator" .) (not (or $monitoring.serviceMonitor.enabled $monitoring.scrapeAnnotations)) -}}
@@ -123,7 +123,7 @@ ServiceMonitor
 {{- include "gpu-cost-exporter.switched" (dict "given" .Values.monitoring.dashboards.enabled "auto" $own) -}}
 {{- end -}}
 
-{{/* Security context of the cost service's pod: OpenShift refuses fixed ids. */}}
+{{/* Returns the security context of the cost service's pod, without fixed ids on OpenShift, which refuses them. */}}
 {{- define "gpu-cost-exporter.servicePodSecurity" -}}
 {{- $context := deepCopy (.Values.service.podSecurityContext | default dict) -}}
 {{- if include "gpu-cost-exporter.isOpenshift" . -}}
