@@ -1,4 +1,4 @@
-"""Writes the tables of docs/architecture.md from the import contracts and the sources; ``--check`` only compares."""
+"""Writes the tables of docs/architecture.md from the import contracts and the sources; ``--check`` compares."""
 
 import ast
 import sys
@@ -24,7 +24,7 @@ SPINE = (
     "accounting/gpu_split",
     "accounting/ledger",
 )
-"""Modules of the agent in the order in which a new reader opens them."""
+"""Modules of the agent in the reading order for new contributors."""
 
 
 def contracts() -> list[dict[str, Any]]:
@@ -77,13 +77,13 @@ def spine() -> Iterator[str]:
 
 
 def text() -> str:
-    """Return the page with its tables as they are to be."""
+    """Return the page with current tables."""
     page = PAGE.read_text(encoding="utf-8")
     for name, table in (("layers", layers), ("libraries", libraries), ("spine", spine)):
         begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->\n"
         head, found, rest = page.partition(begin)
         if not found:
-            raise SystemExit(f"docs/architecture.md: the line {begin.strip()!r} is missing; put it above the table")
+            raise SystemExit(f"docs/architecture.md: the line {begin.strip()!r} is missing; add it above the table")
         page = head + begin + "\n".join(table()) + "\n" + end + rest.partition(end)[2]
     return page
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Packs the agent with its libraries for hosts without pip: dist/gpu-cost-exporter-<version>-linux-<machine>.tar.gz, to be unpacked in /opt.
-#   ./scripts/archive.sh 3.11 3.12      # libraries for these Pythons, of this machine's architecture
+# Packs the agent with its libraries for hosts without pip: dist/gpu-cost-exporter-<version>-linux-<machine>.tar.gz, for /opt.
+#   ./scripts/archive.sh 3.11 3.12      # libraries for these Python versions and the architecture of this machine
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
@@ -15,7 +15,7 @@ install() { "$python" -m pip --disable-pip-version-check --quiet install --no-co
 for one in "$@"; do
   install --require-hashes --python-version "$one" --target "$home/lib/$one" -r requirements/runtime.txt
   install --upgrade --no-deps --no-index --python-version "$one" --target "$home/lib/$one" "$folder"/wheel/*.whl
-  # Of the Kubernetes client, credentials and transport are used; its typed models and calls, never loaded, are 100 MB.
+  # The program uses only credentials and transport of the Kubernetes client; the unused models and API classes take 100 MB.
   find "$home/lib/$one"/kubernetes{,/aio}/client/{api,models} -name '*.py' ! -name __init__.py -delete
   rm -rf "$home/lib/$one/bin"
 done

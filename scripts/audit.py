@@ -1,4 +1,4 @@
-"""Asks a public service for known vulnerabilities of what is pinned, and the index what was withdrawn from it."""
+"""Checks pinned packages: known vulnerabilities from a public service, withdrawn versions from the index."""
 
 import argparse
 import json
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pins import LISTS, ROOT
 
-# It has known vulnerabilities. A service that does not report them, such as a mirror of an index, reports none.
+# A version with known vulnerabilities. A service that reports none for it, such as a mirror of an index, is not usable.
 CONTROL = "jinja2==3.1.0"
-# Findings that are lived with: id, and why it does no harm here. One that is found no more must go.
+# Accepted findings: id, and the reason why it has no effect here. Remove a finding that is no longer reported.
 ACCEPTED: dict[str, str] = {}
 HOSTS = {"osv": "api.osv.dev", "pypi": "pypi.org"}
 TIMEOUT_SECONDS = 5
 _LONGEST = 160
-# The HTTP library writes this before the cause.
+# Prefix of the HTTP library before the cause.
 _CONNECTION = re.compile(r"""\w+\(["']?(?:HTTPS?Connection(?:Pool)?\(.*?\)|<.*?>): """)
 _CLOSING = re.compile(r"""["']\)+$""")
 
@@ -34,8 +34,8 @@ class Finding:
     fixed_in: tuple[str, ...]
 
     def __str__(self) -> str:
-        """One line for a person."""
-        fix = f"take {' or '.join(self.fixed_in)}" if self.fixed_in else "no version fixes it"
+        """Return the finding as one line."""
+        fix = f"fixed in {' or '.join(self.fixed_in)}" if self.fixed_in else "no version fixes it"
         return f"{self.name} {self.version}: {', '.join(self.ids)}; {fix}: make requirements UPGRADE=--upgrade"
 
 
@@ -49,14 +49,14 @@ class Answer:
 
 
 class UnansweredError(Exception):
-    """A service was not reached, or its answer is unreadable; the message has the reason."""
+    """A service is unreachable, or its response is invalid; the message has the reason."""
 
 
 def ask(service: str, lists: Sequence[Path], words: Sequence[str]) -> Answer:
-    """Let pip-audit ask a service about every line of these lists.
+    """Return the findings of a service for these lists, from pip-audit.
 
     Raises:
-        UnansweredError: It gives no answer.
+        UnansweredError: The service gives no response.
     """
     requirements = [word for path in lists for word in ("--requirement", str(path))]
     command = [sys.executable, "-m", "pip_audit", "--vulnerability-service", service, "--disable-pip", *requirements]
@@ -92,20 +92,20 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def control(service: str, words: Sequence[str]) -> None:
-    """Ask about a version whose vulnerabilities are known.
+    """Check that the service reports a version with known vulnerabilities.
 
     Raises:
-        UnansweredError: The service reports none.
+        UnansweredError: The service reports no vulnerability.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "control.txt"
         path.write_text(f"{CONTROL}\n", encoding="utf-8")
         if not ask(service, [path], [*words, "--no-deps"]).findings:
-            raise UnansweredError(f"it tells nothing of {CONTROL}, whose vulnerabilities are known")
+            raise UnansweredError(f"it reports no vulnerability of {CONTROL}, which has known ones")
 
 
 def judged(answer: Answer, accepted: dict[str, str]) -> Iterator[str]:
-    """Lines that fail the audit."""
+    """Yield the lines that fail the audit."""
     seen = set()
     for finding in answer.findings:
         known = accepted.keys() & set(finding.ids)
@@ -113,16 +113,16 @@ def judged(answer: Answer, accepted: dict[str, str]) -> Iterator[str]:
         if not known:
             yield str(finding)
     for name in answer.unknown:
-        yield f"{name}: the service does not know it, so nobody can say"
+        yield f"{name}: unknown to the service; its vulnerabilities are unknown"
     for one in sorted(accepted.keys() - seen):
-        yield f"{one}: accepted in scripts/audit.py and found no more; remove it"
+        yield f"{one}: accepted in scripts/audit.py, but no longer reported; remove it"
 
 
 def withdrawn(lists: Sequence[Path]) -> Iterator[str]:
-    """Say which pinned version its makers have withdrawn from the index.
+    """Yield the pinned versions that were withdrawn from the index.
 
     Raises:
-        UnansweredError: The index gives no answer.
+        UnansweredError: The index gives no response.
     """
     seen = set()
     for path in lists:
@@ -147,12 +147,12 @@ def withdrawn(lists: Sequence[Path]) -> Iterator[str]:
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """What is asked of whom."""
+    """Return the parsed arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--required", action="store_true", help="fail where nobody answers; ask the index, too")
-    parser.add_argument("--osv-url", help="ask this address alone, which answers as https://api.osv.dev/v1/query does")
+    parser.add_argument("--required", action="store_true", help="fail if no service responds; check the index, too")
+    parser.add_argument("--osv-url", help="query only this address, with the API of https://api.osv.dev/v1/query")
     default = [ROOT / "requirements" / f"{name}.txt" for name in LISTS]
-    parser.add_argument("lists", nargs="*", type=Path, default=default, help="requirements files; all of them")
+    parser.add_argument("lists", nargs="*", type=Path, default=default, help="requirements files; default: all")
     return parser.parse_args(words)
 
 
@@ -160,7 +160,7 @@ def vulnerabilities(lists: Sequence[Path], osv_url: str | None) -> list[str]:
     """Return the lines that fail the audit, from the first service that answers.
 
     Raises:
-        UnansweredError: None answers.
+        UnansweredError: No service responds.
     """
     words = ["--osv-url", osv_url] if osv_url else []
     silent = []
@@ -173,25 +173,25 @@ def vulnerabilities(lists: Sequence[Path], osv_url: str | None) -> list[str]:
             silent.append(f"{name}: {error}")
             continue
         found = [*judged(answer, ACCEPTED)]
-        print(f"audit: {name} was asked about {answer.asked} packages, findings: {len(found)}")
+        print(f"audit: {name} checked {answer.asked} packages, findings: {len(found)}")
         return found
     raise UnansweredError("; ".join(silent))
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit code 1 for a finding, and with ``--required`` where there is no answer."""
+    """Exit with 1 for a finding, and with ``--required`` if no service responds."""
     given = arguments(words)
     found = []
     try:
         found += vulnerabilities(given.lists, given.osv_url)
     except UnansweredError as error:
-        print(f"audit: not asked: {error}; run `make audit` where one of them is reachable")
-        found += ["nobody has told whether what is pinned is vulnerable"] if given.required else []
+        print(f"audit: not checked: {error}; run `make audit` with access to one of them")
+        found += ["vulnerabilities of the pinned packages are unknown"] if given.required else []
     if given.required:
         try:
             found += withdrawn(given.lists)
         except UnansweredError as error:
-            found.append(f"the index was not asked what was withdrawn: {error}")
+            found.append(f"the index was not checked for withdrawn versions: {error}")
     for line in found:
         print(f"audit: {line}")
     return 1 if found else 0

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the table of options; ``--check`` only says whether it is up to date."""
+"""Writes docs/configuration.md from the table of options; ``--check`` compares."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ and `store`. [service.md](service.md) explains them.
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the page."""
     example_file = f"```yaml\n{example()}```\n"
     return "\n".join(
         [HEAD, *_tables(OPTIONS, "##"), EXAMPLE, example_file, FOREIGN, SERVE, *_tables(SERVE_OPTIONS, "###")]
@@ -64,7 +64,7 @@ def _tables(options: Iterable[Option], level: str) -> list[str]:
 
 
 def example() -> str:
-    """A configuration file with every key, commented out."""
+    """Return a configuration file with every key, commented out."""
     return "\n".join(_example_lines()).strip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Writes generated files; with ``--check`` reports those that differ from what they are made from."""
+"""Writes generated files; ``--check`` reports the files that differ from their sources."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,13 +8,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def write_or_check(outputs: Mapping[Path, str]) -> int:
-    """Write the files that differ, or with ``--check`` name them; exit code 1 if there is one to name."""
+    """Write the files that differ, or with ``--check`` report them; exit code 1 for a difference with ``--check``."""
     differing = [
         path for path, text in outputs.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
     if "--check" in sys.argv[1:]:
         for path in differing:
-            print(f"{path.relative_to(ROOT)} is not what it is made from; run: make golden, and look at the difference")
+            print(f"{path.relative_to(ROOT)} differs from its sources; run: make golden, and review the difference")
         return 1 if differing else 0
     for path in differing:
         path.parent.mkdir(parents=True, exist_ok=True)

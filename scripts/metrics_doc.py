@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the catalogue and the DCGM table; ``--check`` only says whether it is up to date."""
+"""Writes docs/metrics.md from the catalogue and the DCGM table; ``--check`` compares."""
 
 import sys
 from collections.abc import Iterable
@@ -146,7 +146,7 @@ Deliberate differences to dcgm-exporter:
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [
         HEAD,
         "## Own family\n\n"

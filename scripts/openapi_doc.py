@@ -1,4 +1,4 @@
-"""Writes docs/openapi.json from the tables of the cost service; ``--check`` only says whether it is up to date."""
+"""Writes docs/openapi.json from the tables of the cost service; ``--check`` compares."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from exporter.service.openapi import document
 
 
 def text() -> str:
-    """The whole file; the version is the release's and would change it with every one."""
+    """Return the file, with a constant version: that of the release would change the file at each release."""
     found = document()
     found["info"]["version"] = "1"
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Reads the pinned requirements and, run by itself, holds the environment to them: nothing of it asks a network."""
+"""Reads the pinned requirements; as a program, compares them with the environment, without network access."""
 
 import importlib.metadata
 import re
@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ("build", "runtime", "dev")
 OWN = "gpu-cost-exporter"
-# Packages that were given up, forked, or are named so that they are taken for another; each with what is meant.
+# Names of abandoned, forked or misleading packages, with the intended package.
 MEANT = {
     "grpc": "grpcio",
     "jinja": "jinja2",
@@ -32,37 +32,37 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class PinError(ValueError):
-    """A line that pins nothing; the message has the line and the fix."""
+    """A line is not a valid pin; the message has the line and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One line of a requirements file: exactly one version, and the sha256 of every file that it may be."""
+    """One line of a requirements file: one version, and the sha256 of each of its files."""
 
     name: str
     version: str
     hashes: tuple[str, ...]
     here: bool
-    """Whether it is for this platform and Python."""
+    """Whether the pin applies to this platform and Python."""
 
 
 def read(path: Path) -> dict[str, Pin]:
-    """Every pin of a file by its canonical name.
+    """Return every pin of a file by its canonical name.
 
     Raises:
-        PinError: A line is no ``name==version`` with hashes, or a name stands twice.
+        PinError: A line is not ``name==version`` with hashes, or a name appears twice.
     """
     pins: dict[str, Pin] = {}
     for line in _lines(path.read_text(encoding="utf-8")):
         pin = _pin(line, path.name)
         if pin.name in pins:
-            raise PinError(f"{path.name}: {pin.name} stands twice; run: make requirements")
+            raise PinError(f"{path.name}: {pin.name} appears twice; run: make requirements")
         pins[pin.name] = pin
     return pins
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines with their continuations, without comments."""
+    """Yield the lines with their continuations, without comments."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             yield line.strip()
@@ -74,23 +74,23 @@ def _pin(line: str, file: str) -> Pin:
     try:
         wanted = Requirement(words)
     except InvalidRequirement as error:
-        raise PinError(f"{file}: {words.strip()!r} is no requirement by name; run: make requirements") from error
+        raise PinError(f"{file}: {words.strip()!r} is not a requirement by name; run: make requirements") from error
     (specifier, *more) = [*wanted.specifier, None]
     if specifier is None or more != [None] or specifier.operator != "==" or "*" in specifier.version or wanted.url:
         raise PinError(f"{file}: {words.strip()!r} is not pinned to one version; run: make requirements")
     if not hashes or line.count("--hash") != len(hashes):
-        raise PinError(f"{file}: {wanted.name} has no sha256, or another hash; run: make requirements")
+        raise PinError(f"{file}: {wanted.name} has no sha256, or a hash of another kind; run: make requirements")
     here = wanted.marker is None or wanted.marker.evaluate()
     return Pin(name=canonicalize_name(wanted.name), version=specifier.version, hashes=hashes, here=here)
 
 
 def findings(folder: Path, installed: dict[str, str], wanted: dict[str, Iterable[str]]) -> Iterator[str]:
-    """Say what is wrong with the pins of a folder, or differs from what is installed.
+    """Report mistakes in the pins of a folder, and differences to the installed packages.
 
     Args:
-        folder: Where ``<list>.txt`` of every list is.
-        installed: Version by canonical name.
-        wanted: Requirements that a list must hold, by its name.
+        folder: Folder with ``<list>.txt`` of every list.
+        installed: Installed version by canonical name.
+        wanted: Requirements that a list must contain, by the name of the list.
     """
     known: dict[str, Pin] = {}
     for name in LISTS:
@@ -102,9 +102,9 @@ def findings(folder: Path, installed: dict[str, str], wanted: dict[str, Iterable
         for pin in pins.values():
             other = known.setdefault(pin.name, pin)
             if other.version != pin.version:
-                yield f"{name}.txt: {pin.name} {pin.version}, elsewhere {other.version}; run: make requirements"
+                yield f"{name}.txt: {pin.name} {pin.version}, in another list {other.version}; run: make requirements"
             if pin.name in MEANT:
-                yield f"{name}.txt: {pin.name} is not what is meant: take {MEANT[pin.name]}"
+                yield f"{name}.txt: {pin.name} is not the intended package; use {MEANT[pin.name]}"
         yield from _unmet(name, pins, wanted.get(name, ()))
     yield from _differing(known, installed)
 
@@ -115,7 +115,7 @@ def _unmet(name: str, pins: dict[str, Pin], wanted: Iterable[str]) -> Iterator[s
         pin = pins.get(canonicalize_name(requirement.name))
         if pin is None or not requirement.specifier.contains(pin.version, prereleases=True):
             found = pin.version if pin else "nothing"
-            yield f"{name}.txt: {text!r} is wanted and {found} is pinned; run: make requirements"
+            yield f"{name}.txt: {text!r} is required, but {found} is pinned; run: make requirements"
 
 
 def _differing(known: dict[str, Pin], installed: dict[str, str]) -> Iterator[str]:
@@ -124,11 +124,11 @@ def _differing(known: dict[str, Pin], installed: dict[str, str]) -> Iterator[str
         if pin.here and found != pin.version:
             yield f"installed: {pin.name} {found or 'is missing'}, pinned {pin.version}; run: make install"
     for name in sorted(installed.keys() - known.keys() - {OWN}):
-        yield f"installed: {name} {installed[name]} is pinned nowhere; remove it, or name it in requirements/"
+        yield f"installed: {name} {installed[name]} is not pinned; remove it, or add it to requirements/"
 
 
 def asked_for() -> dict[str, Iterable[str]]:
-    """What pyproject.toml and the .in files want, by list."""
+    """Return the requirements of pyproject.toml and the .in files, by list."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return {
         "runtime": project["project"]["dependencies"],
@@ -145,7 +145,7 @@ def _wanted_in(name: str) -> list[str]:
 
 
 def main() -> int:
-    """Print every finding; the exit code is 1 when there is one."""
+    """Print every finding; exit code 1 for a finding."""
     installed = {canonicalize_name(one.name): one.version for one in importlib.metadata.distributions()}
     found = [*findings(ROOT / "requirements", installed, asked_for())]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Builds what is released, of the commit and not of the folder, twice under different conditions, and compares."""
+"""Builds the files of a release from the commit, twice under different conditions, and compares them."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-# What must not be seen in a build: where, when, as whom and in which language it was made.
+# A build must not depend on folder, time zone, umask, locale or hash seed.
 CONDITIONS: tuple[tuple[int, Mapping[str, str]], ...] = (
     (0o022, {"TZ": "UTC", "LC_ALL": "C", "PYTHONHASHSEED": "1"}),
     (0o077, {"TZ": "Pacific/Kiritimati", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "2"}),
@@ -19,7 +19,7 @@ CONDITIONS: tuple[tuple[int, Mapping[str, str]], ...] = (
 
 
 class BuildError(Exception):
-    """A build failed, or differs from the other one; the message names the file."""
+    """A build failed, or two builds differ; the message names the file."""
 
 
 def _git(*words: str) -> str:
@@ -27,14 +27,14 @@ def _git(*words: str) -> str:
 
 
 def export(commit: str, folder: Path, umask: int) -> None:
-    """Put a commit's files into a folder."""
+    """Write the files of a commit to a folder."""
     folder.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "--no-same-permissions"], cwd=folder, input=archive, check=True, umask=umask)
 
 
 def build(source: Path, umask: int, environment: Mapping[str, str]) -> list[Path]:
-    """Make the sdist of a folder, and the wheel from the sdist, as an installation does.
+    """Build the sdist of a folder, and the wheel from the sdist, like an installation.
 
     Raises:
         BuildError: The build failed.
@@ -49,10 +49,10 @@ def build(source: Path, umask: int, environment: Mapping[str, str]) -> list[Path
 
 
 def compare(first: Sequence[Path], second: Sequence[Path]) -> None:
-    """Hold two builds against each other.
+    """Compare two builds.
 
     Raises:
-        BuildError: A file is in one only, or not equal.
+        BuildError: A file is in one build only, or differs.
     """
     for name in sorted({path.name for path in (*first, *second)}):
         contents = [path.read_bytes() for path in (*first, *second) if path.name == name]
@@ -61,10 +61,10 @@ def compare(first: Sequence[Path], second: Sequence[Path]) -> None:
 
 
 def bill(wheel: Path, lists: Path, epoch: str) -> bytes:
-    """The bill of materials of a wheel with what a requirements file adds.
+    """Return the bill of materials of a wheel with the packages of a requirements file.
 
     Raises:
-        BuildError: What is pinned is not installed.
+        BuildError: A pinned package is not installed.
     """
     command = [sys.executable, str(ROOT / "scripts" / "sbom.py"), "--pins", str(lists), "--wheel", str(wheel)]
     done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
@@ -74,10 +74,10 @@ def bill(wheel: Path, lists: Path, epoch: str) -> bytes:
 
 
 def make(commit: str, out: Path) -> list[Path]:
-    """Build a commit twice and put the files, their bill and their digests into a folder.
+    """Build a commit twice and write the files, their bill of materials and their digests to a folder.
 
     Raises:
-        BuildError: A build failed, or two of it differ.
+        BuildError: A build failed, or the two builds differ.
     """
     epoch = _git("log", "-1", "--format=%ct", commit)
     with tempfile.TemporaryDirectory(prefix="dist") as folder:
@@ -102,7 +102,7 @@ def make(commit: str, out: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Build the last commit into ``dist``."""
+    """Build the last commit in ``dist``."""
     commit = _git("rev-parse", "HEAD")
     try:
         files = make(commit, DIST)
@@ -110,8 +110,8 @@ def main() -> int:
         print(f"dist: {error}")
         return 1
     if _git("status", "--porcelain"):
-        print("dist: what is not committed is not in it")
-    print(f"dist: {commit}, built twice, equal:")
+        print("dist: uncommitted changes are not included; commit them and build again")
+    print(f"dist: {commit}, two equal builds:")
     for path in files:
         print(f"  {path.relative_to(ROOT)}  {path.stat().st_size} bytes")
     return 0

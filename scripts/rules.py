@@ -45,9 +45,9 @@ HEADER = """\
 #   last_over_time bridges missed scrapes. An outage of Prometheus changes no verdict.
 # - gpu-ledger-hours records each hour as a plain difference: a ledger starts at 0, never goes back and has one writer.
 # - gpu-waste and gpu-idle-cost judge workloads and pools, gpu-budgets and gpu-new-cost money, gpu-health hardware.
-# - gpu-exporter, gpu-exporter-slow and gpu-cost-service report what is not watched. While a part of a workload is not
-#   watched, GPUWasteInhibitor lets Alertmanager hold back its waste alerts.
-# - What was not measured is absent. It is in no ratio and raises no alert.
+# - gpu-exporter, gpu-exporter-slow and gpu-cost-service report missing monitoring. While a workload is partly
+#   unmonitored, GPUWasteInhibitor lets Alertmanager suppress its waste alerts.
+# - Unmeasured values are absent: they are in no ratio and raise no alert.
 # - docs/runbook.md has a heading for every alert, docs/metrics.md the recorded series, tests/rules/ the unit tests.
 # - pint lint finds rule/dependency, group/interval (last_over_time bridges a group's interval), promql/fragile (max by
 #   lists the labels) and alerts/template (it parses a query before printf has filled it in).

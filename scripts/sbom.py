@@ -1,6 +1,6 @@
-"""Writes a bill of materials (CycloneDX, JSON) of an installed environment: what, which version, licence and hashes.
+"""Writes a bill of materials (CycloneDX, JSON) of an installed environment: packages, versions, licences and hashes.
 
-Run by any Python that has ``packaging``; the build of the image has no more.
+It needs only ``packaging``, because the build of the image has no other package.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pins import OWN, Pin, read
 
 SPECIFICATION = "1.6"
 Component = dict[str, Any]
-# How packages without a licence expression call theirs.
+# Licence names of packages without a licence expression.
 SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
@@ -46,12 +46,12 @@ def licence(metadata: Mapping[str, Any], classifiers: Iterable[str]) -> list[dic
         known = one if one in _IDS else SPDX.get(one)
         if known:
             return [{"license": {"id": known}}]
-    # Only a name: "BSD" may mean several licences.
+    # A name instead of an id: "BSD" can mean several licences.
     return [{"license": {"name": said[-1].splitlines()[0].rpartition(" :: ")[2]}}] if said else []
 
 
 def component(distribution: importlib.metadata.Distribution, pin: Pin | None) -> Component:
-    """One package of an environment; with every file that its version may have been, where it is pinned."""
+    """Return a package of an environment; a pinned one with the hashes of all files of its version."""
     name, version = canonicalize_name(distribution.name), distribution.version
     metadata = {key: str(value) for key, value in distribution.metadata.items()}
     classifiers = [
@@ -73,7 +73,7 @@ def component(distribution: importlib.metadata.Distribution, pin: Pin | None) ->
 
 
 def needed(distribution: importlib.metadata.Distribution, extras: Iterable[str]) -> Iterator[str]:
-    """Names of what it requires here."""
+    """Yield the names of the packages that a distribution requires on this platform."""
     for text in distribution.requires or ():
         requirement = Requirement(text)
         marker = requirement.marker
@@ -82,7 +82,7 @@ def needed(distribution: importlib.metadata.Distribution, extras: Iterable[str])
 
 
 def dependencies(environment: Mapping[str, importlib.metadata.Distribution]) -> dict[str, list[str]]:
-    """Per package those of the environment that it requires, with the extras by which any other asks for it."""
+    """Return for each package its requirements in the environment, including extras that other packages request."""
     extras: dict[str, set[str]] = {name: set() for name in environment}
     for distribution in environment.values():
         for text in distribution.requires or ():
@@ -95,7 +95,7 @@ def dependencies(environment: Mapping[str, importlib.metadata.Distribution]) -> 
 
 
 def system(root: Path) -> list[Component]:
-    """Python, and packages of a Debian base as ``/var/lib/dpkg/status`` has them; other bases have none."""
+    """Return Python, and the packages in ``/var/lib/dpkg/status`` of a Debian base; other bases have no such file."""
     purl = f"pkg:generic/python@{platform.python_version()}"
     python = {"type": "platform", "bom-ref": purl, "name": "python", "version": platform.python_version(), "purl": purl}
     status = root / "var/lib/dpkg/status"
@@ -122,14 +122,14 @@ def bill(
     wheel: Path | None = None,
     epoch: int | None = None,
 ) -> Component:
-    """The whole bill; equal for equal things.
+    """Return the bill of materials; the same input gives the same bill.
 
     Args:
-        environment: Distribution by canonical name; ours is the subject.
-        pins: What they were pinned to.
-        base: What they stand on.
-        wheel: Our file; the bill has its hash.
-        epoch: Unix seconds that it is dated with; without them it has no date.
+        environment: Distribution by canonical name; gpu-cost-exporter is the subject.
+        pins: Pins of the distributions.
+        base: Components of the base image.
+        wheel: The wheel of gpu-cost-exporter, for its hash.
+        epoch: Date of the bill in Unix seconds; None: the bill has no date.
     """
     packages = {name: component(one, pins.get(name)) for name, one in sorted(environment.items())}
     subject = packages.pop(OWN) | {"type": "application"}
@@ -155,27 +155,27 @@ def bill(
 
 
 def installed(paths: Sequence[str], only: Iterable[str] | None) -> dict[str, importlib.metadata.Distribution]:
-    """Distributions of these folders by name; with ``only`` those names and ours."""
+    """Return the distributions of these folders by name; with ``only``, those names and gpu-cost-exporter."""
     found = {canonicalize_name(one.name): one for one in importlib.metadata.distributions(path=list(paths))}
     return found if only is None else {name: one for name, one in found.items() if name in {*only, OWN}}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the bill to standard output; 1 where what is pinned is not installed."""
+    """Write the bill to standard output; exit code 1 if a pinned package is not installed."""
     parser = argparse.ArgumentParser(description="Write a bill of materials as CycloneDX JSON.")
-    parser.add_argument("--pins", type=Path, required=True, help="the requirements file that was installed")
-    parser.add_argument("--folder", help="a site-packages folder that holds nothing else; this Python's own without it")
-    parser.add_argument("--base", type=Path, help="the root whose Python and Debian packages are listed, too")
-    parser.add_argument("--wheel", type=Path, help="our own file")
+    parser.add_argument("--pins", type=Path, required=True, help="installed requirements file")
+    parser.add_argument("--folder", help="site-packages folder of the pinned packages; default: that of this Python")
+    parser.add_argument("--base", type=Path, help="root folder with Python and Debian packages to list, too")
+    parser.add_argument("--wheel", type=Path, help="wheel of gpu-cost-exporter")
     given = parser.parse_args(words)
     pins = read(given.pins)
     here = {name: pin for name, pin in pins.items() if pin.here}
     environment = installed([given.folder] if given.folder else sys.path, None if given.folder else here)
     differing = [
-        f"sbom: {name} {pin.version} is pinned and not installed"
+        f"sbom: {name} {pin.version} is pinned, but not installed"
         for name, pin in here.items()
         if name not in environment or environment[name].version != pin.version
-    ] + [f"sbom: {name} is installed and not pinned" for name in environment.keys() - here.keys() - {OWN}]
+    ] + [f"sbom: {name} is installed, but not pinned" for name in environment.keys() - here.keys() - {OWN}]
     if differing or OWN not in environment:
         print(*differing, "sbom: run: make install", sep="\n", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Writes the schemas that kubeconform reads: Kubernetes' own from kubernetes-validate, others from their CRDs.
+"""Writes the schemas for kubeconform: those of Kubernetes from kubernetes-validate, others from their CRDs.
 
 Usage: schemas.py FOLDER [CRD_FILE...]
 """
@@ -15,7 +15,7 @@ import yaml
 
 Schema = dict[str, Any]
 VERSIONS = ("1.27", "1.37")
-"""The oldest and the newest Kubernetes that the manifests are for."""
+"""The oldest and the newest Kubernetes that the manifests support."""
 KINDS = (
     "clusterrole-rbac-v1",
     "clusterrolebinding-rbac-v1",
@@ -40,7 +40,7 @@ _REFERENCE = re.compile(r"^(?:/api/_definitions\.json)?#/\$defs/(.+)$")
 
 
 def references(schema: object) -> Iterator[Schema]:
-    """Every part that refers to a definition."""
+    """Yield every part that refers to a definition."""
     if isinstance(schema, dict):
         if isinstance(schema.get("$ref"), str):
             yield schema
@@ -52,7 +52,7 @@ def references(schema: object) -> Iterator[Schema]:
 
 
 def standalone(schema: Schema, definitions: Schema) -> Schema:
-    """The schema with the definitions that it refers to, and theirs."""
+    """Return the schema with all definitions that it refers to, directly or indirectly."""
     taken: Schema = {}
     left = [schema]
     while left:
@@ -69,7 +69,7 @@ def standalone(schema: Schema, definitions: Schema) -> Schema:
 
 
 def closed(schema: object, *, nested: bool = False) -> object:
-    """A custom resource's schema that refuses keys which it does not name, as an API server drops them silently."""
+    """Return the schema of a custom resource without unknown keys, because an API server drops those silently."""
     if isinstance(schema, list):
         return [closed(part, nested=nested) for part in schema]
     if not isinstance(schema, dict):
@@ -82,7 +82,7 @@ def closed(schema: object, *, nested: bool = False) -> object:
 
 
 def built_in(folder: Path) -> None:
-    """Write ``v1.27/daemonset-apps-v1.json`` and the like; a kind that a version does not have is left out."""
+    """Write files such as ``v1.27/daemonset-apps-v1.json``, without kinds that the version does not have."""
     base = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
     for version in VERSIONS:
         source, target = base / f"v{version}.0-local-strict", folder / f"v{version}.0"
@@ -96,7 +96,7 @@ def built_in(folder: Path) -> None:
 
 
 def custom(folder: Path, path: Path) -> None:
-    """Write ``crd/podmonitor-monitoring-v1.json`` and the like, one for each version of a CRD."""
+    """Write files such as ``crd/podmonitor-monitoring-v1.json``, one for each version of a CRD."""
     definition = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
     target = folder / "crd"
     target.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def custom(folder: Path, path: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write all of them."""
+    """Write all schemas."""
     folder = Path(arguments[0])
     built_in(folder)
     for name in arguments[1:]:

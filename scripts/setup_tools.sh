@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gets what `make` needs and the machine lacks: the virtual environment, Prometheus and Alertmanager, tools of the tests.
+# Installs the tools of `make` that are missing: the virtual environment, Prometheus and Alertmanager, tools of the tests.
 # Usage: scripts/setup_tools.sh venv PYTHON | demo | deploy | test
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,56 +7,56 @@ tools=$PWD/.tools
 export PATH=$tools/bin:$PATH DEBIAN_FRONTEND=noninteractive
 
 skipped=0
-# On a terminal downloads show how far they are; elsewhere only what is wrong is shown.
+# Downloads show their progress on a terminal only; otherwise only errors are shown.
 quiet=-qq
 [ -t 2 ] && quiet=-q=0
 say() { echo "setup: $*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 root() { [ "$(id -u)" = 0 ]; }
 
-# Package lists are fetched at most once in a run, and only by someone who may.
+# refresh_lists: fetches the package lists at most once per run, as root only.
 refresh_lists() {
   [ -n "${lists_fresh:-}" ] && return 0
   lists_fresh=1
-  if root; then apt-get -qq update || say "apt-get update failed; going on with the package lists that are here"; fi
+  if root; then apt-get -qq update || say "apt-get update failed; continuing with the existing package lists"; fi
 }
 
-# apt_install PACKAGE...: installs as root; otherwise says what is missing and how to get it.
+# apt_install PACKAGE...: installs packages as root; otherwise prints the missing packages and the command.
 apt_install() {
-  if ! have apt-get; then say "skipped: $* (no apt-get here; install it with this system's package manager)"; return 1; fi
-  if ! root; then say "skipped: $* (not root; get it with: sudo apt-get install -y --no-install-recommends $*)"; return 1; fi
+  if ! have apt-get; then say "skipped: $* (no apt-get on this system; install it with the package manager)"; return 1; fi
+  if ! root; then say "skipped: $* (not root; run: sudo apt-get install -y --no-install-recommends $*)"; return 1; fi
   apt-get -qq install -y --no-install-recommends "$@" >/dev/null 2>&1 && return 0
   refresh_lists
   apt-get -qq install -y --no-install-recommends "$@" >/dev/null || { say "skipped: $* (apt-get install failed)"; return 1; }
 }
 
-# apt_unpack PACKAGE: unpacks a package below .tools. Installing prometheus from Debian would start services; this starts
-# nothing and needs no root where the package lists are present.
+# apt_unpack PACKAGE: unpacks a package in .tools. An installation of Debian's prometheus would start services; unpacking
+# starts none, and needs root only for missing package lists.
 apt_unpack() {
-  if ! have apt-get || ! have dpkg; then say "skipped: $1 (no apt-get here; put the program on the PATH)"; return 1; fi
+  if ! have apt-get || ! have dpkg; then say "skipped: $1 (no apt-get on this system; install the program on the PATH)"; return 1; fi
   mkdir -p "$tools/packages" "$tools/root" "$tools/bin"
   say "downloading the package $1 ..."
   (cd "$tools/packages" && apt-get $quiet -o APT::Sandbox::User=root download "$1" >&2 2>/dev/null) || {
     refresh_lists
     (cd "$tools/packages" && apt-get $quiet -o APT::Sandbox::User=root download "$1" >&2) || {
-      say "skipped: $1 (cannot be downloaded; get it with: sudo apt-get update && sudo apt-get install -y $1)"
+      say "skipped: $1 (cannot be downloaded; run: sudo apt-get update && sudo apt-get install -y $1)"
       return 1
     }
   }
   dpkg -x "$tools/packages/$1"_*.deb "$tools/root"
 }
 
-# link PROGRAM [FOLDER]: FOLDER is where its package has it, usr/bin unless told otherwise.
+# link PROGRAM [FOLDER]: links a program of a package in .tools/bin; FOLDER is its folder in the package, by default usr/bin.
 link() { ln -sf "../root/${2:-usr/bin}/$1" "$tools/bin/$1"; }
 
 make_venv() {
   local python=$1
-  have "$python" || { say "no $python here; get Python 3.11 or later, or name it: make PYTHON=/path/to/python3"; exit 1; }
+  have "$python" || { say "$python not found; install Python 3.11 or later, or set its path: make PYTHON=/path/to/python3"; exit 1; }
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    say "$("$python" --version) is too old: Python 3.11 or later is needed; name another one: make PYTHON=python3.12"
+    say "$("$python" --version) is too old; expected: Python 3.11 or later; set another one: make PYTHON=python3.12"
     exit 1
   }
-  say "making the virtual environment .venv ..."
+  say "creating the virtual environment .venv ..."
   "$python" -m venv .venv >/dev/null 2>&1 && return 0
   rm -rf .venv
   local version
@@ -76,17 +76,17 @@ demo_tools() {
   prometheus_pages
 }
 
-# into_system PART FILE: copies a folder of what was unpacked to the only place where Debian's programs search for it. Without
-# its templates Alertmanager does not start, and without its pages Prometheus has none.
+# into_system PART FILE: copies an unpacked folder to the only path from which Debian's programs read it. Without its
+# templates Alertmanager does not start; without its pages Prometheus has no web interface.
 into_system() {
   local place=/usr/share/prometheus
   if [ -e "$place/$1/$2" ] || [ ! -e "$tools/root$place/$1/$2" ]; then return 0; fi
   if root; then mkdir -p "$place" && cp -rL "$tools/root$place/$1" "$place/"; return; fi
-  say "skipped: $place/$1 (not root; get it with: sudo mkdir -p $place && sudo cp -rL $tools/root$place/$1 $place/)"
+  say "skipped: $place/$1 (not root; run: sudo mkdir -p $place && sudo cp -rL $tools/root$place/$1 $place/)"
   return 1
 }
 
-# Scripts and styles of Prometheus' pages are in packages of their own. The demonstration works without them.
+# Scripts and styles of Prometheus' pages are in separate packages. The demo works without them.
 prometheus_pages() {
   local package
   if [ -e /usr/share/prometheus/web/templates ] || [ ! -e "$tools/root/usr/share/prometheus/web" ]; then return 0; fi
@@ -97,20 +97,20 @@ prometheus_pages() {
   into_system web templates || true
 }
 
-# A real container runtime, unpacked only: no service of it is started or left behind.
+# A real container runtime, unpacked only: this starts and installs no service.
 container_tools() {
   if ! have containerd || ! have ctr || ! have containerd-shim-runc-v2; then
     if apt_unpack containerd; then link containerd; link ctr; link containerd-shim-runc-v2; else skipped=1; fi
   fi
   have runc || { apt_unpack runc && link runc usr/sbin; } || skipped=1
   if have runc && ! runc --version >/dev/null 2>&1; then apt_install libseccomp2 || skipped=1; fi
-  # One on the system may need libraries, which the test's container has not.
+  # A busybox of the system can need libraries that the container of the test does not have.
   [ -x "$tools/bin/busybox" ] || { apt_unpack busybox-static && link busybox bin; } || skipped=1
 }
 
-# Other versions of the tools that read the rules, beside those on the PATH: links .tools/bin/PROGRAM-SUFFIX to programs of
-# another Debian suite. Its package lists are kept apart from the system's, which stays as it is; nothing is installed.
-# A program that cannot be had is named in .tools/unavailable with the reason, which the tests repeat.
+# Additional versions of the tools that read the rules: links .tools/bin/PROGRAM-SUFFIX to programs of another Debian suite.
+# The package lists of the suite are separate from those of the system, and no package is installed. .tools/unavailable lists
+# each unavailable program with the reason, which the tests show.
 # suite_tools SUITE SUFFIX PACKAGE PROGRAM...
 suite_tools() {
   local suite=$1 suffix=$2 package=$3 program missing=() reason
@@ -139,28 +139,28 @@ mark_available() {
   sed -i "/^$1: /d" "$tools/unavailable"
 }
 
-# debian_mirror: where this machine's own apt gets Debian from; its security updates have no other suites.
+# debian_mirror: prints the Debian mirror of this machine's apt, but not that of security updates, which has no other suites.
 debian_mirror() {
-  # What apt would ask for: other commands know a repository only once its lists were fetched.
+  # The addresses that apt would fetch: other commands show a repository only after its lists were fetched.
   apt-get update --print-uris 2>/dev/null | sed -n "s,^'\(.*/debian\)/dists/.*,\1,p" | sort -u | head -n 1
 }
 
-# unpack_from_suite SUITE PACKAGE PROGRAM...: on failure prints why, in one line.
+# unpack_from_suite SUITE PACKAGE PROGRAM...: prints the reason of a failure in one line.
 unpack_from_suite() {
   local suite=$1 package=$2 folder=$tools/suites/$1 keyring mirror program programs=() options
   shift 2
   keyring=$(ls /usr/share/keyrings/debian-archive-keyring.{pgp,gpg} 2>/dev/null | head -n 1)
-  if ! have apt-get || ! have dpkg-deb; then echo "no apt-get here"; return 1; fi
-  [ -n "$keyring" ] || { echo "no package debian-archive-keyring here, whose keys tell Debian's packages"; return 1; }
+  if ! have apt-get || ! have dpkg-deb; then echo "no apt-get on this system"; return 1; fi
+  [ -n "$keyring" ] || { echo "package debian-archive-keyring is missing, which has the keys of Debian's packages"; return 1; }
   mirror=${DEBIAN_MIRROR:-$(debian_mirror)}
-  [ -n "$mirror" ] || { echo "no mirror of Debian is configured for apt here; name one: DEBIAN_MIRROR=<address>"; return 1; }
+  [ -n "$mirror" ] || { echo "apt has no Debian mirror; set one: DEBIAN_MIRROR=<address>"; return 1; }
   mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial" "$folder/packages" "$folder/root"
   echo "deb [signed-by=$keyring] $mirror $suite main" >"$folder/sources.list"
   options=(-qq -o "Dir::Etc::SourceList=$folder/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State=$folder"
     -o "Dir::State::Lists=$folder/lists" -o Dir::State::Status=/dev/null -o "Dir::Cache=$folder/cache" -o APT::Sandbox::User=
     -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o APT::Update::Error-Mode=any
     -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1)
-  if [ ! -e "$folder/lists_read" ]; then  # once in a run, whatever comes of it: a mirror that does not answer costs 20 s
+  if [ ! -e "$folder/lists_read" ]; then  # once per run, also after a failure: a mirror that does not respond costs 20 s
     touch "$folder/lists_read"
     apt-get "${options[@]}" update >"$folder/lists_log" 2>&1 || true
   fi
@@ -184,7 +184,7 @@ unpack_from_suite() {
   return 0
 }
 
-# What the rules must hold on: the oldest Prometheus and vmalert that they are for, and newer ones.
+# Versions for the rule tests: the oldest supported Prometheus and vmalert, and newer ones.
 rules_tools() {
   rm -f "$tools"/suites/*/lists_read
   case "$(promtool --version 2>&1)" in *"version 2.42."*) ;; *) suite_tools bookworm 2.42 prometheus prometheus promtool ;; esac
@@ -197,7 +197,7 @@ rules_tools() {
   rm -rf "$tools"/suites/*/{lists,lists_read,cache}
 }
 
-# Grafana's published types and a compiler that checks the dashboards with them; versions are those of the lock file.
+# Grafana's published types, and a compiler that checks the dashboards against them, in the versions of the lock file.
 schema_tools() {
   local place=$tools/grafana_schema
   cmp -s tests/grafana_schema/package-lock.json "$place/node_modules/.lock" && return 0
@@ -210,7 +210,7 @@ schema_tools() {
   cp tests/grafana_schema/package-lock.json "$place/node_modules/.lock"
 }
 
-# What checks the manifests: helm, kubeconform, and the schemas that it reads. hadolint comes with requirements/dev.txt.
+# Tools that check the manifests: helm, kubeconform and its schemas. requirements/dev.txt contains hadolint.
 helm_version=v3.17.3
 kubeconform_version=v0.8.0
 prometheus_operator_version=v0.85.0
@@ -219,7 +219,7 @@ deploy_tools() {
   mkdir -p "$tools/bin"
   if [ -x .venv/bin/helm ]; then ln -sf ../../.venv/bin/helm "$tools/bin/helm"; fi
   if ! have helm; then
-    say "building helm $helm_version, of which there is no package for this machine; minutes"
+    say "building helm $helm_version, because no package for this machine exists; this takes minutes"
     go_program helm.sh/helm/v3/cmd/helm "$helm_version" || skipped=1
   fi
   have kubeconform || go_program github.com/yannh/kubeconform/cmd/kubeconform "$kubeconform_version" || skipped=1
@@ -227,14 +227,14 @@ deploy_tools() {
   compose_schema || skipped=1
 }
 
-# go_program PACKAGE VERSION: builds a program into .tools/bin.
+# go_program PACKAGE VERSION: builds a program in .tools/bin.
 go_program() {
-  if ! have go; then say "skipped: ${1##*/} (no go here; install Go, or put ${1##*/} on the PATH)"; return 1; fi
+  if ! have go; then say "skipped: ${1##*/} (Go not found; install Go, or install ${1##*/} on the PATH)"; return 1; fi
   GOBIN=$tools/bin GOFLAGS= go install "$1@$2" || { say "skipped: ${1##*/} (go install $1@$2 failed)"; return 1; }
 }
 
-# Schemas of Kubernetes come from a package of the virtual environment, those of the Prometheus operator's kinds from its
-# module: where Go is missing, only the first are written.
+# A package of the virtual environment has the schemas of Kubernetes, the Go module of the Prometheus operator those of its
+# kinds: without Go only the former are written.
 manifest_schemas() {
   local module=github.com/prometheus-operator/prometheus-operator folder crds=() written=0
   if have go && folder=$(cd "$tools" && GOFLAGS= go mod download -json "$module@$prometheus_operator_version" |
@@ -243,7 +243,7 @@ manifest_schemas() {
       crds+=("$folder/example/prometheus-operator-crd/monitoring.coreos.com_$kind.yaml")
     done
   else
-    say "skipped: schemas of PodMonitor, ServiceMonitor and PrometheusRule (go mod download $module failed, or no go here)"
+    say "skipped: schemas of PodMonitor, ServiceMonitor and PrometheusRule (go mod download $module failed, or Go not found)"
     written=1
   fi
   rm -rf "$tools/schemas"
@@ -254,7 +254,7 @@ manifest_schemas() {
   return "$written"
 }
 
-# The schema of compose files, published in its parser's module.
+# The schema of compose files, published in the Go module of the parser.
 compose_schema() {
   local module=github.com/compose-spec/compose-go/v2@v2.16.2 folder
   [ -e "$tools/compose-spec.json" ] && return 0
@@ -263,26 +263,26 @@ compose_schema() {
     install -m 0644 "$folder/schema/compose-spec.json" "$tools/compose-spec.json"
     return
   fi
-  say "skipped: the schema of compose files (go mod download $module failed, or no go here)"
+  say "skipped: the schema of compose files (go mod download $module failed, or Go not found)"
   return 1
 }
 
-# What builds the image and runs it. Their recommended packages bring services and network tools, which nothing here needs.
+# Tools that build and run the image. Their recommended packages contain services and network tools, which are not needed.
 image_tools() {
   if ! have podman || ! have buildah || ! have runc; then apt_install podman buildah runc || return 1; fi
   image_base
 }
 
-# A stand-in for the image's base, as tests ask no registry: Python, a shell and what they need of this system's own packages,
-# unpacked into .tools/image_base/base.tar without documents. Nothing is installed.
+# A substitute for the base image, because tests use no registry: Python, a shell and their dependencies from packages of this
+# system, without documentation, in .tools/image_base/base.tar. Nothing is installed.
 image_base() {
   local place=$tools/image_base
   local packages=(python3-venv dash coreutils findutils grep sed base-files base-passwd libc-bin libstdc++6 tzdata)
   [ -e "$place/base.tar" ] && return 0
-  if ! have apt-get || ! have dpkg; then say "skipped: the image's stand-in base (no apt-get here)"; return 1; fi
+  if ! have apt-get || ! have dpkg; then say "skipped: the substitute for the base image (no apt-get on this system)"; return 1; fi
   rm -rf "$place" && mkdir -p "$place/archives/partial" "$place/root"
   image_packages "$place" "${packages[@]}" 2>/dev/null || { refresh_lists; image_packages "$place" "${packages[@]}"; } || {
-    say "skipped: the image's stand-in base (cannot download ${packages[*]})"
+    say "skipped: the substitute for the base image (cannot download ${packages[*]})"
     return 1
   }
   local package
@@ -294,7 +294,7 @@ image_base() {
   rm -rf "$place/root" && mv "$place/base.part" "$place/base.tar"
 }
 
-# image_packages FOLDER PACKAGE...: downloads them with all they depend on, as for a system that has nothing.
+# image_packages FOLDER PACKAGE...: downloads packages with all dependencies, as for a system without packages.
 image_packages() {
   local place=$1
   shift
@@ -308,7 +308,7 @@ test_tools() {
   rules_tools
   schema_tools || skipped=1
   have openssl || apt_install openssl || skipped=1
-  # For systemd-analyze, which reads the unit; nothing is started.
+  # systemd-analyze checks the unit; no service is started.
   have systemd-analyze || apt_install systemd || skipped=1
   have chromium || have chromium-browser || have google-chrome || apt_install chromium || skipped=1
   have cc || apt_install gcc libc6-dev || skipped=1
@@ -320,13 +320,13 @@ test_tools() {
         skipped=1
       }
     else
-      say "skipped: kustomize (neither kubectl nor go is here; get one of them to have the deployment tests run)"
+      say "skipped: kustomize (neither kubectl nor Go found; install one of them for the deployment tests)"
       skipped=1
     fi
   fi
 }
 
-# done_with NAME: leaves the file that tells make not to come again, unless something was skipped.
+# done_with NAME: creates the file that marks a complete installation for make, unless a tool was skipped.
 done_with() {
   [ "$skipped" = 0 ] || return 0
   mkdir -p "$tools"

@@ -242,7 +242,7 @@ def test_a_bill_of_something_else_than_what_is_pinned_is_not_written(tmp_path: P
     lists.write_text(re.sub(r"^aiohttp==\S+", "aiohttp==3.0.0", text, flags=re.MULTILINE), encoding="utf-8")
     done = script("sbom", "--pins", str(lists))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "sbom: aiohttp 3.0.0 is pinned and not installed" in done.stderr
+    assert "sbom: aiohttp 3.0.0 is pinned, but not installed" in done.stderr
 
 
 STATUS = """Package: libc6
@@ -297,11 +297,11 @@ HASH = "--hash=sha256:" + "0" * 64
         ("aiohttp>=3", "'aiohttp>=3' is not pinned to one version"),
         ("aiohttp==3.*", "'aiohttp==3.*' is not pinned to one version"),
         ("aiohttp==3.1", "aiohttp has no sha256"),
-        ("aiohttp==3.1 --hash=md5:00", "aiohttp has no sha256, or another hash"),
+        ("aiohttp==3.1 --hash=md5:00", "aiohttp has no sha256, or a hash of another kind"),
         (f"aiohttp @ https://example.org/a.whl {HASH}", "is not pinned to one version"),
-        (f"https://example.org/a.whl {HASH}", "is no requirement by name"),
-        (f"./a.whl {HASH}", "is no requirement by name"),
-        (f"aiohttp==3.1 {HASH}\naiohttp==3.1 {HASH}", "aiohttp stands twice"),
+        (f"https://example.org/a.whl {HASH}", "is not a requirement by name"),
+        (f"./a.whl {HASH}", "is not a requirement by name"),
+        (f"aiohttp==3.1 {HASH}\naiohttp==3.1 {HASH}", "aiohttp appears twice"),
     ],
 )
 def test_a_line_that_pins_nothing_is_told(tmp_path: Path, line: str, said: str) -> None:
@@ -321,13 +321,13 @@ def test_pins_that_differ_are_old_forked_missing_or_of_nobody_are_told(tmp_path:
         (tmp_path / f"{name}.txt").write_text(f"{text}\n", encoding="utf-8")
     installed = {"hatchling": "1.0", "pynvml": "11.0", "leftover": "0.1", "gpu-cost-exporter": __version__}
     assert [*pins.findings(tmp_path, installed, {"runtime": ["pynvml>=13", "aiohttp>=3"]})] == [
-        "runtime.txt: pynvml is not what is meant: take nvidia-ml-py",
-        "runtime.txt: 'pynvml>=13' is wanted and 12.0 is pinned; run: make requirements",
-        "runtime.txt: 'aiohttp>=3' is wanted and nothing is pinned; run: make requirements",
-        "dev.txt: hatchling 2.0, elsewhere 1.0; run: make requirements",
+        "runtime.txt: pynvml is not the intended package; use nvidia-ml-py",
+        "runtime.txt: 'pynvml>=13' is required, but 12.0 is pinned; run: make requirements",
+        "runtime.txt: 'aiohttp>=3' is required, but nothing is pinned; run: make requirements",
+        "dev.txt: hatchling 2.0, in another list 1.0; run: make requirements",
         "installed: pynvml 11.0, pinned 12.0; run: make install",
         "installed: ruff is missing, pinned 1.0; run: make install",
-        "installed: leftover 0.1 is pinned nowhere; remove it, or name it in requirements/",
+        "installed: leftover 0.1 is not pinned; remove it, or add it to requirements/",
     ]
 
 
@@ -380,7 +380,7 @@ def test_the_audit_asks_about_every_pinned_package_and_is_silent_when_nothing_is
     names = {
         name for one in pins.LISTS for name, pin in pins.read(ROOT / "requirements" / f"{one}.txt").items() if pin.here
     }
-    assert capsys.readouterr().out == f"audit: {url} was asked about {len(names)} packages, findings: 0\n"
+    assert capsys.readouterr().out == f"audit: {url} checked {len(names)} packages, findings: 0\n"
 
 
 def test_the_audit_fails_on_a_finding_and_says_what_to_take(capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,7 +389,7 @@ def test_the_audit_fails_on_a_finding_and_says_what_to_take(capsys: pytest.Captu
     with osv(KNOWN | found) as url:
         assert audit.main(["--osv-url", url, str(ROOT / "requirements" / "runtime.txt")]) == 1
     said = capsys.readouterr().out
-    assert f"\naudit: aiohttp {version}: CVE-2026-0001, GHSA-0000-0000-0000; take 99.0: make requirements " in said
+    assert f"\naudit: aiohttp {version}: CVE-2026-0001, GHSA-0000-0000-0000; fixed in 99.0: make requirements " in said
 
 
 def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leave_the_list() -> None:
@@ -401,15 +401,15 @@ def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leav
     ]
     none = audit.Answer(findings=(), unknown=("b",), asked=1)
     assert [*audit.judged(none, {"CVE-1": "its code is not reached"})] == [
-        "b: the service does not know it, so nobody can say",
-        "CVE-1: accepted in scripts/audit.py and found no more; remove it",
+        "b: unknown to the service; its vulnerabilities are unknown",
+        "CVE-1: accepted in scripts/audit.py, but no longer reported; remove it",
     ]
 
 
 @pytest.mark.parametrize(
     ("status", "known", "reason"),
     [
-        (200, {}, "it tells nothing of jinja2==3.1.0, whose vulnerabilities are known"),
+        (200, {}, "it reports no vulnerability of jinja2==3.1.0, which has known ones"),
         (503, KNOWN, "503"),
     ],
 )
@@ -420,9 +420,9 @@ def test_a_service_that_knows_nothing_or_fails_is_not_taken_for_a_clean_bill(
     with osv(known, status) as url:
         assert audit.main(["--osv-url", url, lists]) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f"audit: not asked: {url}: ")
+        assert said.startswith(f"audit: not checked: {url}: ")
         assert reason in said
-        assert said.endswith("; run `make audit` where one of them is reachable\n")
+        assert said.endswith("; run `make audit` with access to one of them\n")
 
 
 def test_where_nobody_answers_check_goes_on_and_audit_fails(
@@ -436,7 +436,7 @@ def test_where_nobody_answers_check_goes_on_and_audit_fails(
     # The index is another server, and not what this is about.
     monkeypatch.setattr(audit, "withdrawn", lambda _: iter(()))
     assert audit.main(["--osv-url", url, "--required", lists]) == 1
-    assert "audit: nobody has told whether what is pinned is vulnerable\n" in capsys.readouterr().out
+    assert "audit: vulnerabilities of the pinned packages are unknown\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -494,4 +494,4 @@ def test_the_archives_program_takes_a_python_that_it_has_libraries_for(
     done = subprocess.run([program, "--version"], env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert done.stdout == (f"gpu-cost-exporter {__version__}\n" if code == 0 else "")
-    assert ("none of these is on the PATH: python3.0;" in done.stderr) is (code == 1)
+    assert ("no supported Python on the PATH; expected: python3.0;" in done.stderr) is (code == 1)

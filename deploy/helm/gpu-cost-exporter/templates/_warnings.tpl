@@ -68,7 +68,7 @@
 {{- end }}
 {{- $mode := include "gpu-cost-exporter.driverMode" . }}
 {{- if and (eq $mode "none") (not (include "gpu-cost-exporter.isSimulated" .)) }}
-- agent.driver.mode: is none: the agent reads nothing, unless the image contains a driver or agent.dcgm.address names an engine.
+- agent.driver.mode: is "none": the agent reads nothing, unless the image contains a driver or agent.dcgm.address names an engine.
 {{- end }}
 {{- if and (eq $mode "privileged") (eq .Values.agent.driver.privileged.hostPath "/") }}
 - agent.driver.privileged.hostPath: is /: libraries of the node hide those of the image. Set the folder of the driver, or the file libnvidia-ml.so.1.
@@ -120,7 +120,7 @@
 {{- if eq $service.store.type "emptyDir" }}
 - service.store.type: is emptyDir: closed days are lost with the pod, and restored only within the retention of Prometheus.
 {{- else if eq $service.store.type "none" }}
-- service.store.type: is none: the service shows only the retention of Prometheus, by default 15 days.
+- service.store.type: is "none": the service shows only the retention of Prometheus, by default 15 days.
 {{- end }}
 {{- include "gpu-cost-exporter.webWarnings" (dict "web" $service.web "path" "service.web") }}
 {{- if and .Values.image.digest (not $service.image.digest) }}
