@@ -172,14 +172,14 @@ def test_a_week_is_from_monday_to_sunday_utc(written: str, label: str, start: in
 
 @pytest.mark.parametrize("written", ["2026-W43", "2026-W54", "2026-W00", "7d", "", "0001-W01", "9999-W01", "2026-W4\n"])
 def test_what_is_no_week_or_not_over_is_refused(written: str) -> None:
-    with pytest.raises(digest.UsageError, match="allowed: lastweek, or a week that is over, as 2026-W46"):
+    with pytest.raises(digest.UsageError, match="allowed: lastweek, or a complete week such as 2026-W46"):
         digest.parse_week(written, NOW)
 
 
 def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None:
     rows = {title: money for title, money, *_ in texts(section(made(), "Spend"))}
     assert (rows["Total EUR"], rows["Total USD"]) == ("420.00 EUR", "3,024.00 USD")
-    assert (rows["Unattributed"], rows["Unallocated, nobody held it"]) == ("84.00 USD", "280.00 USD")
+    assert (rows["Unattributed"], rows["Unallocated, without a holder"]) == ("84.00 USD", "280.00 USD")
     parts = [(title, money) for title, money in rows.items() if "Total" not in title and money.endswith("USD")]
     assert sum(float(money.removesuffix(" USD").replace(",", "")) for _, money in parts) == 3024.0
     before = made().before
@@ -209,11 +209,11 @@ def test_waste_names_the_owner_and_what_it_paid_for_nothing() -> None:
 
 
 def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
-    for before, words in ((6, "only 288 of 336 hours were recorded"), (0, "Nothing is known of the week before")):
+    for before, words in ((6, "only 288 of 336 hours were recorded"), (0, "because it has no data")):
         shown = made(weeks(before=before))
         assert shown.before is None
         assert "Teams that" not in digest.as_text(shown)
-        assert {before for title, *_, before in texts(section(shown, "Spend")) if "Total" in title} == {"not known"}
+        assert {before for title, *_, before in texts(section(shown, "Spend")) if "Total" in title} == {"unknown"}
         assert "against the week before" not in digest.headline(shown)
         assert any(words in note for note in shown.notes), shown.notes
     failure = Failure(window=replace(WEEK, start_seconds=WEEK.start_seconds - 3600), what="x", reason="timeout")
@@ -225,10 +225,10 @@ def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
 
 def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> None:
     shown = digest.as_text(made())
-    assert "1 of 4 below every threshold and on course." in shown
+    assert "1 of 4 below every threshold and projection." in shown
     assert re.search(r"over +2026-W42 +1,200.00 USD, 120 % +1,000.00 USD +2,000.00 USD", shown)
     assert re.search(r"soon +2026-W42 +400.00 USD, 40 %", shown)
-    assert re.search(r"dark +2026-W42 +not known", shown)
+    assert re.search(r"dark +2026-W42 +unknown", shown)
     assert not re.search(r"^calm", shown, re.MULTILINE)
     assert "dark: 3 questions about the period stayed unanswered." in shown
 
@@ -237,12 +237,12 @@ def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
     free = bare(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0))
     shown = digest.as_text(free)
     assert digest.headline(free) == "GPU cost, 2026-W42: no GPU had a price"
-    assert "No money was idle at an owner." in shown
-    assert "Recommendations are not known" in shown
-    assert "168.0 GPU-hours are in no cost" in shown
+    assert "No owner had idle cost." in shown
+    assert "Recommendations are unknown" in shown
+    assert "168.0 GPU-hours without a price" in shown
     assert "http" not in shown + digest.as_html(free) + digest.as_slack(free)
     assert "SIMULATED" not in shown
-    assert "Nothing is suggested." in digest.as_text(made(recommendations=()))
+    assert "No recommendations." in digest.as_text(made(recommendations=()))
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ async def test_a_webhook_that_is_busy_is_asked_again_after_the_time_that_it_name
     ("answer", "attempts", "told"),
     [
         (web.Response(status=500), digest.ATTEMPTS, "after 5 attempts: HTTP 500"),
-        (web.Response(status=404, text="no_service"), 1, "HTTP 404 (no_service); is the address still that of"),
+        (web.Response(status=404, text="no_service"), 1, "HTTP 404 (no_service); check that the address is that of"),
         (web.Response(status=400, text=f"invalid_blocks at /services/{TOKEN}"), 1, "(invalid_blocks at ...)"),
         (web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}), 1, "HTTP 302"),
         (web.Response(status=429, headers={"Retry-After": "86400"}), digest.ATTEMPTS, "HTTP 429"),
@@ -377,7 +377,9 @@ async def test_a_webhook_that_does_not_take_it_is_told_without_its_secret(
 ) -> None:
     slept: list[float] = []
     async with webhook(answer) as (url, got):
-        with pytest.raises(digest.DigestError, match=r"the webhook at 127\.0\.0\.1 did not take the digest") as refused:
+        with pytest.raises(
+            digest.DigestError, match=r"the webhook at 127\.0\.0\.1 did not accept the digest"
+        ) as refused:
             await asyncio.to_thread(digest.post, url, digest.message(made()), slept.append)
     assert len(got) == attempts
     assert told in str(refused.value)
@@ -398,7 +400,7 @@ def test_a_webhook_that_is_not_there_is_told_without_its_secret() -> None:
 def test_a_file_without_an_address_is_told_and_not_repeated(content: str, tmp_path: Path) -> None:
     path = tmp_path / "url"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(digest.UsageError, match="allowed: one line with an address") as refused:
+    with pytest.raises(digest.UsageError, match="expected: one line with an address") as refused:
         digest.read_url(path)
     assert "secret-xyz" not in str(refused.value)
 
@@ -442,7 +444,7 @@ async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
         assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url, *hook, "--dry-run")) == 0
         dry = capsys.readouterr()
         assert got == []
-        assert "nothing was posted; without --dry-run it would be, to 127.0.0.1" in dry.err
+        assert "not posted because of --dry-run; target: 127.0.0.1" in dry.err
         assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url, *hook)) == 0
         posted = capsys.readouterr()
     assert got == [json.loads(dry.out)]
@@ -477,17 +479,17 @@ def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pyte
     assert digest.main([*wrong, "--output", str(tmp_path / "o"), "--service", "y", "--store", "z"]) == 2
     errors = capsys.readouterr().err
     for words in (
-        "--week: value '7d' is no week",
-        "is no address",
-        "a webhook takes slack, not html",
-        "--output: the digest is posted",
+        "--week: value '7d' is not a week",
+        "is not an address",
+        "a webhook accepts only slack, not html",
+        "--output: has no effect with --webhook-url-file",
         "--external-url: value 'x'",
         "--service: value 'y'",
-        "--service: it has its own sources",
+        "--service: has its own sources",
     ):
         assert words in errors, words
     for words, problem in (
-        (["--store", "x", "--dry-run"], "--dry-run: does nothing without"),
+        (["--store", "x", "--dry-run"], "--dry-run: has no effect without"),
         ([], "digest: no source given"),
         (["--prometheus", "http://127.0.0.1:9", "--sealed"], "--sealed: unknown flag"),
     ):
@@ -530,7 +532,7 @@ async def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
     assert await asyncio.to_thread(digest.main, ["--store", str(path), "--week", "2026-W38"]) == 0
     kept = capsys.readouterr().out
     assert kept.partition("What to do")[0] == asked.partition("What to do")[0]
-    assert "Recommendations need --prometheus: the store does not keep how devices were used." in kept
+    assert "Recommendations need --prometheus: the store has no data on the use of devices." in kept
 
 
 async def test_the_service_gives_the_same_money_and_has_the_budgets(
@@ -548,4 +550,4 @@ async def test_the_service_gives_the_same_money_and_has_the_budgets(
     assert served.partition("What to do")[0] == asked.partition("What to do")[0]
     assert re.search(r"^all +2026-09 +[0-9,.]+ USD, [0-9]+ % +0.01 USD", served, re.MULTILINE), served
     assert await asyncio.to_thread(digest.main, words) == 1
-    assert "no answer of a cost service" in capsys.readouterr().err
+    assert "no response of a cost service" in capsys.readouterr().err

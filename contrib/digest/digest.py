@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the week of a GPU fleet as text, HTML mail or Slack message, and post it to a webhook.
+"""Writes a weekly digest of a GPU fleet as text, HTML mail or Slack message, and posts it to a webhook.
 
-The figures are those of `gpu-cost-exporter report` and `recommend`, or of the cost service. The address of a webhook is
-a secret: messages have its host alone. Mattermost and Rocket.Chat take Slack's JSON.
+The figures are from `gpu-cost-exporter report` and `recommend`, or from the cost service. The address of a webhook is a
+secret: messages contain only its host. Mattermost and Rocket.Chat accept Slack's JSON.
 """
 
 import argparse
@@ -29,60 +29,60 @@ from urllib.parse import quote, urlencode, urlsplit
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL = 1, 2, 3
 HOUR_SECONDS = 3600
 RECORDED_AFTER_SECONDS = 1200
-"""After the end of an hour its ledger is recorded."""
+"""Delay after the end of an hour until its ledger is recorded, in seconds."""
 MOST_MOVERS, MOST_TEAMS, MOST_WASTE, MOST_ADVICE, MOST_BUDGETS, MOST_NOTES = 5, 5, 10, 10, 20, 8
 COMPARABLE_RATIO = 0.98
-"""Of the hours of the week before: with less, what looks like more money is only more that is known."""
+"""Least recorded part of the hours of the week before: below it, a higher cost can be only a better coverage."""
 LEAST_MONEY, LEAST_RATIO = 0.01, 0.001
 LONGEST_NAME, LONGEST_NOTE = 120, 400
 ISO_WEEK = re.compile(r"2[01][0-9]{2}-?W[0-9]{2}")
-WEEKS = "allowed: lastweek, or a week that is over, as 2026-W46 (from Monday, UTC)"
+WEEKS = "allowed: lastweek, or a complete week such as 2026-W46 (from Monday, UTC)"
 SIMULATED = "SIMULATED FLEET: nothing here is real"
 UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
 
 MOST_BLOCKS, MOST_TEXTS = 50, 5
 """Blocks of a Slack message, and texts of a section."""
 MOST_CHARACTERS = 2850
-"""Of a text; Slack takes 3000, and a line with the number of missing rows comes on top."""
+"""Longest text in characters: Slack accepts 3000, including a final line with the number of omitted rows."""
 MOST_OF_ADDRESS, MOST_OF_HEAD, MOST_OF_TEXT = 500, 150, 2000
 ATTEMPTS, TIMEOUT_SECONDS = 5, 15.0
 SERVICE_TIMEOUT_SECONDS = 120.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 TOO_MANY, SERVER_ERROR = 429, 500
 MOST_SHOWN = 200
-ADDRESS = "allowed: one line with an address, as https://hooks.slack.com/services/..."
+ADDRESS = "expected: one line with an address such as https://hooks.slack.com/services/..."
 
 Document = Mapping[str, Any]
 T = TypeVar("T")
 
 
 class UsageError(Exception):
-    """Flags or files have mistakes; one text for each."""
+    """Flags or files have mistakes; the text has one line for each."""
 
 
 class DigestError(Exception):
-    """Something cannot be read or posted; the text says what, and the fix."""
+    """Data cannot be read, written or posted; the text has the reason and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The documents of a week, as the API and `--format json` have them."""
+    """The documents of a week, in the format of the API and of `--format json`."""
 
     week: date
-    """Its Monday."""
+    """Monday of the week."""
     teams: Document
     """Report of the week by team."""
     owners: Document
     """Report of the week by cluster, namespace, workload and team."""
     before: Document | None = None
-    """Report of the week before by team; ``None`` where the two cannot be compared."""
+    """Report of the week before by team; ``None`` if the weeks are not comparable."""
     advice: Sequence[Document] | None = None
-    """Recommendations, dearest first; ``None`` where they are not known."""
+    """Recommendations, the largest saving first; ``None`` if they are unknown."""
     budgets: Sequence[Document] = ()
     notes: Sequence[str] = ()
     title: str = "GPU cost"
     external_url: str = ""
-    """Address of the cost service, for links; empty where there is none."""
+    """Address of the cost service, for links; empty without one."""
 
 
 class Row(NamedTuple):
@@ -90,28 +90,28 @@ class Row(NamedTuple):
 
     texts: tuple[str, ...]
     href: str = ""
-    """Whole address of the page about the first text; empty where there is none."""
+    """Complete address of the page about the first text; empty without one."""
     bad: tuple[int, ...] = ()
-    """Places of texts that stand out."""
+    """Indexes of highlighted texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading, a sentence or none, and a table or none."""
+    """A heading with an optional sentence and an optional table."""
 
     title: str
     href: str = ""
     lead: str = ""
     columns: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
-    """Places of the columns that have numbers."""
+    """Indexes of the columns with numbers."""
     rows: tuple[Row, ...] = ()
     more: str = ""
-    """The number of rows that are not shown, in words."""
+    """Text with the number of omitted rows; empty if there are none."""
 
 
 def decimal(value: float, digits: int = 2) -> str:
-    """Return ``1,234.50``; a little is never shown as nothing, and nothing has no sign."""
+    """Return a number such as ``1,234.50``; a small positive value is ``<0.01``, not 0, and 0 has no sign."""
     least = 10**-digits
     if abs(value) < least / 2:
         return f"<{least:.{digits}f}" if value > 0 else f"{0:.{digits}f}"
@@ -119,7 +119,7 @@ def decimal(value: float, digits: int = 2) -> str:
 
 
 def percent(ratio: float, digits: int = 2) -> str:
-    """Return ``99.86 %``: rounded down, so that parts never exceed the whole; a little is never shown as nothing."""
+    """Return a ratio such as ``99.86 %``, rounded down so that parts never exceed the whole; small values are not 0."""
     scale = 10**digits
     if 0 < ratio * 100 * scale < 1:
         return f"<{1 / scale:.{digits}f} %"
@@ -127,23 +127,23 @@ def percent(ratio: float, digits: int = 2) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return a text that UTF-8 has: half a surrogate pair becomes a question mark."""
+    """Return a text that UTF-8 can encode: an unpaired surrogate becomes a question mark."""
     return text.encode("utf-8", "replace").decode()
 
 
 def clean(text: str) -> str:
-    """Return a text that cannot steer a terminal or turn the line around that it is written to."""
+    """Return a text without control characters and marks of the writing direction."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def cut(text: str, most: int = LONGEST_NAME) -> str:
-    """Return a name or a note that fits its place."""
+    """Return a name or a note, cut to a length."""
     shown = clean(encodable(text))
     return shown if len(shown) <= most else f"{shown[:most]}…"
 
 
 def money(amount: float, currency: str) -> str:
-    """Return ``1,234.50 USD``."""
+    """Return an amount such as ``1,234.50 USD``."""
     return f"{decimal(amount)} {clean(currency)}"
 
 
@@ -153,15 +153,15 @@ def span(monday: date) -> tuple[str, str]:
 
 
 def label(monday: date) -> str:
-    """Return ``2026-W46``."""
+    """Return a week such as ``2026-W46``."""
     return f"{monday:%G-W%V}"
 
 
 def parse_week(text: str, now_seconds: float) -> date:
-    """Return the Monday of the week, in UTC, that a text names.
+    """Return the Monday, in UTC, of the week in a text.
 
     Raises:
-        UsageError: It names none, or the week is not over.
+        UsageError: The text is not a week, or the week is not complete.
     """
     written = text.strip()
     recorded = datetime.fromtimestamp((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS * HOUR_SECONDS, UTC)
@@ -173,9 +173,9 @@ def parse_week(text: str, now_seconds: float) -> date:
     except ValueError:
         monday = None
     if monday is None:
-        raise UsageError(f"--week: value '{clean(text[:80])}' is no week; {WEEKS}")
+        raise UsageError(f"--week: value '{clean(text[:80])}' is not a week; {WEEKS}")
     if monday > last:
-        raise UsageError(f"--week: {label(monday)} is not over; {WEEKS}")
+        raise UsageError(f"--week: {label(monday)} is not complete; {WEEKS}")
     return monday
 
 
@@ -191,36 +191,36 @@ def total(report: Document, currency: str) -> float:
 
 
 def is_whole(report: Document) -> bool:
-    """Return whether nothing of a report is missing."""
+    """Return whether a report is complete."""
     return bool(report["trust"]["whole"])
 
 
 def incomparable(before: Document | None) -> str:
-    """Return why nothing is compared with the week before; empty where it is."""
+    """Return the reason for no comparison with the week before; empty if the weeks are comparable."""
     trust = before["trust"] if before else {"failures": (), "recorded_hours": 0}
     if trust["failures"]:
-        return "The week before could not be read whole, so that nothing is compared with it."
+        return "No comparison with the week before, because it could not be read completely."
     if not trust["recorded_hours"]:
-        return "Nothing is known of the week before, so that nothing is compared with it."
+        return "No comparison with the week before, because it has no data."
     if trust["period_coverage_ratio"] >= COMPARABLE_RATIO:
         return ""
     hours = f"{trust['recorded_hours']:,} of {trust['expected_hours']:,} hours"
-    return f"Of the week before only {hours} were recorded, so that nothing is compared with it."
+    return f"No comparison with the week before, because only {hours} were recorded."
 
 
 def headline(digest: Digest) -> str:
-    """Return the digest in a line, for subjects and notifications."""
+    """Return the digest in one line, for subjects and notifications."""
     mark = "SIMULATED: " if digest.teams["simulated"] else ""
     return f"{mark}{clean(digest.title)}, {label(digest.week)}: {spent(digest) or 'no GPU had a price'}"
 
 
 def period(digest: Digest) -> str:
-    """Return ``2026-11-09 to 2026-11-15, UTC``, both days included."""
+    """Return a period such as ``2026-11-09 to 2026-11-15, UTC``, including both days."""
     return f"{' to '.join(span(digest.week))}, UTC"
 
 
 def sections(digest: Digest) -> Iterator[Section]:
-    """Yield all of it, in the order in which it is read."""
+    """Yield the sections in reading order."""
     yield spend(digest)
     yield funnel(digest)
     yield from movers(digest)
@@ -238,7 +238,7 @@ def currencies(digest: Digest) -> list[str]:
 
 
 def spent(digest: Digest) -> str:
-    """Return the money of each currency, with its change."""
+    """Return the cost in each currency, with its change."""
     words = []
     for currency in currencies(digest):
         after = total(digest.teams, currency)
@@ -248,7 +248,7 @@ def spent(digest: Digest) -> str:
 
 
 def change_of(before: float, after: float) -> str:
-    """Return ``+12.0 % against the week before``; empty where both weeks are free."""
+    """Return a change such as ``+12.0 % against the week before``; empty if both costs are 0."""
     if before <= 0:
         return "nothing the week before" if after > 0 else ""
     ratio = after / before - 1
@@ -258,19 +258,19 @@ def change_of(before: float, after: float) -> str:
 
 
 PARTS = {
-    "effective_cost": "Active, effective at most",
+    "effective_cost": "Active, at most effective",
     "ineffective_cost": "Active, ineffective",
     "unprofiled_cost": "Active, not profiled",
     "idle_cost": "Idle, held without work",
-    "unknown_cost": "Held, activity not known",
+    "unknown_cost": "Held, activity unknown",
     UNATTRIBUTED: "Unattributed",
-    UNALLOCATED: "Unallocated, nobody held it",
+    UNALLOCATED: "Unallocated, without a holder",
 }
-"""What money went for, in words: of owners, then of what had no owner."""
+"""Titles of the parts of the cost: first those of owners, then those without an owner."""
 
 
 def parts(report: Document, currency: str) -> dict[str, float]:
-    """Return the money of a report by ``PARTS``; effective and ineffective are null where nothing was profiled."""
+    """Return the cost of a report by ``PARTS``; effective and ineffective are null without profiled time."""
     found = dict.fromkeys(PARTS, 0.0)
     for line in report["lines"]:
         own = line_money(line).get(currency)
@@ -283,11 +283,11 @@ def parts(report: Document, currency: str) -> dict[str, float]:
 
 
 def spend(digest: Digest) -> Section:
-    """Return the money by what it went for."""
+    """Return the section of the cost by part."""
     rows = []
     for currency in currencies(digest):
         whole, own = total(digest.teams, currency), parts(digest.teams, currency)
-        before = money(total(digest.before, currency), currency) if digest.before else "not known"
+        before = money(total(digest.before, currency), currency) if digest.before else "unknown"
         rows.append(Row((f"Total {clean(currency)}", money(whole, currency), "", before)))
         for part, title in PARTS.items():
             if own[part] > 0:
@@ -304,7 +304,7 @@ def spend(digest: Digest) -> Section:
 
 
 def funnel(digest: Digest) -> Section:
-    """Return what of the GPUs, and of their money, was allocated, active and effective, in all and by team."""
+    """Return the section of allocated, active and effective GPU-hours and cost, in total and by team."""
     teams = [line for line in digest.teams["lines"] if line["held"]]
     named = [
         ("All", digest.teams["total"], ""),
@@ -313,7 +313,7 @@ def funnel(digest: Digest) -> Section:
     return Section(
         title="From paid to effective",
         href=link(digest, "/by/team"),
-        lead="Effective: at most so much, of the profiled part of what was active. The rest may be effective or not.",
+        lead="Effective: an upper bound for the profiled part of active time. The rest is unknown.",
         columns=("", "In", "Paid", "Allocated", "Active", "Profiled", "Effective"),
         numbers=(2, 3, 4, 5, 6),
         rows=tuple(Row(texts, href) for name, line, href in named for texts in funnel_rows(name, line)),
@@ -344,7 +344,7 @@ def team_name(line: Document) -> str:
 
 
 def movers(digest: Digest) -> Iterator[Section]:
-    """Yield the teams with changed money, the largest change of each currency first."""
+    """Yield the sections of teams with a changed cost, the largest change of each currency first."""
     if digest.before is None:
         return
     sums: dict[tuple[str, str], list[float]] = {}
@@ -382,7 +382,7 @@ def movers(digest: Digest) -> Iterator[Section]:
 
 
 def waste(digest: Digest) -> Section:
-    """Return the owners that paid most for GPUs that they held and did not use."""
+    """Return the section of owners with the highest idle cost."""
     found = [
         (currency, own, line)
         for line in digest.owners["lines"]
@@ -395,7 +395,7 @@ def waste(digest: Digest) -> Section:
     return Section(
         title="Waste: GPUs held without work",
         href=link(digest, "/by/workload"),
-        lead="" if shown else "No money was idle at an owner.",
+        lead="" if shown else "No owner had idle cost.",
         columns=("Owner", "Team", "Idle", "Part of its cost", "Idle GPU-hours") if shown else (),
         numbers=(2, 3, 4),
         rows=tuple(
@@ -423,18 +423,18 @@ def owner(line: Document) -> str:
 
 
 def owner_link(digest: Digest, line: Document) -> str:
-    """Return the page about an owner."""
+    """Return the address of the page about an owner."""
     where = {"cluster": line["cluster"]} if line["cluster"] else {}
     keys = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
     return link(digest, "/owner", **where, **{name: line[key] or "" for name, key in keys.items()})
 
 
 def advice(digest: Digest) -> Section:
-    """Return what could be given back, shared or made smaller."""
+    """Return the section of recommendations."""
     title, href = "What to do", link(digest, "/recommendations")
     found = [one for one in digest.advice or () if one["gpus"]]  # without GPUs it is information
     if not found:
-        lead = "Recommendations are not known; see below." if digest.advice is None else "Nothing is suggested."
+        lead = "Recommendations are unknown; see the notes." if digest.advice is None else "No recommendations."
         return Section(title=title, href=href, lead=lead)
     sums: dict[str, float] = {}
     for one in found:
@@ -466,14 +466,14 @@ def advice(digest: Digest) -> Section:
 
 
 def budgets(digest: Digest) -> Section:
-    """Return those that passed a threshold, will be overspent or are not wholly known; count the rest."""
+    """Return the section of budgets over a threshold, projected over, or partly unknown; count the others."""
     news = [one for one in digest.budgets if one["passed"] or will_be_over(one) or one["spent"] is None or one["notes"]]
     quiet = len(digest.budgets) - len(news)
     news.sort(key=lambda one: 1.0 if one["spent"] is None else -one["spent"] / one["amount"])
     return Section(
         title="Budgets",
         href=link(digest, "/budgets"),
-        lead=f"{quiet:,} of {len(digest.budgets):,} below every threshold and on course." if quiet else "",
+        lead=f"{quiet:,} of {len(digest.budgets):,} below every threshold and projection." if quiet else "",
         columns=("Budget", "Period", "Spent", "Of", "Will be") if news else (),
         numbers=(2, 3, 4),
         rows=tuple(budget_row(one) for one in news[:MOST_BUDGETS]),
@@ -482,7 +482,7 @@ def budgets(digest: Digest) -> Section:
 
 
 def will_be_over(budget: Document) -> bool:
-    """Return whether a budget is on course to be overspent."""
+    """Return whether the projected spending exceeds a budget."""
     return budget["projected"] is not None and budget["projected"] > budget["amount"]
 
 
@@ -496,16 +496,16 @@ def budget_row(budget: Document) -> Row:
         (
             cut(budget["name"]),
             start.strftime(forms[budget["period"]]),
-            "not known" if spent is None else f"{money(spent, currency)}, {percent(ratio, 0)}",
+            "unknown" if spent is None else f"{money(spent, currency)}, {percent(ratio, 0)}",
             money(budget["amount"], currency),
-            "not known" if budget["projected"] is None else money(budget["projected"], currency),
+            "unknown" if budget["projected"] is None else money(budget["projected"], currency),
         ),
         bad=(*((2,) if ratio >= 1 else ()), *((4,) if will_be_over(budget) else ())),
     )
 
 
 def coverage(digest: Digest) -> Section:
-    """Return how far the digest can be trusted."""
+    """Return the section of the coverage of the data."""
     trust, unpriced_seconds = digest.teams["trust"], digest.teams["total"]["unpriced_seconds"]
     rows: list[Row] = []
     if trust["period_coverage_ratio"] is not None:
@@ -516,7 +516,7 @@ def coverage(digest: Digest) -> Section:
     if trust["price_coverage_ratio"] is not None:
         rows.append(Row(("Price known", f"{percent(trust['price_coverage_ratio'])} of GPU-hours")))
     if unpriced_seconds > 0:
-        rows.append(Row(("Unpriced", f"{decimal(unpriced_seconds / HOUR_SECONDS, 1)} GPU-hours are in no cost")))
+        rows.append(Row(("Unpriced", f"{decimal(unpriced_seconds / HOUR_SECONDS, 1)} GPU-hours without a price")))
     if trust["missing_seconds"]:
         missing = decimal(abs(trust["missing_seconds"]) / HOUR_SECONDS, 3)
         rows.append(Row(("Missing", f"{missing} GPU-hours do not add up")))
@@ -538,14 +538,14 @@ def coverage(digest: Digest) -> Section:
 
 
 def failure_words(failure: Document) -> str:
-    """Return what was not read, and why."""
+    """Return the text of a failed query."""
     start, end = (datetime.fromtimestamp(failure[f"{side}_seconds"], UTC) for side in ("from", "to"))
     when = f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
-    return f"{when}: {failure['what']}: {failure['reason']}; what it asked for is missing"
+    return f"{when}: {failure['what']}: {failure['reason']}; its data are missing"
 
 
 def first(items: Iterable[T], most: int, kind: Callable[[T], str]) -> tuple[list[T], int]:
-    """Return so many of each kind, and how many are left."""
+    """Return at most ``most`` items of each kind, and the number of the others."""
     counts: dict[str, int] = {}
     kept, left = [], 0
     for item in items:
@@ -558,22 +558,22 @@ def first(items: Iterable[T], most: int, kind: Callable[[T], str]) -> tuple[list
 
 
 def more(count: int, what: str) -> str:
-    """Return ``and 3 more teams``; empty where nothing is left."""
+    """Return a count such as ``and 3 more teams``; empty for 0."""
     return f"and {count:,} more {what}{'' if count == 1 else 's'}" if count > 0 else ""
 
 
 def link(digest: Digest, path: str, **asked: str) -> str:
-    """Return a page of the service over the week; empty where its address is unknown."""
+    """Return the address of a page of the service for the week; empty without ``external_url``."""
     if not digest.external_url:
         return ""
-    # "(none)" is how pages write that there is no value: an empty one asks for nothing.
+    # "(none)" selects the missing value; the service ignores an empty parameter.
     pairs = {"window": "..".join(span(digest.week))}
     pairs |= {name: encodable(value) or "(none)" for name, value in asked.items()}
     return f"{digest.external_url.rstrip('/')}{path}?{urlencode(pairs, quote_via=quote)}"
 
 
 def as_text(digest: Digest) -> str:
-    """Return all of it in lines, for a terminal or a plain mail."""
+    """Return the digest as plain text, for a terminal or a mail."""
     lines = [headline(digest), period(digest)]
     if digest.teams["simulated"]:
         lines.append(SIMULATED)
@@ -619,27 +619,27 @@ style="padding:16px 8px">
 {simulated}<h1 style="margin:0;font-size:22px;line-height:1.2">{title}, {week}</h1>
 <p style="margin:4px 0 16px">{period}</p>
 """
-# No colour is set but on what must stand out, so that a client's dark mode has nothing to get wrong.
+# Only the warning has colours, so that the dark mode of a mail client cannot make text unreadable.
 WARNING = '<p style="margin:0 0 12px;padding:8px 12px;background-color:#ffc94d;color:#1c1300;font-weight:bold;'
 WARNING += f'text-align:center">{SIMULATED}</p>\n'
-FOOT = """<p style="margin:24px 0 0;font-size:12px">Read from {engine}. Unattributed: GPUs at work for nobody that is \
-known. Unallocated: nobody held them.</p>
+FOOT = """<p style="margin:24px 0 0;font-size:12px">Read from {engine}. Unattributed: active GPUs with an unknown \
+holder. Unallocated: GPUs without a holder.</p>
 """
 END = "</td></tr></table>\n</td></tr></table>\n</body>\n</html>\n"
 
 
 def markup(text: str) -> str:
-    """Return a text in which nothing is markup."""
+    """Return a text with escaped markup."""
     return html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
 def anchor(text: str, href: str) -> str:
-    """Return markup as a link, where there is an address."""
+    """Return markup as a link if the address is not empty."""
     return f'<a href="{markup(href)}" style="color:inherit;text-decoration:underline">{text}</a>' if href else text
 
 
 def as_html(digest: Digest) -> str:
-    """Return the body of a mail: tables and inline styles, no script, no picture, nothing loaded."""
+    """Return the body of a mail: tables and inline styles, without scripts, images and external resources."""
     found = HEAD.format(
         subject=markup(headline(digest)),
         simulated=WARNING if digest.teams["simulated"] else "",
@@ -693,17 +693,17 @@ def message(digest: Digest) -> dict[str, Any]:
 
 
 def as_slack(digest: Digest) -> str:
-    """Return the message in JSON, as it is sent."""
+    """Return the message as JSON."""
     return json.dumps(message(digest), ensure_ascii=False, indent=2) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Return a text that can mention nobody and be no link."""
+    """Return a text without mentions and links."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def block_texts(section: Section) -> list[str]:
-    """Return a section as texts of a block each; count the rows that find no room in the last one."""
+    """Return a section as texts of one block each; the last one has the number of omitted rows."""
     title = escaped(section.title)
     if section.href:
         title = f"<{escaped(section.href)}|{title}>"
@@ -723,12 +723,12 @@ def block_texts(section: Section) -> list[str]:
 
 
 def block_row(row: Row, section: Section) -> str:
-    """Return ``• name: 12 USD, of its cost: 40 %``: a chat has no tables."""
+    """Return a row such as ``• name: 12 USD, of its cost: 40 %``, because a chat has no tables."""
     head = code(row.texts[0], row.href if len(row.href) < MOST_OF_ADDRESS else "")
     words = []
     for place, (title, value) in enumerate(zip(section.columns, row.texts, strict=True)):
         if place and value:
-            # A number as it is; a name as code, in which nothing is markup.
+            # A name is formatted as code, which contains no markup.
             plain = escaped(value) if place in section.numbers else code(value)
             shown = f"*{escaped(value)}*" if place in row.bad else plain
             words.append(f"{title.lower()}: {shown}" if title and place > 1 else shown)
@@ -736,13 +736,13 @@ def block_row(row: Row, section: Section) -> str:
 
 
 def code(text: str, href: str = "") -> str:
-    """Return a name as code and a link next to it: the text of a link cannot be code."""
+    """Return a name as code, followed by a link, because the text of a link cannot be code."""
     name = "`" + escaped(text.replace("`", "'")) + "`"
     return f"{name} (<{escaped(href)}|open>)" if href else name
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many characters."""
+    """Return a text of at most ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -750,7 +750,7 @@ FORMS: Mapping[str, Callable[[Digest], str]] = {"text": as_text, "html": as_html
 
 
 def opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
-    """Return an opener without a handler of redirects: an answer that sends elsewhere is an error with its status."""
+    """Return an opener that does not follow redirects: a redirect is an error with its status."""
     made = urllib.request.OpenerDirector()
     errors = (urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor())
     for handler in (urllib.request.HTTPHandler(), *errors, *handlers):
@@ -762,7 +762,7 @@ def read_url(path: Path) -> str:
     """Return the address in a file.
 
     Raises:
-        UsageError: There is none; the message repeats nothing of the file.
+        UsageError: The file has no address; the message does not contain its text.
     """
     try:
         url = path.read_text(encoding="utf-8").strip()
@@ -770,7 +770,7 @@ def read_url(path: Path) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"--webhook-url-file: cannot read {path}: {why}; {ADDRESS}") from None
     if not is_address(url):
-        raise UsageError(f"--webhook-url-file: what is in {path} is no address; {ADDRESS}")
+        raise UsageError(f"--webhook-url-file: {path} contains no address; {ADDRESS}")
     return url
 
 
@@ -785,15 +785,15 @@ def is_address(url: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    """Return the part of an address that messages may show."""
+    """Return the host of an address, which messages can show."""
     return urlsplit(url).hostname or ""
 
 
 def post(url: str, message: Mapping[str, Any], sleep: Callable[[float], object] = time.sleep) -> None:
-    """Post a message; try again where that can help, after the time that the answer names.
+    """Post a message; retry temporary failures, after ``Retry-After`` of the response.
 
     Raises:
-        DigestError: The webhook did not take it.
+        DigestError: The webhook did not accept the message.
     """
     body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
     wait = FIRST_WAIT_SECONDS
@@ -804,13 +804,13 @@ def post(url: str, message: Mapping[str, Any], sleep: Callable[[float], object] 
         may_help, words, asked_seconds = answer
         if not may_help or attempt == ATTEMPTS:
             tries = f" after {attempt} attempts" if attempt > 1 else ""
-            raise DigestError(f"the webhook at {host_of(url)} did not take the digest{tries}: {words}")
+            raise DigestError(f"the webhook at {host_of(url)} did not accept the digest{tries}: {words}")
         sleep(min(LONGEST_WAIT_SECONDS, wait if asked_seconds is None else asked_seconds))
         wait *= 2
 
 
 def try_once(url: str, body: bytes) -> tuple[bool, str, float | None] | None:
-    """Return ``None`` for success; else whether another attempt may help, why, and how long to wait."""
+    """Return ``None`` for success; else whether a retry can succeed, the reason, and ``Retry-After`` in seconds."""
     request = urllib.request.Request(  # noqa: S310 - read_url allows http and https
         url, data=body, headers={"Content-Type": "application/json; charset=utf-8"}, method="POST"
     )
@@ -821,22 +821,22 @@ def try_once(url: str, body: bytes) -> tuple[bool, str, float | None] | None:
     except urllib.error.HTTPError as error:
         with error:
             may_help = error.code == TOO_MANY or error.code >= SERVER_ERROR
-            hint = "" if may_help else "; is the address still that of a webhook?"
+            hint = "" if may_help else "; check that the address is that of a webhook"
             after = error.headers.get("Retry-After", "")
             seconds = float(after) if re.fullmatch(r"[0-9]{1,5}", after) else None
             return may_help, f"HTTP {error.code}{said(error, url)}{hint}", seconds
     except TimeoutError:
-        # Another attempt might post it twice.
-        return False, f"no answer within {TIMEOUT_SECONDS:g} s; it may have come all the same", None
+        # A retry could post the message twice.
+        return False, f"no response within {TIMEOUT_SECONDS:g} s; the digest may have been posted", None
     except urllib.error.URLError as error:
         why = f"cannot be reached: {error.reason}".replace(url, "...")
         return not isinstance(error.reason, TimeoutError), why, None
     except (OSError, HTTPException) as error:
-        return False, f"the connection broke ({type(error).__name__}); it may have come all the same", None
+        return False, f"the connection broke ({type(error).__name__}); the digest may have been posted", None
 
 
 def said(error: urllib.error.HTTPError, url: str) -> str:
-    """Return what the server says: Slack names the mistake, such as ``invalid_blocks``."""
+    """Return the text of an error response: Slack names the mistake, such as ``invalid_blocks``."""
     try:
         text = error.read(MOST_SHOWN).decode("utf-8", "replace")
     except (OSError, HTTPException):
@@ -854,16 +854,16 @@ class Service:
 
     url: str
     user_file: Path | None = None
-    """Has ``name:password``; ``None``: the service lets everybody in."""
+    """File with ``name:password``; ``None``: the service requires no password."""
     ca_file: Path | None = None
-    """``None``: the system's authorities."""
+    """PEM file of certificate authorities; ``None``: those of the system."""
 
     def document(self, path: str, **asked: str) -> Document:
         """Return the document of a path of the API.
 
         Raises:
-            UsageError: A file cannot be used.
-            DigestError: The service does not answer.
+            UsageError: A file cannot be read.
+            DigestError: The service does not respond.
         """
         address = f"{self.url.rstrip('/')}/api/v1/{path}?{urlencode(asked)}"
         headers = {}
@@ -873,7 +873,7 @@ class Service:
                 headers["Authorization"] = f"Basic {base64.b64encode(pair).decode('ascii')}"
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--user-file, --ca-file: {error}; allowed: readable files") from None
+            raise UsageError(f"--user-file, --ca-file: {error}; expected: readable files") from None
         request = urllib.request.Request(address, headers=headers)  # noqa: S310 - the flag allows http and https
         try:
             directly = opener(urllib.request.HTTPSHandler(context=context))
@@ -881,9 +881,9 @@ class Service:
                 found: Document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                raise DigestError(f"{self.url}: HTTP {error.code}; {self.url}/readyz shows what it waits for") from None
+                raise DigestError(f"{self.url}: HTTP {error.code}; {self.url}/readyz shows the reason") from None
         except (OSError, ValueError, HTTPException) as error:
-            raise DigestError(f"{self.url}: no answer of a cost service: {error}; see whether it runs") from None
+            raise DigestError(f"{self.url}: no response of a cost service: {error}; check that it runs") from None
         return found
 
     def report(self, monday: date, by: str) -> Document:
@@ -896,30 +896,30 @@ class Service:
         return found
 
     def budgets(self) -> Sequence[Document]:
-        """Return how every budget stands."""
+        """Return the state of every budget."""
         found: Sequence[Document] = self.document("budgets")["budgets"]
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The program `gpu-cost-exporter` with flags for Prometheus or a store."""
+    """The program `gpu-cost-exporter`, with flags for Prometheus or a store."""
 
     flags: Sequence[str] = field(default=())
     """Flags of every command."""
     store: Path | None = None
 
     def document(self, *words: str) -> Document:
-        """Return what a command writes.
+        """Return the document that a command writes.
 
         Raises:
-            DigestError: It fails; with its message.
+            DigestError: The command fails; the text is its message.
         """
         command = ["gpu-cost-exporter", *words, "--format=json", *self.flags]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - flags of the user
         except OSError as error:
-            raise DigestError(f"gpu-cost-exporter: {error.strerror}; install it, or give --service URL") from None
+            raise DigestError(f"gpu-cost-exporter: {error.strerror}; install it, or set --service URL") from None
         if done.returncode not in {0, EXIT_PARTIAL}:
             problem = done.stderr.strip().replace("gpu-cost-exporter: ", "")
             raise (UsageError if done.returncode == EXIT_USAGE else DigestError)(problem)
@@ -932,10 +932,10 @@ class Commands:
         return self.document("report", f"--window={'..'.join(span(monday))}", f"--by={by}", *store)
 
     def advice(self, monday: date, notes: list[str]) -> Sequence[Document] | None:
-        """Return the recommendations of a week; what is missing becomes a note."""
+        """Return the recommendations of a week; add a note if they are missing."""
         asks = any(flag.startswith("--prometheus") for flag in self.flags)
         if not asks and "GPU_COST_EXPORTER_PROMETHEUS" not in os.environ:
-            notes.append("Recommendations need --prometheus: the store does not keep how devices were used.")
+            notes.append("Recommendations need --prometheus: the store has no data on the use of devices.")
             return None
         try:
             found: Sequence[Document] = self.document("recommend", f"--window={'..'.join(span(monday))}")[
@@ -947,7 +947,7 @@ class Commands:
         return found
 
     def budgets(self) -> Sequence[Document]:
-        """Return nothing: only the service counts budgets."""
+        """Return no budgets: only the service computes them."""
         return ()
 
 
@@ -956,12 +956,12 @@ def read(source: Service | Commands, monday: date) -> Digest:
 
     Raises:
         UsageError: Flags or files have mistakes.
-        DigestError: The week cannot be read, or nothing is known of it.
+        DigestError: The week cannot be read, or has no data.
     """
     teams = source.report(monday, "team")
     if not teams["trust"]["capacity_seconds"] and not teams["lines"]:
-        why = "; ".join(teams["trust"]["notes"]) or "do Prometheus or the store reach back so far?"
-        raise DigestError(f"there is no ledger of {label(monday)}: {why}")
+        why = "; ".join(teams["trust"]["notes"]) or "check that the retention of Prometheus or the store includes it"
+        raise DigestError(f"no ledger of {label(monday)}: {why}")
     owners = source.report(monday, "cluster,namespace,workload,team")
     try:
         before = source.report(monday - timedelta(days=7), "team")
@@ -979,17 +979,17 @@ def make(
     before: Document | None,
     **rest: Any,  # noqa: ANN401 - of Digest
 ) -> Digest:
-    """Return the digest of a week; without the week before where that cannot be compared."""
+    """Return the digest of a week, without the week before if that is not comparable."""
     problem = incomparable(before)
     digest = Digest(week=monday, teams=teams, owners=owners, before=None if problem else before, **rest)
     return replace(digest, notes=(*([problem] if problem else []), *digest.notes))
 
 
 def write(text: str, path: Path | None) -> None:
-    """Write a digest; a file is replaced when all of it is on the disk.
+    """Write a digest; replace a file only after the new one is complete.
 
     Raises:
-        DigestError: It cannot be written.
+        DigestError: The file cannot be written.
     """
     if path is None or str(path) == "-":
         sys.stdout.write(text)
@@ -999,32 +999,32 @@ def write(text: str, path: Path | None) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise DigestError(f"--output: {path}: cannot write: {error.strerror}; give it room, or another file") from None
+        raise DigestError(f"--output: {path}: cannot write: {error.strerror}; free space or set another file") from None
 
 
 def contradictions(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the flags together."""
+    """Yield the conflicts between flags."""
     if arguments.webhook_url_file is None:
         if arguments.dry_run:
-            yield "--dry-run: does nothing without --webhook-url-file: the digest is only written; leave it out"
+            yield "--dry-run: has no effect without --webhook-url-file; remove it"
     else:
         if arguments.format not in {None, "slack"}:
-            yield f"--format: a webhook takes slack, not {arguments.format}; leave one of the two out"
+            yield f"--format: a webhook accepts only slack, not {arguments.format}; remove one of the two flags"
         if arguments.output is not None and not arguments.dry_run:
-            yield "--output: the digest is posted, not written; leave it out, or give --dry-run"
+            yield "--output: has no effect with --webhook-url-file; remove it, or set --dry-run"
     for name in ("external_url", "service"):
         value = getattr(arguments, name)
         if value is not None and not is_address(value):
-            yield f"--{name.replace('_', '-')}: value '{clean(value)}' is no address; allowed: as https://cost.example.org"
+            yield f"--{name.replace('_', '-')}: value '{clean(value)}' is not an address; expected: such as https://cost.example.org"
     if arguments.service is not None and (flags or arguments.store):
-        yield f"--service: it has its own sources; leave out {' '.join(map(clean, flags)) or '--store'}"
+        yield f"--service: has its own sources; remove {' '.join(map(clean, flags)) or '--store'}"
 
 
 def settle(arguments: argparse.Namespace, flags: Sequence[str]) -> tuple[date, Service | Commands, str]:
-    """Return the week, its source and the webhook, empty where there is none.
+    """Return the week, its source and the address of the webhook, which is empty without one.
 
     Raises:
-        UsageError: With all mistakes at once.
+        UsageError: Flags or files have mistakes; the text has all of them.
     """
     problems = list(contradictions(arguments, flags))
     monday, webhook = date.min, ""
@@ -1044,7 +1044,7 @@ def settle(arguments: argparse.Namespace, flags: Sequence[str]) -> tuple[date, S
 
 
 def run(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
-    """Read the week, write or post it, return the exit code."""
+    """Read the week, write or post the digest, and return the exit code."""
     monday, source, webhook = settle(arguments, flags)
     found = replace(read(source, monday), title=arguments.title, external_url=arguments.external_url or "")
     if webhook and not arguments.dry_run:
@@ -1053,7 +1053,7 @@ def run(arguments: argparse.Namespace, flags: Sequence[str]) -> int:
     else:
         write(FORMS[arguments.format or ("slack" if webhook else "text")](found), arguments.output)
         if webhook:
-            say(f"nothing was posted; without --dry-run it would be, to {host_of(webhook)}")
+            say(f"not posted because of --dry-run; target: {host_of(webhook)}")
     return 0 if is_whole(found.teams) else EXIT_PARTIAL
 
 
@@ -1067,25 +1067,23 @@ def flags_of_program() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.epilog = (
-        "Without --service, gpu-cost-exporter reads the week, and takes every flag that is not listed here, such as"
-        " --prometheus=URL. Exit code: 0; 1 nothing can be read, or the webhook does not take it; 2 a wrong flag;"
-        " 3 the digest is not whole: its last section lists what is missing."
+        "Without --service, gpu-cost-exporter reads the week, and receives every flag that is not listed here, such as"
+        " --prometheus=URL. Exit code: 0; 1 no data, or the webhook did not accept the digest; 2 invalid flags;"
+        " 3 an incomplete digest: its last section lists the missing parts."
     )
-    parser.add_argument("--service", metavar="URL", help="the cost service that has the figures and the budgets")
-    parser.add_argument("--user-file", type=Path, metavar="FILE", help="name:password for the service")
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM file of the service's authorities")
-    parser.add_argument("--store", type=Path, metavar="FILE", help="closed days, without --service")
+    parser.add_argument("--service", metavar="URL", help="cost service with the figures and the budgets")
+    parser.add_argument("--user-file", type=Path, metavar="FILE", help="file with name:password for the service")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM file of authorities for the service")
+    parser.add_argument("--store", type=Path, metavar="FILE", help="store with closed days, without --service")
     parser.add_argument(
-        "--week", default="lastweek", help="lastweek, or a week that is over, as 2026-W46 [default: %(default)s]"
+        "--week", default="lastweek", help="lastweek, or a complete week such as 2026-W46 [default: %(default)s]"
     )
-    parser.add_argument("--title", default="GPU cost", help="its head [default: %(default)s]")
-    parser.add_argument("--external-url", metavar="URL", help="where people reach the cost service, for links")
+    parser.add_argument("--title", default="GPU cost", help="heading [default: %(default)s]")
+    parser.add_argument("--external-url", metavar="URL", help="address of the cost service for users, for links")
     parser.add_argument("--format", choices=FORMS, help="[default: text; slack with --webhook-url-file]")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write, whole or not at all")
-    parser.add_argument(
-        "--webhook-url-file", type=Path, metavar="FILE", help="post to the webhook whose address it has"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="write what would be posted, and post nothing")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="output file")
+    parser.add_argument("--webhook-url-file", type=Path, metavar="FILE", help="file with the address of the webhook")
+    parser.add_argument("--dry-run", action="store_true", help="write the message instead of posting it")
     return parser
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare a cloud bill with a FOCUS export of gpu-cost-exporter and explain each gap, to the cent."""
+"""Compares a cloud bill with a FOCUS export of gpu-cost-exporter and explains each gap, to the cent."""
 
 import argparse
 import csv
@@ -23,7 +23,7 @@ DAY_HOURS = 24
 NEAR_WHOLE = Decimal("0.05")
 MOST_DIGITS = 15
 MOST_RECORD = 4 << 20
-"""Characters of a record, once unpacked: a megabyte of gzip can be one line of a gigabyte."""
+"""Longest unpacked record in characters: a megabyte of gzip can be one line of a gigabyte."""
 
 AWS = r"(?:ml\.)?(?:p[2-9][a-z0-9-]*|g[3-9](?!ad)[a-z]*|gr[6-9][a-z]*)\.(?:[0-9]*xlarge|metal[a-z0-9-]*)"
 AZURE = r"Standard_N[CDV][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*"
@@ -34,7 +34,7 @@ GPUS_IN_NAME = re.compile(r"-([0-9]+)g(?:-|$)")
 FOCUS_COLUMNS = {"BilledCost", "EffectiveCost", "ChargePeriodStart", "ChargePeriodEnd", "BillingCurrency"}
 FOCUS_SORTS = {"Usage": "use", "Tax": "tax", "Credit": "credit", "Adjustment": "credit"}
 HOUR_UNITS = {"hour", "hours", "hrs", "hr", "1 hour", "1 hours", "compute-hours", "instance-hours"}
-# Google bills cores, memory and GPUs of an instance as separate SKUs; only their descriptions tell them apart.
+# Google bills cores, memory and GPUs of an instance as separate SKUs, which only their descriptions distinguish.
 SKU_NAMES = ("SkuMeter", "x_SkuDescription", "ChargeDescription")
 GPU_PART = re.compile(r"\bGPUs?\b", re.IGNORECASE)
 OTHER_PART = re.compile(r"\b(?:core|ram)\b", re.IGNORECASE)
@@ -49,7 +49,7 @@ CUR_SORTS = {
     **dict.fromkeys(("RiVolumeDiscount", "Discount"), "credit"),
     "Tax": "tax",
 }
-# By type of line: columns to add and columns to subtract for its amortised cost; the unblended cost for all others.
+# Columns to add and to subtract for the amortised cost, by type of line; other types use the unblended cost.
 CUR_AMORTISED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "SavingsPlanCoveredUsage": (("savings_plan_savings_plan_effective_cost",), ()),
     "SavingsPlanRecurringFee": (("savings_plan_total_commitment_to_date",), ("savings_plan_used_commitment",)),
@@ -65,7 +65,7 @@ CUR_UNUSED_TIME = re.compile(r"Unused(?:Box|Ded)")
 
 MAP_COLUMNS = ("cluster", "node", "instance_type", "account", "resource", "gpus")
 EXTRAS = {
-    "unused": "paid ahead and not used: reservations, savings plans, capacity",
+    "unused": "unused commitments: reservations, savings plans, capacity",
     "tax": "taxes",
     "credit": "credits, refunds and discounts",
     "other": "other costs of these instances: data transfer, disks, support",
@@ -77,11 +77,11 @@ Place = tuple[str, str]
 
 
 class InputError(Exception):
-    """A file cannot be used; the text names it and the fix."""
+    """A file cannot be used; the text has the file and the fix."""
 
 
 class LineError(ValueError):
-    """One line of a bill cannot be read."""
+    """A line of a bill cannot be read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,13 +95,13 @@ class Line:
     account: str
     resource: str
     instance_type: str
-    """Empty where the line names no instance type with GPUs."""
+    """Instance type; empty if the line has no instance type with GPUs."""
     region: str
     currency: str
     hours: Decimal = ZERO
     """Instance-hours."""
     gpu_hours: Decimal = ZERO
-    """GPU-hours, where the bill has GPUs on separate lines."""
+    """GPU-hours, if the bill has GPUs on separate lines."""
     listed: Decimal
     contracted: Decimal
     amortised: Decimal
@@ -111,17 +111,17 @@ class Line:
 
 @dataclass(slots=True)
 class Billed:
-    """The bill's sums for one place and currency."""
+    """Sums of the bill for one place and currency."""
 
     hours: dict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     """Instance-hours by UTC day."""
     gpu_hours: dict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     daily: bool = True
-    """No line is longer than a day, so that days can be compared."""
+    """Whether no line is longer than a day, so that days are comparable."""
     listed: Decimal = ZERO
     contracted: Decimal = ZERO
     amortised: Decimal = ZERO
-    """Cost of used time; the other sorts are in ``extras``."""
+    """Amortised cost of used time; ``extras`` has the other sorts."""
     extras: dict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     invoiced: Decimal = ZERO
     gpus: int | None = None
@@ -129,7 +129,7 @@ class Billed:
 
 @dataclass(slots=True)
 class Metered:
-    """The export's sums for one place."""
+    """Sums of the export for one place."""
 
     hours: dict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     """GPU-hours by UTC day."""
@@ -151,7 +151,7 @@ class Metered:
 
 @dataclass(slots=True)
 class Map:
-    """What ties nodes to a bill where labels do not."""
+    """Relations between nodes and a bill that labels do not show."""
 
     resources: dict[str, Place] = field(default_factory=dict)
     instance_types: dict[Place, str] = field(default_factory=dict)
@@ -160,15 +160,15 @@ class Map:
 
 
 class RecordLines:
-    """The lines of a text, which ends where a record has more than ``MOST_RECORD`` characters."""
+    """The lines of a text; a record of more than ``MOST_RECORD`` characters is an error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.taken = 0
-        """Characters since the last record; the reader of records sets it back."""
+        """Characters since the last record; the reader of records resets it."""
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the lines; the csv module would read a line whole, however long it is."""
+        """Yield the lines with limited length; the csv module would read a line of any length."""
         while line := self._stream.readline(MOST_RECORD + 1):
             self.taken += len(line)
             if self.taken > MOST_RECORD:
@@ -193,7 +193,7 @@ def records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def number(row: Row, name: str, *, needed: bool = False) -> Decimal:
-    """Return a number of a row, 0 where it is empty."""
+    """Return a number of a row; 0 if it is empty."""
     text = row.get(name, "").strip()
     if not text:
         if needed:
@@ -209,7 +209,7 @@ def number(row: Row, name: str, *, needed: bool = False) -> Decimal:
 
 
 def moment(row: Row, name: str) -> datetime:
-    """Return a time of a row, UTC where it names no zone."""
+    """Return a time of a row; UTC if it has no zone."""
     try:
         found = datetime.fromisoformat(row.get(name, "").strip())
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
@@ -225,7 +225,7 @@ def text_of(row: Row, name: str) -> str:
 
 
 def details(text: str) -> dict[str, Any]:
-    """Return a JSON object, empty where the text is none."""
+    """Return a JSON object; empty if the text is not one."""
     try:
         found = json.loads(text) if text.startswith("{") else {}
     except (ValueError, RecursionError):
@@ -240,7 +240,7 @@ def count(value: object) -> int | None:
 
 
 def gpu_type(known: set[str], *texts: object) -> str:
-    """Return the first instance type with GPUs that a text names, the best text first."""
+    """Return the first instance type with GPUs in the texts, which are in order of reliability."""
     for text in texts:
         if text in known:
             return str(text)
@@ -250,7 +250,7 @@ def gpu_type(known: set[str], *texts: object) -> str:
 
 
 def focus_line(row: Row, known: set[str]) -> Line:
-    """Read one row of a FOCUS bill."""
+    """Return a row of a FOCUS bill as a line."""
     about = details(row.get("SkuPriceDetails", ""))
     texts = (about.get("InstanceType"), *(row.get(name) for name in ("x_InstanceType", "x_UsageType", "SkuMeter")))
     more = (row.get(name) for name in ("SkuPriceDetails", "x_SkuDetails", "ChargeDescription"))
@@ -282,10 +282,10 @@ def focus_line(row: Row, known: set[str]) -> Line:
 
 
 def focus_time(row: Row, instance_type: str) -> tuple[Decimal, Decimal, bool]:
-    """Return instance-hours, GPU-hours and whether the line is for time at all."""
+    """Return instance-hours, GPU-hours and whether the line is for time."""
     units = {of: row.get(f"{of}Unit", "").strip().lower() for of in ("Consumed", "Pricing")}
     hours = next((number(row, f"{of}Quantity") for of, unit in units.items() if unit in HOUR_UNITS), ZERO)
-    # Not the publisher: Google publishes images that instances of other clouds run.
+    # The provider, not the publisher: Google publishes images that run on instances of other clouds.
     provider = f"{row.get('ServiceProviderName', '')} {row.get('ProviderName', '')}".lower()
     if not (re.fullmatch(GOOGLE, instance_type) or "google" in provider):
         return hours, ZERO, bool(hours)
@@ -298,7 +298,7 @@ def focus_time(row: Row, instance_type: str) -> tuple[Decimal, Decimal, bool]:
 
 
 def cur_line(row: Row, known: set[str]) -> Line:
-    """Read one row of an AWS Cost and Usage Report, its columns named as in the new form."""
+    """Return a row of an AWS Cost and Usage Report as a line; the columns have the names of version 2.0."""
     kind, usage_type = row.get("line_item_line_item_type", ""), row.get("line_item_usage_type", "")
     unblended = number(row, "line_item_unblended_cost", needed=True)
     product = details(row.get("product", ""))
@@ -323,7 +323,7 @@ def cur_line(row: Row, known: set[str]) -> Line:
         currency=text_of(row, "line_item_currency_code"),
         hours=number(row, "line_item_usage_amount") if sort == "use" else ZERO,
         listed=public or amortised,
-        # The unblended cost of a reservation's use lacks what was paid ahead.
+        # The unblended cost of reserved use does not include upfront payments.
         contracted=(public or amortised) if kind == "DiscountedUsage" else contracted,
         amortised=amortised,
         billed=unblended,
@@ -332,16 +332,16 @@ def cur_line(row: Row, known: set[str]) -> Line:
 
 
 def cur_amortised(row: Row, kind: str) -> Decimal:
-    """Return the cost of a line with upfront payments spread over the time they pay for."""
+    """Return the amortised cost of a line: upfront payments are spread over their term."""
     paid_ahead = kind == "Fee" and any(row.get(name) for name in CUR_RESERVATION)
     if paid_ahead or kind in {"SavingsPlanNegation", "SavingsPlanUpfrontFee"}:
-        return ZERO  # the lines of its use have it
+        return ZERO  # included in the lines of its use
     plus, minus = CUR_AMORTISED.get(kind, (("line_item_unblended_cost",), ()))
     return sum((number(row, name) for name in plus), ZERO) - sum((number(row, name) for name in minus), ZERO)
 
 
 def bill_lines(path: Path, known: set[str]) -> Iterator[Line | str]:
-    """Yield the lines of a bill, or what is wrong with one."""
+    """Yield each line of a bill, or the problem of a line as text."""
     lines = records(path)
     _, header = next(lines, (0, []))
     line_of = focus_line
@@ -360,7 +360,7 @@ def bill_lines(path: Path, known: set[str]) -> Iterator[Line | str]:
 
 
 class Bill:
-    """Sums of the lines of all bills that begin in the window."""
+    """Sums of the lines of all bills that start in the window."""
 
     def __init__(self, window: tuple[datetime, datetime], known: set[str], mapping: Map) -> None:
         self.window, self.known, self.mapping = window, known, mapping
@@ -368,10 +368,10 @@ class Bill:
         self.lines: dict[str, int] = defaultdict(int)
         self.other_cost: dict[str, Decimal] = defaultdict(Decimal)
         self.malformed: list[str] = []
-        """The first of them."""
+        """The first problems of lines."""
 
     def read(self, paths: list[Path]) -> None:
-        """Add all lines; read the files twice, for a tax may come before the instance that it is for."""
+        """Add all lines; read the files twice, because a tax can precede the line of its instance."""
         place_of: dict[str, Place] = {}
         for path in paths:
             for line in bill_lines(path, self.known):
@@ -420,7 +420,7 @@ class Bill:
 
 
 def read_map(path: Path | None) -> Map:
-    """Read the CSV file that ties nodes to the bill."""
+    """Return the relations in the file of ``--map``."""
     found = Map()
     if path is None:
         return found
@@ -433,7 +433,7 @@ def read_map(path: Path | None) -> Map:
         node, gpus = (row["cluster"], row["node"]), count(row["gpus"])
         is_said = bool(row["account"] or (row["node"] and (row["resource"] or row["instance_type"])))
         if not (is_said or gpus) or (row["gpus"] and not (gpus and row["instance_type"])) or len(fields) > len(header):
-            raise InputError(f"{path}:{at}: give node with resource or instance_type, account, or instance_type,gpus")
+            raise InputError(f"{path}:{at}: expected: node with resource or instance_type, account, or type and gpus")
         if row["node"] and row["resource"]:
             found.resources[row["resource"]] = node
         if row["node"] and row["instance_type"]:
@@ -446,7 +446,7 @@ def read_map(path: Path | None) -> Map:
 
 
 class Export:
-    """Sums of a FOCUS export of gpu-cost-exporter, with the metadata file next to it."""
+    """Sums of a FOCUS export of gpu-cost-exporter and its metadata file."""
 
     def __init__(self, path: Path, mapping: Map) -> None:
         self.places: dict[Place, Metered] = defaultdict(Metered)
@@ -498,7 +498,7 @@ class Export:
                 group.gpus = max(group.gpus or 0, round(gpus))
 
     def settle_regions(self, bill: Bill) -> None:
-        """Give nodes without a region the bill's, where the bill has their type in a single one."""
+        """Set the region of nodes without one, if the bill has their type in a single region."""
         for place in [one for one in self.places if one[0] and not one[1]]:
             regions = [region for instance_type, region in bill.groups if instance_type == place[0]]
             if len(regions) == 1:
@@ -507,7 +507,7 @@ class Export:
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """One explanation: what the bill has more than the export; negative where it has less."""
+    """One explanation of the difference of bill and export; negative if the bill is lower."""
 
     kind: str
     words: str
@@ -516,7 +516,7 @@ class Part:
 
 
 def billed_hours(billed: Billed, gpus: int | None) -> dict[str, Decimal] | None:
-    """Return the bill's GPU-hours by day; ``None`` where it has money without hours or the GPUs are unknown."""
+    """Return GPU-hours of the bill by day; ``None`` if it has cost without hours, or the number of GPUs is unknown."""
     instances, separate = sum(billed.hours.values(), ZERO), sum(billed.gpu_hours.values(), ZERO)
     if (instances and not gpus) or (billed.amortised and not instances and not separate):
         return None
@@ -526,12 +526,12 @@ def billed_hours(billed: Billed, gpus: int | None) -> dict[str, Decimal] | None:
 def explain(
     billed: Billed, mine: Metered, currency: str, gpus: int | None, gpu_part: Decimal, recorded: Decimal
 ) -> list[Part]:
-    """Return what explains a gap; the amounts sum to it."""
+    """Return the explanations of a gap; their sum is the gap."""
     by_day = billed_hours(billed, gpus)
     hours = sum((by_day or {}).values(), ZERO)
     parts: list[Part] = []
     if by_day is not None and not hours and not billed.amortised and mine.cost[currency]:
-        words = "metered, and the bill has no hours of such instances"
+        words = "metered, but the bill has no hours of such instances"
         parts.append(Part(kind="not_billed", words=words, amount=-mine.cost[currency], gpu_hours=total(mine.hours)))
     elif by_day is not None and hours:
         rate = billed.amortised / hours
@@ -553,7 +553,7 @@ def explain(
 def hour_parts(
     by_day: dict[str, Decimal] | None, hours: Decimal, mine: Metered, rate: Decimal, recorded: Decimal
 ) -> Iterator[Part]:
-    """Yield the hours that only one side has, at the bill's rate; ``by_day`` is ``None`` for longer lines."""
+    """Yield the hours of one side only, at the rate of the bill; ``by_day`` is ``None`` if lines exceed a day."""
     days = {"": (hours, total(mine.hours))}
     if by_day is not None:
         days = {day: (by_day.get(day, ZERO), mine.hours.get(day, ZERO)) for day in {*by_day, *mine.hours}}
@@ -562,9 +562,9 @@ def hour_parts(
     not_billed = sum((max(ours - theirs, ZERO) for theirs, ours in days.values()), ZERO)
     for kind, words, count_of, sign in (
         ("not_recorded", "hours for which no ledger was recorded", not_recorded, 1),
-        ("not_metered", "billed, and no agent metered them", total(missing) - not_recorded, 1),
-        ("not_billed", "metered, and not on the bill", not_billed, -1),
-        ("unpriced", "GPU-hours without a price of ours", mine.unpriced, 1),
+        ("not_metered", "billed, but not metered by an agent", total(missing) - not_recorded, 1),
+        ("not_billed", "metered, but not on the bill", not_billed, -1),
+        ("unpriced", "GPU-hours without a price in the export", mine.unpriced, 1),
     ):
         if count_of:
             told = f"{words}, at the bill's {rate:,.4f}"
@@ -572,24 +572,24 @@ def hour_parts(
 
 
 def rate_parts(billed: Billed, hours: Decimal, mine: Metered, currency: str, part: Decimal) -> Iterator[Part]:
-    """Yield the differences between rates times the hours that both sides have, from our price to what was paid."""
+    """Yield the differences between rates times the common hours, from the price of the export to the paid price."""
     priced = mine.priced[currency]
     if not priced:
         return
     own = mine.cost[currency] / priced
     listed, contracted, rate = (one / hours for one in (billed.listed, billed.contracted, billed.amortised))
-    of_gpus = f", of which {part:%} is the GPUs'" if part != 1 else ""
+    of_gpus = f", {part:%} of it for GPUs" if part != 1 else ""
     for kind, words, difference in (
-        ("price_book", f"our price of {own:,.4f}, and the bill's list {listed:,.4f}{of_gpus}", listed * part - own),
+        ("price_book", f"price of {own:,.4f}, list price of the bill {listed:,.4f}{of_gpus}", listed * part - own),
         ("negotiated", f"negotiated price: {contracted:,.4f} instead of {listed:,.4f}", (contracted - listed) * part),
-        ("commitments", f"reservations and savings plans, spread: {rate:,.4f}", (rate - contracted) * part),
-        ("not_gpu", f"what else is in the node: {1 - part:%} of {rate:,.4f}", rate * (1 - part)),
+        ("commitments", f"reservations and savings plans, amortised: {rate:,.4f}", (rate - contracted) * part),
+        ("not_gpu", f"rest of the node: {1 - part:%} of {rate:,.4f}", rate * (1 - part)),
     ):
         yield Part(kind=kind, words=words, amount=priced * difference, gpu_hours=priced)
 
 
 def to_cents(parts: list[Part], gap: Decimal) -> list[Part]:
-    """Round the amounts so that they sum to ``gap``; the largest takes the difference. Drop those that are nothing."""
+    """Return the parts rounded to cents with the sum ``gap``, without zeros; the largest gets the difference."""
     for part in parts:
         part.amount = part.amount.quantize(CENT)
     difference = gap - sum((part.amount for part in parts), ZERO)
@@ -606,7 +606,7 @@ def total(amounts: dict[str, Decimal]) -> Decimal:
 
 
 def groups_of(bill: Bill, export: Export, mapping: Map, gpu_part: Decimal) -> list[dict[str, Any]]:
-    """Return every instance type, region and currency, as the JSON form has it; the largest gap first."""
+    """Return the groups by instance type, region and currency in the JSON format, the largest gap first."""
     found = []
     for place in sorted({*bill.groups, *export.places}):
         mine = export.places.get(place, Metered())
@@ -615,7 +615,7 @@ def groups_of(bill: Bill, export: Export, mapping: Map, gpu_part: Decimal) -> li
         note = ""
         if len(currencies) > 1:
             own = ", ".join(sorted(mine.cost)) or "nothing"
-            note = f"the bill is in {', '.join(sorted(billed)) or 'nothing'}, the export in {own}; nothing is converted"
+            note = f"the bill is in {', '.join(sorted(billed)) or 'nothing'}, the export in {own}: not converted"
         if not currencies:
             export.notes.append(f"{' '.join(place)}: {total(mine.hours):,.1f} GPU-hours have no price and no bill")
         for currency in currencies:
@@ -651,13 +651,13 @@ def groups_of(bill: Bill, export: Export, mapping: Map, gpu_part: Decimal) -> li
 
 
 def gpus_named(instance_type: str) -> int | None:
-    """Return the GPUs that a type's name tells, as ``a3-highgpu-8g`` does."""
+    """Return the number of GPUs in the name of an instance type, such as 8 in ``a3-highgpu-8g``."""
     found = GPUS_IN_NAME.search(instance_type)
     return int(found[1]) if found else None
 
 
 def printable(text: str) -> str:
-    """Return a text without what could move a terminal's cursor, shortened."""
+    """Return a shortened text without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
 
 
@@ -678,13 +678,13 @@ def write_text(document: dict[str, Any]) -> Iterator[str]:
     yield ""
     lines = document["bill"]
     yield ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in lines.items() if name != "other_cost")
-    yield from (f"left out: {cost} {printable(currency)}" for currency, cost in lines["other_cost"].items())
+    yield from (f"not compared: {cost} {printable(currency)}" for currency, cost in lines["other_cost"].items())
     yield f"{document['recorded_hours']:,} of {document['expected_hours']:,} hours of the ledger are recorded"
     yield from (f"note: {printable(note)}" for note in document["notes"])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read both sides, write the comparison, return the exit code."""
+    """Read both sides, write the comparison and return the exit code."""
     mapping = read_map(arguments.map)
     export = Export(arguments.export, mapping)
     known = {place[0] for place in export.places if place[0]} | {*mapping.instance_types.values(), *mapping.gpus}
@@ -706,7 +706,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in lines:
         print(line)
     for problem in bill.malformed:
-        print(f"reconcile: {printable(problem)}; the line is in no sum", file=sys.stderr)
+        print(f"reconcile: {printable(problem)}; the line is not included in the sums", file=sys.stderr)
     return EXIT_PARTIAL if bill.malformed else 0
 
 
@@ -719,12 +719,12 @@ def part_of(text: str) -> Decimal:
 
 
 def main() -> int:
-    """Parse the flags."""
+    """Parse the flags and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.epilog = "Exit code: 0; 1 a file cannot be read; 2 a wrong flag; 3 lines of the bill could not be read."
+    parser.epilog = "Exit code: 0; 1 a file cannot be read; 2 invalid flags; 3 lines of the bill could not be read."
     parser.add_argument("export", type=Path, help="CSV of `gpu-cost-exporter report --format focus --output FILE`")
     parser.add_argument("--bill", type=Path, required=True, action="append", help="CSV: FOCUS 1.0 or later, or AWS CUR")
-    parser.add_argument("--map", type=Path, help="CSV that ties nodes to the bill (README.md)")
+    parser.add_argument("--map", type=Path, help="CSV with relations between nodes and the bill (README.md)")
     parser.add_argument("--gpu-part", type=part_of, default=Decimal(1), help="gpu_part of the price book [default: 1]")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="[default: text]")
     try:
