@@ -1,3 +1,3 @@
-"""gpu-cost-exporter: who holds which GPU, how busy it is, and what that costs."""
+"""gpu-cost-exporter: the holder, activity and cost of each GPU."""
 
 __version__ = "0.1.0"

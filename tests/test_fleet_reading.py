@@ -361,7 +361,7 @@ async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Calla
             assert sum(total.seconds.idle for total in summed(ledger).values()) == 24 * 3600
             assert sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks) == 24
             assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600
-            assert any("told apart by replica" in note for note in ledger.notes)
+            assert any("distinguished by replica" in note for note in ledger.notes)
 
 
 async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(

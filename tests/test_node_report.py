@@ -222,7 +222,7 @@ def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
 
 
 def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() -> None:
-    with pytest.raises(ExporterError, match="has not metered anything yet; look at http://node-a:9400/readyz"):
+    with pytest.raises(ExporterError, match="has not metered anything yet; http://node-a:9400/readyz shows"):
         report_of(changed(snapshot(), metering={"ledger": None}))
     empty = written(changed(snapshot(), metering={"ledger": LedgerView(ledgers=one_ledger({}))}))
     assert "0.0000 of 0.0000 GPU-hours metered" in empty

@@ -120,7 +120,7 @@ class Inventory:
     def suspects(self, parsed: ParsedId, reason: str) -> tuple[str, ...] | None:
         """Return the devices that an unresolved id may be, whole or in part; ``None``: any device.
 
-        An id that names another device is none of the listed ones, but it may be an instance that is not listed.
+        An id that names another device is not one of the listed ones, but it can be an instance that is not listed.
         """
         gpu = self.physical(parsed)
         gpus: Iterable[str]

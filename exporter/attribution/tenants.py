@@ -243,7 +243,7 @@ def processes_of(device: DeviceReading) -> tuple[ProcessUse, ...] | None:
 
 
 def allocatable(gpu: GpuReading) -> tuple[DeviceReading, ...]:
-    """Return the allocatable devices of a GPU: a GPU in MIG mode is none itself."""
+    """Return the allocatable devices of a GPU; for a GPU in MIG mode these are only its instances."""
     return gpu.instances if gpu.gpu.mig_enabled else gpu.devices
 
 

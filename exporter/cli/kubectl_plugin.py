@@ -164,7 +164,7 @@ async def _agents(namespace: argparse.Namespace, nodes: Sequence[str] | None) ->
     """Yield the running agents, of some nodes or of all; their port-forwards end with the context.
 
     Raises:
-        ExporterError: There is none.
+        ExporterError: No agent was found.
     """
     listed = (await _get(namespace, "pods", "--all-namespaces", "--selector", namespace.selector))["items"]
     kubectl = _kubectl(namespace)

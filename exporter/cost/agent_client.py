@@ -34,7 +34,7 @@ def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked h
     """Return a number of an answer that can be shown and added: JSON's reader takes NaN and 1e999, too.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not a finite number.
     """
     found = float(value)
     if not abs(found) < _MOST:
@@ -133,8 +133,8 @@ class AgentClient:
             timeout_seconds: For each step of the exchange.
 
         Raises:
-            ConfigError: A file of a password, an authority or a certificate cannot be read, or is none.
-            ExporterError: The agent is down, is none, is too old or new, or has nothing to report yet.
+            ConfigError: A file of a password, an authority or a certificate cannot be read, or is invalid.
+            ExporterError: The agent is down, too old or too new, has no data yet, or the address is not an agent.
         """
         headers = {}
         if self.username and self.password_file:
@@ -183,7 +183,7 @@ def document_of(body: bytes, base: str, path: str = LEDGER) -> dict[str, Any]:
     """Return the object in the body of an answer; ``base`` is the agent's address, ``path`` what it was asked for.
 
     Raises:
-        ExporterError: It is none, or of an agent that is too old or new.
+        ExporterError: The body is not a document of an agent, or the agent is too old or too new.
     """
     try:
         document = json.loads(body)

@@ -157,7 +157,7 @@ def _thresholds(fields: Fields) -> tuple[float, ...]:
     for item, part in zip(node.value, parts, strict=True):
         if part is None:
             shown = item.value if isinstance(item, yaml.ScalarNode) else "a list or mapping"
-            fields.problem("thresholds", f"'{shown}' is none; allowed: {_THRESHOLDS}, at most {_MOST_PARTS}")
+            fields.problem("thresholds", f"'{shown}' is not a threshold; allowed: {_THRESHOLDS}, at most {_MOST_PARTS}")
     return tuple(sorted({part for part in parts if part is not None}))
 
 

@@ -171,7 +171,7 @@ class _Reading:
     def _recorder_notes(self) -> Iterator[str]:
         if self._differing:
             yield (
-                f"Several Prometheus servers have recorded the same hours (told apart by"
+                f"Several Prometheus servers have recorded the same hours (distinguished by"
                 f" {', '.join(sorted(self._differing))}): one of them counts for each cluster. If these are several"
                 " clusters, give the label that tells them apart by --cluster-label"
             )

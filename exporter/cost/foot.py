@@ -20,7 +20,7 @@ _STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error":
 
 
 class Remark(NamedTuple):
-    """One line of the foot; ``label`` is empty where the line goes on with the subject of the one before."""
+    """One line of the foot; ``label`` is empty if the line continues the subject of the previous one."""
 
     label: str
     words: str

@@ -96,9 +96,7 @@ def read(document: Mapping[str, Any], where: str) -> AgentLedger:
     """
     with understood(where, "an agent's ledger"):
         if not document["metered"]:
-            raise ExporterError(
-                f"{where}: the agent has not metered anything yet; look at {where}/readyz for what it waits for"
-            )
+            raise ExporterError(f"{where}: the agent has not metered anything yet; {where}/readyz shows the reason")
         return _ledger(document)
 
 

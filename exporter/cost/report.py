@@ -49,7 +49,7 @@ def _cost(figures: Figures, currency: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLine:
-    """One line. ``key`` has the dimensions of the report, and ``kind`` where it is none of an owner's."""
+    """One line. ``key`` has the dimensions of the report, and ``kind`` if the line has no owner."""
 
     key: LineKey
     figures: Figures

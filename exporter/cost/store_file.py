@@ -29,7 +29,7 @@ _REASONS = {
     "SQLITE_LOCKED": ("busy", "another program has it locked: end that one, or try again"),
     "SQLITE_CORRUPT": ("damaged", "damaged; see what is wrong with: gpu-cost-exporter store check"),
     "SQLITE_NOTADB": ("not_a_store", "no store and no database at all; name another file"),
-    "SQLITE_IOERR": ("unreadable", "the disk cannot be read or written: look at the machine's log"),
+    "SQLITE_IOERR": ("unreadable", "the disk cannot be read or written: see the log of the machine"),
 }
 
 

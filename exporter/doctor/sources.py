@@ -101,7 +101,7 @@ async def driver(around: Surroundings, fields: Collection[Field]) -> tuple[Findi
 def driver_devices(reading: Reading) -> Finding:
     """Check that each GPU of the driver is up."""
     if bad := _not_up(reading):
-        return fail("devices", f"{bad}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node")
+        return fail("devices", f"{bad}; others continue", "reset it (nvidia-smi --gpu-reset -i N) or restart the node")
     if not reading.gpus:
         fix = "check lspci and the kernel log; set NVIDIA_VISIBLE_DEVICES=all"
         return fail("devices", "the driver lists no GPU", fix)
@@ -246,7 +246,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     reasons = [f"{one.replace('_', ' ')} ({count})" for one, count in counts.items() if one not in _OF_OTHER_CHECKS]
     if not reasons:
         return None
-    fix = "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons, the engine's log more"
+    fix = "refused fields are absent, the rest continues; docs/dcgm.md has the reasons, the engine's log more"
     return warn(_REFUSALS, f"refused, by reason: {', '.join(reasons)}", fix)
 
 
@@ -292,7 +292,7 @@ def engine_devices(dcgm: Reading, nvml: Reading | None) -> Finding:
         fix = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
         return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {some(sorted(missing), _SHOWN)}", fix)
     if bad := _not_up(dcgm):
-        return warn(_DEVICES, f"{bad}; the others go on", "see the kernel log, and: dcgmi discovery -l")
+        return warn(_DEVICES, f"{bad}; others continue", "see the kernel log, and: dcgmi discovery -l")
     return ok(_DEVICES, _by_model(dcgm) + (", as NVML has" if ours else ""))
 
 

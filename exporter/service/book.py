@@ -30,7 +30,7 @@ LOG = logging.getLogger("exporter.service")
 RETRY_SECONDS = 15.0
 """Between two looks while Prometheus does not answer."""
 CLOSING_SECONDS, CLOSING_RETRY_SECONDS = 3600.0, 60.0
-"""Between two looks for days that are over, and after one that failed."""
+"""Seconds between checks for complete days, and after a failed check."""
 BUDGET_RETRY_SECONDS = 60.0
 """Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
 WARM_SECONDS = 7200.0
@@ -223,7 +223,7 @@ class Book:
         )
 
     async def look(self, now: float) -> float:
-        """Look for a newer hour or closed day, and read what is due; return the seconds until the next look."""
+        """Check for a newer hour or closed day, and read what is due; return the seconds until the next check."""
         await self._refresh(self.newest, now)
         if self.newest.problem:
             self.looked = True

@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 ENDPOINTS: tuple[Endpoint, ...] = (*api.ENDPOINTS, *opencost.ENDPOINTS)
 PLAIN: tuple[tuple[str, str, str], ...] = (
     ("/healthz", "200 while the process lives.", "text/plain"),
-    ("/readyz", "200 once the first look at store and Prometheus is over, else 503.", "text/plain"),
+    ("/readyz", "200 after the first read of store and Prometheus, else 503.", "text/plain"),
     ("/metrics", "Budgets, this month and the service itself, for Prometheus.", "text/plain"),
     ("/openapi.json", "This document.", "application/json"),
 )

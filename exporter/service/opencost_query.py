@@ -120,7 +120,7 @@ def window_of(text: str, now: Now) -> Window:
     """Return the period; days are those of the calendar, today among them, as OpenCost counts them.
 
     Raises:
-        ConfigError: It is none, or is no whole number of hours.
+        ConfigError: The text is not a window, or not a whole number of hours.
     """
     written = text.strip()
     if match := _DAYS.fullmatch(written):

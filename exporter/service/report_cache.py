@@ -30,9 +30,9 @@ _MOST_LOOKED = 100
 OLDEST_SECONDS = 86_400.0
 """An old report is shown in the place of one that cannot be read now, unless it is older than this."""
 REST_SECONDS = 30.0
-"""A report that could not be read is not tried again for so long where an older one is at hand."""
+"""Seconds until a retry of a failed report, if an older one is available."""
 PATIENCE_SECONDS = 20.0
-"""How long a reading is waited for where an older report is at hand."""
+"""Longest wait for a reading in seconds, if an older report is available."""
 
 
 class Asked(NamedTuple):

@@ -70,7 +70,7 @@ class _Site:
         note = f"\nnote: {problem}" if problem else ""
         if self.book.looked:
             return plain(200, f"ready{note}")
-        return plain(503, f"not ready: the first look at the store and at Prometheus is not over{note}")
+        return plain(503, f"not ready: the first read of the store and of Prometheus is not complete{note}")
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get(hdrs.ACCEPT, "")

@@ -43,11 +43,11 @@ SWEEP_SECONDS = 1.0
 LOG_SECONDS = 60.0
 """Between two lines of the log about clients."""
 FRESH_SECONDS = 0.05
-"""A client that has just connected has this long to send its request before it can make way."""
+"""Seconds for a new client to send its request, before its connection can be closed for another one."""
 STALLED_SECONDS = 1.0
-"""A client that has not taken its answer for this long can make way."""
+"""Seconds without progress of a response, after which its connection can be closed for another one."""
 PAUSE_SECONDS = 0.01
-"""Until the next try to accept where no connection can make way."""
+"""Seconds until the next attempt to accept a connection, if none can be closed."""
 _ACCEPTED_ONCE = 16
 _MADE_WAY_ONCE = 4
 """The number of waiting clients is unknown: few lose a place in vain, and a flood costs few turns."""
@@ -191,8 +191,8 @@ class Connection(web.RequestHandler):
 class HttpServer:
     """Serves an application within limits.
 
-    Where a place is missing, a connection that waits for its client makes way. At most ``answers``
-    connections do not wait for their clients, so that there is always a place for a probe.
+    At the limit, it closes a connection that waits for its client. At most ``answers`` connections do not wait for
+    their clients, so that a probe can always connect.
     """
 
     app: web.Application

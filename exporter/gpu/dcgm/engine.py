@@ -117,7 +117,7 @@ _ADVICE = {
 
 def advice_of(reason: str) -> str:
     """Return the meaning of a reason and the fix, in one line."""
-    return _ADVICE.get(reason, "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons")
+    return _ADVICE.get(reason, "refused fields are absent, the rest continues; docs/dcgm.md has the reasons")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _SOON_SECONDS = 10.0
 _SAMPLE, _PROBE = "sample", "probe"
 """Steps of a sampler that are left out for a time."""
 _NOISE_MIB = 1.0
-"""A rate below 0 by more than this is none: its counter restarted."""
+"""Limit below 0 in MiB/s: a rate below it is invalid, because its counter restarted."""
 
 METRICS: Mapping[Field, int] = {
     Field.PROF_GR_ENGINE_ACTIVE: 1,
@@ -79,7 +79,7 @@ def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
 
 
 def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
-    """Return a metric in the field's unit, and whether it was out of range; ``None`` for a value that is none.
+    """Return a metric in the field's unit, and whether it was out of range; ``None`` for an invalid value.
 
     Args:
         field: A ratio (0..1) or a rate (whole bytes per second).
