@@ -268,9 +268,9 @@ def test_a_gpu_in_trouble_keeps_its_name_while_its_measurements_are_blank(fault:
     [
         ("dcgm: {version: 2.4.6}", "dcgm.version: is '2.4.6'; allowed: three numbers, from 3.3.0 to 4.99.99"),
         ("dcgm: {version: 4.6}", "dcgm.version: is 4.6; allowed: a text"),
-        ("dcgm: {module: true}", "dcgm.module: is no key here; allowed: version, profiling_module"),
+        ("dcgm: {module: true}", "dcgm.module: is not a key here; allowed: version, profiling_module"),
         ("faults: [{kind: engine_slow}]", "faults[0].seconds: is missing; allowed: a number from 0"),
-        ("faults: [{kind: engine_down, gpu: 0}]", "means nothing for engine_down, which is of the whole node"),
+        ("faults: [{kind: engine_down, gpu: 0}]", "has no effect with engine_down, which affects the whole node"),
     ],
 )
 def test_mistakes_about_the_engine_in_a_scenario_are_told_with_what_is_allowed(section: str, told: str) -> None:

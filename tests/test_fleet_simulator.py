@@ -241,7 +241,7 @@ def test_a_trace_gives_lives_and_shares_of_tasks(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", "no column deletion_time, gpu_milli, num_gpu, scheduled_time"),
         ("num_gpu,gpu_milli,deletion_time,scheduled_time\nx,1,2,1\n", "line 2: not a number"),
-        ("num_gpu,gpu_milli,deletion_time,scheduled_time\n", "no pod in it had a GPU"),
+        ("num_gpu,gpu_milli,deletion_time,scheduled_time\n", "no finished GPU pod"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: str, words: str) -> None:

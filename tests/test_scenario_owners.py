@@ -114,20 +114,20 @@ def changed(text: str, old: str, new: str) -> str:
         (changed(METADATA, "{app: run}", "[app]"), "pods[0].labels: is a list; allowed: keys with values"),
         (
             changed(METADATA, "kind: Job", "kind: Jbo"),
-            "owner.api: is missing, and 'Jbo' has no usual one; did you mean 'Job'",
+            "owner.api: is missing, and 'Jbo' has no default; did you mean 'Job'",
         ),
-        (changed(METADATA, "kind: Job", "knd: Job"), "owner.knd: is no key here; did you mean 'kind'?"),
-        (changed(METADATA, "[proxy]", "[main]"), "sidecars: has what is no name, or a name twice"),
-        (changed(METADATA, "{labels: {team: ml", "{lables: {team: ml"), "namespaces.team.lables: is no key here"),
-        (changed(METADATA, "every: 100", "every: 80"), "every: is 80; allowed: at least what it lasts"),
+        (changed(METADATA, "kind: Job", "knd: Job"), "owner.knd: is not a key here; did you mean 'kind'?"),
+        (changed(METADATA, "[proxy]", "[main]"), "sidecars: has an invalid or repeated name"),
+        (changed(METADATA, "{labels: {team: ml", "{lables: {team: ml"), "namespaces.team.lables: is not a key here"),
+        (changed(METADATA, "every: 100", "every: 80"), "every: is 80; allowed: at least the duration"),
         (
             changed(METADATA, "{gpu: 0}", "{gpu: 0, claim: x}"),
-            "claim: means nothing with plugin ids uuid; allowed: only with dra",
+            "claim: has no effect with plugin ids uuid; allowed: only with dra",
         ),
-        (changed(METADATA, "{gpu: 0}", "{gpu: 0, cores: 5}"), "cores: means nothing with this plugin and this GPU"),
+        (changed(METADATA, "{gpu: 0}", "{gpu: 0, cores: 5}"), "cores: has no effect with this plugin and this GPU"),
         (
             METADATA + "plugin: {dra_mig: dynamic}\n",
-            "plugin.dra_mig: means nothing with ids uuid; allowed: only with dra",
+            "plugin.dra_mig: has no effect with ids uuid; allowed: only with dra",
         ),
         (METADATA + "dra_version: v2\n", "dra_version: is 'v2'; allowed: v1, v1beta2, v1beta1"),
         (
@@ -136,7 +136,7 @@ def changed(text: str, old: str, new: str) -> str:
         ),
         (
             changed(HAMI, "cores: 10", "fraction: 0.5"),
-            "fraction: means nothing with this plugin and this GPU; allowed: memory_mib and cores",
+            "fraction: has no effect with this plugin and this GPU; allowed: memory_mib and cores",
         ),
         (changed(HAMI, "cores: 10", "cores: 101"), "cores: is 101; allowed: a whole number from 0 to 100"),
         (
@@ -150,7 +150,7 @@ def changed(text: str, old: str, new: str) -> str:
         ),
         (
             changed(KAI, "fraction: 0.5}", "fraction: 0.5, memory_mib: 9}"),
-            "fraction: or memory_mib must be given; allowed: one of",
+            "fraction: or memory_mib is required; allowed: one of",
         ),
         (changed(KAI, "fraction: 0.5", "fraction: 0.8"), "GPU 0 would have 89714 of 81559 MiB in use at the same time"),
         (
@@ -168,7 +168,7 @@ def changed(text: str, old: str, new: str) -> str:
         ),
         (
             changed(DRA, "{gpu: 0, admin: true}", "{gpu: 0, admin: true, extended: true}"),
-            "extended: is a claim of its own",
+            "extended: creates its own claim",
         ),
     ],
 )

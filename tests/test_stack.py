@@ -72,7 +72,7 @@ HAS_PAGES = Path("/usr/share/prometheus/web/templates").is_dir()
 
 
 def is_greeting(text: str) -> bool:
-    return "Ctrl-C ends" in text
+    return "Ctrl-C stops" in text
 
 
 QUICK = tuple(item._replace(demo=QUICKER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS)
@@ -146,7 +146,7 @@ def test_a_rules_file_of_another_version_is_refused_with_everything_that_is_miss
     with pytest.raises(ConfigError) as caught:
         stack.shorten("groups: []", "old.yaml")
     assert len(caught.value.problems) == len(stack.SUBSTITUTIONS)
-    assert "old.yaml: '[1h]' (window) is not in it" in str(caught.value)
+    assert "old.yaml: '[1h]' (window) not found" in str(caught.value)
 
 
 ALERT = {
@@ -217,7 +217,7 @@ async def test_without_prometheus_the_agent_is_shown_alone_and_the_page_is_named
     options = stand_in()
     async with running(options, Tools(prometheus=None, alertmanager=None)) as state:
         greeting = await state.until(is_greeting, 20)
-    assert "not on the PATH: prometheus and alertmanager; showing the agent alone" in state.said[0]
+    assert "not on the PATH: prometheus and alertmanager; running the agent only" in state.said[0]
     assert f"http://127.0.0.1:{options.agent_port}/" in greeting
     assert "SIMULATED" in greeting
     assert state.task is not None
@@ -280,8 +280,8 @@ async def test_a_part_that_dies_is_told_and_the_rest_goes_on() -> None:
         await state.until(is_greeting)
         for pid in children(f"--web.listen-address=127.0.0.1:{options.prometheus_port}"):
             os.kill(pid, signal.SIGKILL)
-        text = await state.until(lambda text: text.startswith("prometheus ended"))
-        assert "by itself with code -9" in text
+        text = await state.until(lambda text: text.startswith("prometheus exited"))
+        assert "with code -9" in text
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{options.agent_port}/metrics") as response,

@@ -143,7 +143,7 @@ async def show(cache: Path) -> Demo:
         asking = Asking(session, options)
         greeting = await state.until(is_greeting)
         notebook = await state.until(lambda text: "mkowalski" in text, 180)
-        await state.until(lambda text: "there, and kept" in text, 180)
+        await state.until(lambda text: "loaded, and cached" in text, 180)
         pages = {}
         for url in re.findall(r"http\S+", greeting):
             async with session.get(url) as response:
@@ -195,8 +195,8 @@ def test_the_demonstration_shows_the_money_of_a_fleets_past(demo: Demo) -> None:
 
 
 def test_the_past_is_made_once_with_its_progress_and_kept(demo: Demo) -> None:
-    assert [text for text in demo.said if re.search(r"\d+ % made, about \d+ s left", text)]
-    assert "being made" not in demo.greeting_again
+    assert [text for text in demo.said if re.search(r"\d+ % created, about \d+ s left", text)]
+    assert "in preparation" not in demo.greeting_again
     assert demo.read_again > 0
 
 
@@ -221,6 +221,6 @@ def test_a_promtool_that_fails_is_told_in_its_words(tmp_path: Path) -> None:
     promtool = tmp_path / "promtool"
     promtool.write_text("#!/bin/sh\necho no such command >&2; exit 1\n", encoding="utf-8")
     promtool.chmod(0o755)
-    with pytest.raises(ExporterError, match=r"promtool: could not make .*: no such command"):
+    with pytest.raises(ExporterError, match=r"promtool: cannot create .*: no such command"):
         past.make_history(past.demo_fleet(1_790_000_000.0, 1), str(promtool), tmp_path / "blocks")
     assert not list(tmp_path.glob("*.om"))

@@ -1,1 +1,1 @@
-"""Simulates GPUs, drivers, engines, kubelets, API servers and fleets, for demonstrations and tests."""
+"""Simulates GPUs, drivers, engines, kubelets, API servers and fleets, for demos and tests."""

@@ -1,4 +1,4 @@
-"""Activity over time with its exact integral, and what a level of activity does to a GPU's engines and links."""
+"""Computes activity over time with its exact integral, and the load of engines and links for a level of activity."""
 
 import hashlib
 import math
@@ -11,34 +11,34 @@ from gpu_simulator.models import table
 from gpu_simulator.truth import Load
 
 NOISE_SLOTS = 256
-"""Noise repeats after this many slots, so that its integral stays a table look-up for ever."""
+"""Number of slots after which noise repeats, so that its integral stays a table lookup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Levels that each hold from their time until the next one's, once or again in every period; 0 before the first."""
+    """Levels that each last until the time of the next one, once or in every period; 0 before the first."""
 
     starts: tuple[float, ...]
-    """Seconds, in order."""
+    """Start of each level in seconds, in order."""
     levels: tuple[float, ...]
     sums: tuple[float, ...]
-    """Integral at each start."""
+    """Integral at each start, in seconds."""
     period_seconds: float = math.inf
     phase_seconds: float = 0.0
-    """How far into a period it starts."""
+    """Offset of the start in the period, in seconds."""
 
     @property
     def peak(self) -> float:
-        """The greatest level."""
+        """Return the highest level."""
         return max(self.levels)
 
     def value(self, t: float) -> float:
-        """Level that holds at ``t``."""
+        """Return the level at ``t``."""
         index = bisect_right(self.starts, (t + self.phase_seconds) % self.period_seconds)
         return self.levels[index - 1] if index else 0.0
 
     def integral(self, t: float) -> float:
-        """Whole periods plus the part of the running one."""
+        """Return the integral: complete periods plus the part of the current one."""
         return self._from_zero(t + self.phase_seconds) - self._from_zero(self.phase_seconds)
 
     def _from_zero(self, t: float) -> float:
@@ -53,7 +53,7 @@ class Levels:
 def steps(
     points: Sequence[tuple[float, float]], period_seconds: float = math.inf, phase_seconds: float = 0.0
 ) -> Levels:
-    """Return levels from (seconds, level) in order of time."""
+    """Return levels from pairs of seconds and level, in order of time."""
     starts, levels = (tuple(column) for column in zip(*points, strict=True))
     areas = ((end - start) * level for start, end, level in zip(starts, starts[1:], levels, strict=False))
     return Levels(
@@ -66,7 +66,7 @@ def steps(
 
 
 def steady(level: float) -> Levels:
-    """Return one level that never changes."""
+    """Return a constant level."""
     return steps([(0.0, level)])
 
 
@@ -78,7 +78,7 @@ def square(
 
 
 def noise(*, low: float, high: float, slot_seconds: float, seed: str) -> Levels:
-    """Return a level that changes every slot and looks random; the same seed always gives the same levels."""
+    """Return a pseudo-random level that changes every slot; the same seed gives the same levels."""
     points: list[tuple[float, float]] = []
     for slot in range(NOISE_SLOTS):
         digest = hashlib.blake2b(f"{seed}/{slot}".encode(), digest_size=4).digest()
@@ -88,14 +88,14 @@ def noise(*, low: float, high: float, slot_seconds: float, seed: str) -> Levels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A level by its formulas, for ``t`` >= 0."""
+    """A level defined by formulas, for ``t`` >= 0."""
 
     peak: float
-    """Greatest level that it ever takes."""
+    """Highest level."""
     value: Callable[[float], float]
-    """Level at ``t``."""
+    """Return the level at ``t``."""
     integral: Callable[[float], float]
-    """Exact integral of the level from 0 to ``t``, in seconds."""
+    """Return the exact integral of the level from 0 to ``t``, in seconds."""
 
 
 Signal = Levels | Curve
@@ -103,12 +103,12 @@ Signal = Levels | Curve
 
 
 def sine(*, mean: float, amplitude: float, period_seconds: float, phase_seconds: float = 0.0) -> Curve:
-    """Return a smooth wave around ``mean``: daily or hourly demand."""
+    """Return a wave around ``mean``, such as daily or hourly demand."""
     scale = period_seconds / math.tau
 
     def value(t: float) -> float:
         level = mean + amplitude * math.sin(math.tau * (t + phase_seconds) / period_seconds)
-        return min(1.0, max(0.0, level))  # against rounding
+        return min(1.0, max(0.0, level))  # rounding can exceed the limits
 
     def integral(t: float) -> float:
         return mean * t + amplitude * scale * (math.cos(phase_seconds / scale) - math.cos((t + phase_seconds) / scale))
@@ -117,7 +117,7 @@ def sine(*, mean: float, amplitude: float, period_seconds: float, phase_seconds:
 
 
 def ramp(*, first: float, last: float, seconds: float) -> Curve:
-    """Return a level that goes from one to another in ``seconds``, then stays."""
+    """Return a level that changes linearly in ``seconds``, then stays constant."""
 
     def value(t: float) -> float:
         return first + (last - first) * min(t / seconds, 1.0)
@@ -130,7 +130,7 @@ def ramp(*, first: float, last: float, seconds: float) -> Curve:
 
 
 def idle_after(signal: Signal, seconds: float) -> Curve:
-    """Return another signal until a time, then nothing at all: the forgotten notebook."""
+    """Return another signal until a time, then 0, like a forgotten notebook."""
     return Curve(
         peak=signal.peak,
         value=lambda t: signal.value(t) if t < seconds else 0.0,
@@ -139,10 +139,10 @@ def idle_after(signal: Signal, seconds: float) -> Curve:
 
 
 NAMES = tuple(f.name for f in fields(Load) if f.name != "memory_used_bytes")
-"""What a mix has a factor for, in the order of its tuple."""
+"""Fields with a factor in a mix, in the order of the vector."""
 
 _RATIO_COUNT = sum(not name.endswith("_per_second") for name in NAMES)
-"""Ratios come first in ``Load``, then bytes per second."""
+"""Number of ratios, which precede the bytes per second in ``Load``."""
 _COMPUTE = tuple(
     NAMES.index(name)
     for name in (
@@ -155,19 +155,19 @@ _UTILISATION = NAMES.index("utilisation")
 
 
 Vector = tuple[float, ...]
-"""One number for each of ``NAMES``: a load, its integral, or the factors by which an activity of 1 appears in it."""
+"""One number for each of ``NAMES``: a load, its integral, or the factors of an activity of 1."""
 NOTHING: Vector = (0.0,) * len(NAMES)
 
 
 def mix(**factors: float) -> Vector:
-    """Return named factors as a vector; not named are 0, ``utilisation`` as ``engine``, ``integer`` half ``fp32``."""
+    """Return factors as a vector; missing ``utilisation`` is ``engine``, ``integer`` half ``fp32``, others are 0."""
     factors.setdefault("utilisation", factors.get("engine", 0.0))
     factors.setdefault("integer", factors.get("fp32", 0.0) / 2)
     return tuple(float(factors.get(name, 0.0)) for name in NAMES)
 
 
 def peak(factors: Vector) -> float:
-    """Return the greatest ratio among factors."""
+    """Return the highest ratio among factors."""
     return max(factors[:_RATIO_COUNT])
 
 
@@ -176,7 +176,7 @@ MIXES: Mapping[str, Mapping[str, float]] = table("workloads")
 
 
 def add(vectors: Iterable[tuple[float, Vector]]) -> Vector:
-    """Return the sum of amounts of factors."""
+    """Return the sum of factors, each multiplied by its amount."""
     total: Sequence[float] = NOTHING
     for amount, part in vectors:
         if amount:
@@ -185,7 +185,7 @@ def add(vectors: Iterable[tuple[float, Vector]]) -> Vector:
 
 
 def combine(parts: Sequence[tuple[float, Vector]]) -> Vector:
-    """Return the vector of a partitioned GPU: compute by slices (first of each pair), links and codecs added."""
+    """Return the vector of a partitioned GPU: compute weighted (first of each pair), links and codecs summed."""
     total = list(NOTHING)
     for weight, vector in parts:
         for position, value in enumerate(vector):
@@ -194,13 +194,13 @@ def combine(parts: Sequence[tuple[float, Vector]]) -> Vector:
 
 
 def load(vector: Vector, memory_used_bytes: int = 0, *, clamp: bool = True) -> Load:
-    """Return a vector as a ``Load``; ratios are kept to 1 against rounding unless it is an integral."""
+    """Return a vector as a ``Load``; ratios are limited to 1, except in an integral."""
     if clamp and peak(vector) > 1.0:
         vector = (*(min(1.0, ratio) for ratio in vector[:_RATIO_COUNT]), *vector[_RATIO_COUNT:])
     return Load(memory_used_bytes=memory_used_bytes, **dict(zip(NAMES, vector, strict=True)))
 
 
 def dominant(vector: Vector, *, gpm: bool) -> int:
-    """Return the position of the busiest engine; without GPM compute is what NVML calls utilisation."""
+    """Return the index of the busiest engine; without GPM, compute is NVML's utilisation."""
     engines = _ENGINES if gpm else (_UTILISATION, *_ENGINES[1:])
     return max(engines, key=lambda position: vector[position])

@@ -1,4 +1,4 @@
-"""How the demonstration announces alerts: Alertmanager's webhook, and the text of each alert on a terminal."""
+"""Shows alerts of the demo: receives Alertmanager's webhook and formats each alert for a terminal."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from typing import Any
 from aiohttp import web
 
 Alert = Mapping[str, Any]
-"""One element of ``alerts`` of Alertmanager's webhook payload, version 4."""
+"""Element of ``alerts`` in Alertmanager's webhook payload, version 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """How text is shown: on a terminal or in a file."""
+    """Properties of the output, which is a terminal or a file."""
 
     columns: int = 100
     colours: bool = False
 
     def painted(self, text: str, look: str) -> str:
-        """Return the text in the colour of a severity or state, where colours are shown."""
+        """Return the text in the colour of a severity or state if colours are enabled."""
         return f"\033[{_COLOURS.get(look, '0')}m{text}\033[0m" if self.colours else text
 
 
@@ -34,7 +34,7 @@ _WIDEST = 110
 
 
 def find_screen() -> Screen:
-    """Return what standard output is: colours only on a terminal, and there not with NO_COLOR."""
+    """Return the properties of standard output: colours only on a terminal, and not with NO_COLOR."""
     terminal = sys.stdout.isatty()
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     columns = shutil.get_terminal_size().columns if terminal else _WIDEST
@@ -42,7 +42,7 @@ def find_screen() -> Screen:
 
 
 def lines(alert: Alert, screen: Screen) -> str:
-    """Return an alert as a coloured line of when, what and how severe, and its summary and runbook below it."""
+    """Return an alert as a coloured line with time, name and severity, followed by summary and runbook."""
     labels, annotations = alert.get("labels", {}), alert.get("annotations", {})
     is_over = alert.get("status") == "resolved"
     when = str(alert.get("endsAt" if is_over else "startsAt", ""))
@@ -58,7 +58,7 @@ def lines(alert: Alert, screen: Screen) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Webhook:
-    """An HTTP server on loopback that hands the text of each received alert to ``say``.
+    """HTTP server on loopback that calls ``say`` with the text of each received alert.
 
     ``port`` is 0 until ``start``.
     """

@@ -1,4 +1,4 @@
-"""A simulated Kubernetes API server: real HTTP, list, watch and get over the objects of the instant."""
+"""Simulates a Kubernetes API server: HTTP with list, watch and get of the current objects."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ HISTORY_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiObjects:
-    """Everything the API has, as full JSON objects; ``metadata.resourceVersion`` is the server's to set."""
+    """All objects of the API as complete JSON; the server sets ``metadata.resourceVersion``."""
 
     pods: tuple[Json, ...] = ()
     namespaces: tuple[Json, ...] = ()
@@ -54,7 +54,7 @@ class ApiObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectChange:
-    """One object before and after; ``None`` where there was or is none."""
+    """An object before and after a change; ``None``: it did or does not exist."""
 
     version: int
     resource: str
@@ -63,19 +63,19 @@ class ObjectChange:
 
 
 class Store:
-    """Objects by key, and the last changes, oldest first."""
+    """Objects by key, and the latest changes, oldest first."""
 
     def __init__(self) -> None:
         self.version = 1000
         self.oldest = 1000
-        """The oldest version from which a watch can start."""
+        """Oldest version from which a watch can start."""
         self._seen: ApiObjects | None = None
         self._objects: dict[ObjectKey, tuple[Json, Json]] = {}
-        """As given, and as shown: with a version."""
+        """Each object as given, and as shown with a version."""
         self._changes: deque[ObjectChange] = deque(maxlen=HISTORY_LENGTH)
 
     def follow(self, objects: ApiObjects) -> bool:
-        """Take the objects of now; return whether anything changed."""
+        """Store the current objects; return whether any object changed."""
         if objects is self._seen:
             return False
         self._seen, before, wanted = objects, self.version, objects.by_key()
@@ -97,16 +97,16 @@ class Store:
         return (shown for key, (_, shown) in self._objects.items() if key[0] == resource)
 
     def changes(self, resource: str, after: int) -> Iterator[ObjectChange]:
-        """Yield what happened to a resource later than a version."""
+        """Yield the changes of a resource after a version."""
         return (change for change in self._changes if change.version > after and change.resource == resource)
 
     def forget(self) -> None:
-        """Lose all history, as a server that was started again: watches can start from now on only."""
+        """Drop the history, like a restarted server: watches can start only at the current version."""
         self._changes.clear()
         self.oldest = self.version
 
     def _change(self, key: ObjectKey, given: Json | None) -> None:
-        """Put an object, or remove it."""
+        """Add, replace or remove an object."""
         self.version += 1
         before, shown = self._objects.get(key, (None, None))[1], None
         if given is None:
@@ -120,16 +120,16 @@ class Store:
 
 
 OTHER_NAME = ".example.internal"
-"""Suffix of the node's name in the API during the fault API_OTHER_NODE_NAME."""
+"""Suffix of the node name in the API during the fault API_OTHER_NODE_NAME."""
 _CREATED = "2026-01-05T08:00:00Z"
 _IMAGE = "registry.invalid/simulated:1"
 _Texts = tuple[tuple[str, str], ...]
 
 
 def objects_of(truth: NodeTruth) -> ApiObjects:
-    """Everything the API has at this instant; objects that did not change are the same ones as before."""
+    """Return the objects of the API at this time; unchanged objects are identical to the previous ones."""
     node, cluster = truth.node + OTHER_NAME * (Fault.API_OTHER_NODE_NAME in truth.faults), truth.cluster
-    # Namespaces that the scenario describes, and those that it only has pods in.
+    # Namespaces that the scenario describes, and those of its pods.
     names = dict.fromkeys([*cluster.namespaces, *(pod.namespace for pod in truth.pods)])
     upgraded = Fault.API_UPGRADED in truth.faults and bool(cluster.dra_version)
     return ApiObjects(
@@ -146,9 +146,9 @@ def _texts(texts: Mapping[str, str]) -> _Texts:
     return tuple(texts.items())
 
 
-@lru_cache(maxsize=256)  # made ten times a second
+@lru_cache(maxsize=256)  # called ten times a second
 def _unspaced(kind: str, name: str, labels: _Texts) -> Json:
-    """Return an object that is in no namespace."""
+    """Return a cluster-scoped object."""
     own = {"kubernetes.io/metadata.name" if kind == "Namespace" else "kubernetes.io/hostname": name}
     metadata = {"name": name, "uid": identities.stable_uuid(kind.lower(), name), "creationTimestamp": _CREATED}
     return {"apiVersion": "v1", "kind": kind, "metadata": {**metadata, "labels": {**own, **dict(labels)}}}
@@ -175,7 +175,7 @@ def _pod_json(
     containers: tuple[str, ...],
 ) -> Json:
     namespace, name, uid, phase = identity
-    # Every real object has these, and no client reads them.
+    # Every real object has these fields; no client reads them.
     managed = {"apiVersion": "v1", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {}}}
     metadata: dict[str, Any] = {
         "name": name,
@@ -214,10 +214,10 @@ _METADATA = ("meta.k8s.io/v1", "PartialObjectMetadata")
 
 
 def selector(resource: str, text: str) -> Selector:
-    """Read a ``fieldSelector``.
+    """Return the parsed ``fieldSelector``.
 
     Raises:
-        ValueError: For a field that the API cannot select by.
+        ValueError: The API does not support the field.
     """
     terms = []
     for part in filter(None, text.split(",")):
@@ -236,14 +236,14 @@ def _field(shown: Json, path: Iterable[str]) -> str:
 
 
 def one(shown: Json, *, metadata_only: bool) -> Json:
-    """Show an object whole or as ``PartialObjectMetadata``."""
+    """Return an object completely or as ``PartialObjectMetadata``."""
     if not metadata_only:
         return shown
     return {"kind": _METADATA[1], "apiVersion": _METADATA[0], "metadata": shown["metadata"]}
 
 
 def event(change: ObjectChange, wanted: Selector, *, metadata_only: bool) -> bytes | None:
-    """Return the line of a change for a watch; ``None`` if the change does not concern the watch."""
+    """Return the line of a change for a watch; ``None`` if the watch does not select the object."""
     before = change.before if change.before is not None and wanted(change.before) else None
     after = change.after if change.after is not None and wanted(change.after) else None
     shown = after if after is not None else before
@@ -255,18 +255,18 @@ def event(change: ObjectChange, wanted: Selector, *, metadata_only: bool) -> byt
 
 
 def status(code: int, reason: str, message: str) -> Json:
-    """Make the body of a refusal."""
+    """Return the body of an error response."""
     said = {"status": "Failure", "message": message, "reason": reason, "code": code}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **said}
 
 
 def expired(version: int, oldest: int) -> Json:
-    """Make the status for a resource version that is too old."""
+    """Return the status for a resource version that is too old."""
     return status(410, "Expired", f"too old resource version: {version} ({oldest})")
 
 
 def event_line(kind: str, shown: Json) -> bytes:
-    """Make one line of a watch."""
+    """Return one line of a watch."""
     return json.dumps({"type": kind, "object": shown}, separators=(",", ":")).encode() + b"\n"
 
 
@@ -290,29 +290,29 @@ _SINGLE = {
     f"/apis/{_DRA}": _DRA,
     "/{path:.*}": "",
 }
-"""The same of single objects; what is at no other path is not found."""
+"""Resource of single objects by path; other paths are not found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """A certificate that is its own authority, and its key, as PEM files."""
+    """Self-signed certificate and its key, as PEM files."""
 
     certificate: Path
     key: Path
 
 
 class ApiServer:
-    """Serves the objects on loopback to clients with the bearer token, and follows the faults ``API_*``.
+    """Serves the objects on loopback to clients with the bearer token, and applies the faults ``API_*``.
 
     Args:
-        objects: Returns the objects of now, and the same value as before if nothing changed.
-        faults: The faults now, with their parameters.
-        token_file: Where the token is written, for clients to read; a new one when API_UNAUTHORISED begins.
-        kubeconfig: Where a kubeconfig is written that points to the server and the token's file.
-        port: 0 for a free one, which is kept from then on.
-        metadata_forms: Whether the metadata-only form is known; a proxy may answer in plain form.
-        bookmark_seconds: Between two bookmarks of one watch.
-        tls: Without it the server speaks plain HTTP.
+        objects: Returns the current objects, or the previous value if no object changed.
+        faults: Returns the current faults with their parameters.
+        token_file: File for the token; the server writes a new token when API_UNAUTHORISED begins.
+        kubeconfig: File for a kubeconfig with the address of the server and the token file.
+        port: TCP port; 0 selects a free port, which later starts reuse.
+        metadata_forms: Whether the server supports the metadata-only form; a proxy may return the full form.
+        bookmark_seconds: Seconds between two bookmarks of a watch.
+        tls: Certificate and key; None: plain HTTP.
     """
 
     def __init__(
@@ -343,39 +343,39 @@ class ApiServer:
         self._ticked = asyncio.Condition()
         self._streams: set[web.StreamResponse] = set()
         self.requests: Counter[str] = Counter()
-        """By verb and resource: ``list pods``, ``watch pods``, ``get node``; refused ones too."""
+        """Number of requests by verb and resource, such as ``list pods`` or ``get node``, including refused ones."""
         self.without_token = 0
-        """Requests that came without any token."""
+        """Number of requests without a token."""
         self.most_streams = 0
-        """The most that were open at once."""
+        """Highest number of concurrent watches."""
         self.forbidden: set[str] = set()
-        """Resources that the role leaves out, named as in ``requests``: ``pods``, ``node``, ``resourceclaim``."""
+        """Resources without rights, with the names of ``requests``: ``pods``, ``node``, ``resourceclaim``."""
 
     @property
     def url(self) -> str:
-        """Where it listens, or listened last."""
+        """Return the current or last address of the server."""
         return f"http{'s' if self._tls else ''}://127.0.0.1:{self._port}"
 
     @property
     def open_streams(self) -> int:
-        """Watches that are open now."""
+        """Return the number of open watches."""
         return len(self._streams)
 
     async def start(self) -> None:
-        """Listen, write token and kubeconfig, and follow objects and faults from now on."""
+        """Listen, write token and kubeconfig, and start to apply objects and faults."""
         if self._follower is not None:
             return
         if not self._token:
             self.rotate()
         self._store.follow(self._objects())
         if Fault.API_DOWN not in self._faults() or not self._port:
-            await self._open()  # also to get a port that the kubeconfig can name
+            await self._open()  # also to get a port for the kubeconfig
         self._write_kubeconfig()
         await self._tick()
         self._follower = asyncio.create_task(self._follow(), name="simulated API server")
 
     async def stop(self) -> None:
-        """Close the port and break all streams."""
+        """Close the port and all streams."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -384,14 +384,14 @@ class ApiServer:
         await self._close()
 
     async def restart(self) -> None:
-        """Stop and start, as an upgrade of the server does: the objects stay, what happened before is forgotten."""
+        """Restart like an upgrade of the server: the objects stay, the history is lost."""
         await self.stop()
         self._store.follow(self._objects())
         self._store.forget()
         await self.start()
 
     def rotate(self) -> None:
-        """Accept another token from now on, and write it to its file."""
+        """Replace the token, and write the new one to its file."""
         self._token = secrets.token_hex(16)
         self._token_file.parent.mkdir(parents=True, exist_ok=True)
         self._token_file.write_text(self._token + "\n", encoding="utf-8")
@@ -411,7 +411,7 @@ class ApiServer:
             self._ticked.notify_all()
 
     def _look(self) -> Mapping[Fault, float]:
-        """Take what there is now."""
+        """Store the current objects."""
         self._store.follow(self._objects())
         faults = self._faults()
         if Fault.API_UNAUTHORISED in faults and not self._refused_before:
@@ -425,7 +425,7 @@ class ApiServer:
             app.router.add_get(path, partial(self._handle, resource, single=False))
         for path, resource in _SINGLE.items():
             app.router.add_get(path, partial(self._handle, resource, single=True))
-        # Without cancellation a watch would outlive its client until the next event.
+        # Without cancellation a watch would stay open after its client disconnects, until the next event.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05)
         await runner.setup()
         context = None
@@ -454,7 +454,7 @@ class ApiServer:
             "users": [{"name": "simulated", "user": {"tokenFile": str(self._token_file.absolute())}}],
         }
         self._kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        self._kubeconfig.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")  # JSON is YAML too
+        self._kubeconfig.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")  # JSON is valid YAML
 
     async def _handle(self, resource: str, request: web.Request, *, single: bool) -> web.StreamResponse:
         faults, known_as = self._look(), resource.removesuffix("s") if single else resource
@@ -498,7 +498,7 @@ class ApiServer:
         return None
 
     def _list(self, request: web.Request, resource: str, wanted: Selector) -> web.Response:
-        """Make a list; its items have no kind of their own, as in the real one, except in the metadata form."""
+        """Return a list; like in the real API, its items have no kind, except in the metadata form."""
         namespace = request.match_info.get("namespace", "")
         found = filter(wanted, self._store.list(resource))
         shown = [each for each in found if namespace in {"", each["metadata"].get("namespace")}]
@@ -513,7 +513,7 @@ class ApiServer:
         return self._metadata_forms and "as=PartialObjectMetadata" in request.headers.get("Accept", "")
 
     def _kind(self, request: web.Request, resource: str) -> tuple[str, str]:
-        """Return API version and kind of what is shown."""
+        """Return API version and kind of the response."""
         whole = ("v1", "Pod") if resource == "pods" else (f"{_DRA}/{self._objects().dra_version}", "ResourceSlice")
         return _METADATA if self._metadata_only(request) else whole
 
@@ -543,7 +543,7 @@ class ApiServer:
                 async for line in lines:
                     await stream.write(line)
         except ConnectionResetError:
-            pass  # the client went away
+            pass  # the client disconnected
         finally:
             self._streams.discard(stream)
         return stream
@@ -551,7 +551,7 @@ class ApiServer:
     async def _events(
         self, request: web.Request, resource: str, wanted: Selector, version: int, seconds: float
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a watch from a version on, from all there is for 0, until its time is up or a fault."""
+        """Yield the lines of a watch after a version, or of all objects for 0, until its timeout or a fault."""
         clock, store, metadata_only = asyncio.get_running_loop().time, self._store, self._metadata_only(request)
         every = self._bookmark_seconds if request.query.get("allowWatchBookmarks") == "true" else math.inf
         ends_at, bookmark_at, has_news = clock() + seconds, clock() + every, False
@@ -582,7 +582,7 @@ class ApiServer:
                 await self._ticked.wait()
 
     def _bookmark(self, request: web.Request, resource: str, version: int) -> bytes:
-        """Return the line with a watch's position; a server sends it only after changes."""
+        """Return the bookmark of a watch; a server sends it only after changes."""
         api, kind = self._kind(request, resource)
         metadata = {"resourceVersion": str(version), "creationTimestamp": None}
         shown: dict[str, Any] = {"kind": kind, "apiVersion": api, "metadata": metadata}

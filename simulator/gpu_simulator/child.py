@@ -1,4 +1,4 @@
-"""The child process of a simulated node: the sources' own child on a fake driver, or on a fake host engine."""
+"""Runs the child process of a simulated node: the child of the sources with a fake driver or host engine."""
 
 import argparse
 import sys
@@ -10,14 +10,14 @@ from gpu_simulator import dcgm, driver, scenario
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Install the scenario's driver, or its host engine, and sample it; exit code 2 for one that cannot be loaded.
+    """Install the scenario's driver or host engine and sample it; exit code 2 if the scenario cannot be loaded.
 
     Args:
-        argv: ``--scenario NAME --epoch UNIX_SECONDS``, and whatever ``exporter.gpu.child`` takes.
+        argv: ``--scenario NAME --epoch UNIX_SECONDS``, and the arguments of ``exporter.gpu.child``.
     """
     parser = argparse.ArgumentParser(prog="gpu_simulator.child", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--scenario", required=True, help="a shipped scenario or a file")
-    parser.add_argument("--epoch", type=float, required=True, help="Unix time at which the scenario began")
+    parser.add_argument("--scenario", required=True, help="name of a shipped scenario, or a file")
+    parser.add_argument("--epoch", type=float, required=True, help="Unix time of the scenario's start")
     arguments, rest = parser.parse_known_args(argv)
     try:
         loaded = scenario.load(arguments.scenario)

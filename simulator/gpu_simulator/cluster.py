@@ -1,4 +1,4 @@
-"""Objects of a simulated cluster: pods with what schedulers write on them, ResourceSlices and ResourceClaims."""
+"""Builds objects of a simulated cluster: pods with labels of schedulers, ResourceSlices and ResourceClaims."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from gpu_simulator.truth import HolderTruth, MigTruth, PodTruth
 
 JsonObject = dict[str, Any]
 STALE_SECONDS = 30.0
-"""For so long after the start a slice of an older generation exists too, as after an update of the driver."""
+"""Seconds after the start in which a slice of an older generation also exists, as after a driver update."""
 _DAEMONS = ("kube-proxy", "cilium", "node-exporter", "fluent-bit", "csi-node")
 _OTHERS = (*_DAEMONS, "coredns", "web", "worker", "redis")
 _STATEFUL = "redis"
@@ -25,7 +25,7 @@ _METADATA = tuple(field.name for field in fields(PodMetadata))
 
 
 def scheduled(plan: NodePlan) -> NodePlan:
-    """Return the plan with what schedulers label and annotate its pods with."""
+    """Return the plan with the labels and annotations that schedulers set on its pods."""
     return replace(
         plan,
         pods=tuple(
@@ -42,7 +42,7 @@ def scheduled(plan: NodePlan) -> NodePlan:
 
 
 def _group(plan: NodePlan, gpu: int) -> str:
-    """Return the name of the group of KAI's pods that have parts of a GPU."""
+    """Return the name of the group of KAI's pods that share a GPU."""
     return identities.stable_uuid(plan.node, "gpu-group", gpu)
 
 
@@ -55,7 +55,7 @@ def _group_labels(plan: NodePlan, pod: PodPlan) -> dict[str, str]:
 
 def _part_annotations(plan: NodePlan, pod: PodPlan) -> dict[str, str]:
     if plan.plugin.ids is IdForm.HAMI:
-        # HAMi leaves an empty element for a container without a device.
+        # HAMi writes an empty element for a container without a device.
         devices = ";" * len(pod.sidecars) + _vgpus(plan, pod)
         written = {"hami.io/vgpu-devices-allocated": devices, "hami.io/vgpu-node": plan.node}
         parts = list(_vgpu_instances(plan, pod))
@@ -70,7 +70,7 @@ def _instance_of(plan: NodePlan, claim: Claim) -> MigTruth | None:
 
 
 def _vgpus(plan: NodePlan, pod: PodPlan) -> str:
-    """Return the devices; containers end with ``;``, devices with ``:``."""
+    """Return the text of the devices; ``;`` ends a container, ``:`` a device."""
     return "".join(
         "".join(f"{_vgpu(plan, claim)}:" for claim in container.claims) + ";" for container in pod.containers
     )
@@ -118,7 +118,7 @@ def _kai(pod: PodPlan, parts: list[Claim]) -> dict[str, str]:
 
 
 def present(plan: NodePlan, t: float) -> Iterator[tuple[PodPlan, PodTruth]]:
-    """Yield the pods with devices that exist at ``t``, including those that have finished and are still listed."""
+    """Yield the pods with devices that exist at ``t``, including finished pods that are still listed."""
     for pod in plan.pods:
         found = pod.window.occurrence(t, pod.finished_seconds)
         if found is None or not pod.namespace:
@@ -131,7 +131,7 @@ def present(plan: NodePlan, t: float) -> Iterator[tuple[PodPlan, PodTruth]]:
 
 
 def reservations(plan: NodePlan, listed: Iterable[HolderTruth]) -> Iterator[PodTruth]:
-    """Yield KAI's pods that hold GPUs for others."""
+    """Yield KAI's reservation pods."""
     groups = {gpu.uuid: _group(plan, gpu.index) for gpu in plan.gpus}
     for one in listed:
         if one.namespace == RESERVATION_NAMESPACE and plan.plugin.ids is IdForm.KAI:
@@ -146,7 +146,7 @@ def reservations(plan: NodePlan, listed: Iterable[HolderTruth]) -> Iterator[PodT
 
 
 def others(plan: NodePlan) -> tuple[PodTruth, ...]:
-    """Return pods without devices, as every node has them."""
+    """Return the pods without devices."""
     return tuple(_other(plan.node, number) for number in range(plan.other_pods))
 
 
@@ -181,7 +181,7 @@ def _other(node: str, number: int) -> PodTruth:
 
 
 def slices(plan: NodePlan) -> tuple[JsonObject, ...]:
-    """Return the ResourceSlices of the node's pool, one of an older generation first; none without DRA's driver."""
+    """Return the ResourceSlices of the node's pool, first one of an older generation; none without the DRA driver."""
     if plan.plugin.ids is not IdForm.DRA:
         return ()
     newest = [_slice(plan, "0", _GENERATION, [device for gpu in plan.gpus for device in _devices(plan, gpu)])]
@@ -247,7 +247,7 @@ def _device(
 
 
 def claims(plan: NodePlan, held: Iterable[PresentUse]) -> tuple[JsonObject, ...]:
-    """Return the ResourceClaims by which devices are held or monitored now."""
+    """Return the ResourceClaims of devices that are held or monitored now."""
     if plan.plugin.ids is not IdForm.DRA:
         return ()
     found: dict[tuple[str, str], list[PresentUse]] = {}

@@ -1,7 +1,7 @@
-"""A DCGM host engine that does not exist, put as the loaded library under ``exporter.gpu.dcgm.library``.
+"""Simulates a DCGM host engine, as a replacement of the library that ``exporter.gpu.dcgm.library`` loads.
 
-It has what the product's client asks for, answered from the truth in DCGM's units and under DCGM's ids. The ABI itself
-is held by tests/dcgm_stub.
+It has the functions that the exporter's client calls, and returns values of the truth with DCGM's units and ids.
+tests/dcgm_stub tests the ABI.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _PROFILING = _GROUPS["profiling"]
 
 
 class _Blank(IntEnum):
-    """Kinds of a lacking value, as offsets of DCGM's sentinels."""
+    """Kinds of a missing value, as offsets of DCGM's sentinels."""
 
     NULL = 0
     NOT_SUPPORTED = 2
@@ -48,14 +48,14 @@ class _Blank(IntEnum):
 Value = int | float | str | _Blank
 _BLANK_32, _BLANK_64, _BLANK_DOUBLE = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, float(2**47)
 _NARROW = (Field.MEMORY_TEMP, Field.FAN_SPEED)
-"""Whole numbers whose blank is that of 32 bits."""
+"""Integer fields with the 32-bit sentinel for a missing value."""
 _WHOLE_WATTS = range(Field.POWER_MGMT_LIMIT, Field.ENFORCED_POWER_LIMIT + 1)
 _NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
-"""The engine has lost its GPUs. With a driver that was replaced under it, it has them still and can ask nothing."""
+"""Faults that remove the engine's GPUs. After a driver replacement it still lists them, without values."""
 _FIXED = (50, 54, 51, 52, 53, 55, 57, 85, 82, 56, 80, 81, 63, 65, 66, 94, 67, 69)
-"""What the engine reads once and still answers of a GPU that does not: in the order of ``_fixed``."""
+"""Fields that the engine reads once and returns also for an unresponsive GPU, in the order of ``_fixed``."""
 _ECC_MODES = (300, 301)
-# Fields of a group: DCGM's own limit, also for a program that takes another one for it.
+# Number of fields of a group: the limit of DCGM, independent of the client.
 _SHORTEST_MEAN_SECONDS, _MOST_FIELDS = 0.05, 127
 _KIB = 1024
 _LINK_BYTES = (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL)
@@ -69,7 +69,7 @@ def _known(version: str) -> frozenset[int]:
 
 
 def _meta_pointer(field_id: int, version: str) -> "ctypes._Pointer[library.FieldMeta]":
-    """Return a pointer to a field's description; a null pointer where the version does not know the field."""
+    """Return a pointer to the description of a field; a null pointer if the version does not have the field."""
     pointer = ctypes.POINTER(library.FieldMeta)
     if field_id not in _known(version):
         return pointer()
@@ -78,19 +78,19 @@ def _meta_pointer(field_id: int, version: str) -> "ctypes._Pointer[library.Field
 
 
 def _answers(node: NodeTruth, gpu: GpuTruth) -> bool:
-    """Return whether the driver measures anything of a GPU now."""
+    """Return whether the driver measures a GPU now."""
     return gpu.fault not in GPU_FAULTS and not (_NO_DRIVER | {Fault.LIBRARY_MISMATCH}) & node.faults.keys()
 
 
 def _profiling_fields(node: NodeTruth, gpu: GpuTruth) -> list[int]:
-    """Return the profiling fields of a GPU: by GPM, or by the closed module where it is installed."""
+    """Return the profiling fields of a GPU: from GPM, or from the proprietary module if it is installed."""
     if not gpu.model.gpm and not node.dcgm.profiling_module:
         return []
     return sorted(_GROUPS["by_gpm" if gpu.model.gpm else "by_module"] - gpu.model.not_supported)
 
 
 def _value_of(node: NodeTruth, entity: "_Entity", field_id: int) -> Value:
-    """Return the value of a field of an entity now; what an instance does not have itself is its parent's."""
+    """Return the current value of a field of an entity; fields that an instance lacks are those of its parent."""
     version, cuda = node.driver_version, cuda_major(node)
     of_node: dict[int, Value] = {1: version, 2: f"{cuda}.{version}", 4: len(node.gpus), 5: cuda * 1000}
     gpu, member, value = entity.gpu, next(iter(entity.members), None), None
@@ -127,10 +127,10 @@ def _measured(gpu: GpuTruth, member: MigTruth | None, field: Field) -> Value | N
 
 
 def _mean_of(entity: "_Entity", before: Load, group: int, field_id: int, seconds: float) -> Value:
-    """Return the mean of a profiling field over ``seconds``, from the load's integral and the one ``before``."""
+    """Return the mean of a profiling field over ``seconds``, from the integral of the load now and ``before``."""
     gpu, level, of, field = entity.gpu, _LEVELS.get(field_id, GPU), _FIELDS["mean_of"].get(field_id), Field(field_id)
     if gpu is None or (level == GPU != group) or (level != COMPUTE_INSTANCE == group):
-        return _Blank.NULL  # a field of something larger than the entity
+        return _Blank.NULL  # a field of a larger entity
     if of is None or field in gpu.model.not_supported or (field in _GROUPS["only_by_gpm"] and not gpu.model.gpm):
         return _Blank.NOT_SUPPORTED
     if seconds < _SHORTEST_MEAN_SECONDS:
@@ -143,7 +143,7 @@ def _mean_of(entity: "_Entity", before: Load, group: int, field_id: int, seconds
 
 
 def _link_rate(before: GpuTruth, gpu: GpuTruth, seconds: float) -> Value:
-    """The field's name says total: it is a rate, KiB per second over a thousand; the first value is 0."""
+    """Return the value of a field named total, which is a rate: thousands of KiB per second; the first value is 0."""
     counters = [read(one, name) for name in _LINK_BYTES for one in (before, gpu)]
     begun_tx, ended_tx, begun_rx, ended_rx = (None if one is None else int(one / _KIB) for one in counters)
     if begun_tx is None or ended_tx is None or begun_rx is None or ended_rx is None:
@@ -167,42 +167,42 @@ _CALLS: dict[str, Call] = {}
 
 
 class EngineKilledError(AssertionError):
-    """A call that kills a real host engine, for every client of the node; the product must never make it."""
+    """A call that crashes a real host engine for every client of the node; the exporter must not make it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entity:
-    """What an id stands for now: the node, a GPU, or an instance with its compute instances."""
+    """Entity of an id now: the node, a GPU, or an instance with its compute instances."""
 
     gpu: GpuTruth | None = None
     members: tuple[MigTruth, ...] = ()
     above: _Place = (NONE, 0)
-    """What an instance is a part of."""
+    """GPU of an instance."""
 
     @cached_property
     def integral(self) -> Load:
-        """Integral of its load since the scenario's start."""
+        """Integral of the load since the scenario's start."""
         whole = self.gpu.load_integral if self.gpu else Load()
         return joined(self.members) if self.members else whole
 
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """Fields that are sampled together: at each beat, when they are read."""
+    """Fields that are sampled together, once per interval, when they are read."""
 
     interval_seconds: float
     started: float
-    """Of the monotonic clock."""
+    """Start of the watch on the monotonic clock, in seconds."""
     from_seconds: float
-    """Of the scenario, when the watch began."""
+    """Start of the watch, in seconds since the scenario's start."""
     samples: deque[tuple[NodeTruth, Mapping[_Place, _Entity]]]
-    """What there was at the beat before and at the last one."""
+    """Truth at the previous and at the last sample."""
     beat: int = -1
 
 
 @dataclass(slots=True, kw_only=True)
 class _Connection:
-    """Groups of entities, groups of fields and watches of one client; all end with the connection."""
+    """Groups of entities, groups of fields and watches of one client; they end with the connection."""
 
     embedded: bool = False
     alive: bool = True
@@ -211,7 +211,7 @@ class _Connection:
     watches: dict[tuple[int, int], _Watch] = field(default_factory=dict)
 
     def watched(self, group: int, fields: int) -> tuple[tuple[_Key, ...], _Watch | None]:
-        """Return the fields of the entities of two of its own groups, and their watch."""
+        """Return entities and fields of two groups of this connection, and their watch."""
         if group not in self.groups or fields not in self.field_groups:
             raise Refused(Code.NOT_CONFIGURED)
         keys = tuple((*place, one) for place in self.groups[group] for one in self.field_groups[fields])
@@ -240,21 +240,21 @@ def _function(*names: str, connected: bool = True) -> Callable[[Call], Call]:
 
 @dataclass(slots=True, kw_only=True)
 class _Engine(Double):
-    """The library of this process and the engine behind it."""
+    """The library of this process and its engine."""
 
     version: str
     major: int
-    """Of the library."""
+    """Version of the library."""
     connections: dict[int, _Connection] = field(default_factory=dict)
     gpus: list[GpuTruth] = field(default_factory=list)
-    """By DCGM's id; one that vanishes stays."""
+    """UUIDs of GPUs by DCGM's id; a removed GPU keeps its id."""
     slots: dict[int, tuple[list[int | None], list[str | None]]] = field(default_factory=dict)
-    """By DCGM's id: the GPU instance, and the UUID of the compute instance, in each slot."""
+    """GPU instance, and UUID of the compute instance, by DCGM's id."""
     entities: dict[_Place, _Entity] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
 
     def follow(self, truth: NodeTruth) -> None:
-        """Give ids to what is there now."""
+        """Assign ids to the current devices."""
         there = () if _NO_DRIVER & truth.faults.keys() else truth.gpus
         self.present = frozenset(gpu.uuid for gpu in there if gpu.fault is not Fault.GPU_ABSENT)
         self.gpus = list(({gpu.uuid: gpu for gpu in self.gpus} | {gpu.uuid: gpu for gpu in there}).values())
@@ -274,7 +274,7 @@ class _Engine(Double):
                 self.entities[part] = _Entity(gpu=gpu, members=(member,), above=instance)
 
     def gate(self) -> NodeTruth:
-        """Wait as long as the engine hangs or is slow; end connections while it is down."""
+        """Wait while the engine hangs or is slow; close the connections if it is down."""
         node = self.wait_while(Fault.ENGINE_HANG)
         if Fault.ENGINE_DOWN in node.faults:
             self.kill()
@@ -283,19 +283,19 @@ class _Engine(Double):
         return node
 
     def kill(self) -> None:
-        """End the engine: connections to it stay dead."""
+        """Stop the engine: existing connections stay closed."""
         for handle, one in self.connections.items():
             self.connections[handle] = one if one.embedded else _Connection(alive=False)
 
     def update(self, watch: _Watch) -> None:
-        """Measure what is watched if its beat has come; with a driver that hangs nothing moves."""
+        """Sample the watched fields if they are due; not while the driver hangs."""
         node, beat = self.now(), int((self.monotonic() - watch.started) / watch.interval_seconds + 1e-6)
         if Fault.HANG not in node.faults and beat > watch.beat:
             watch.beat = beat
             watch.samples.append((node, self.entities))
 
     def _value(self, watch: _Watch, key: _Key) -> Value:
-        """Return what was measured at the last beat."""
+        """Return the values of the last sample."""
         (then, entities_then), (node, entities) = watch.samples
         place, field_id, entity = key[:2], key[2], entities.get(key[:2])
         profiled = field_id in _PROFILING
@@ -321,7 +321,7 @@ class _Engine(Double):
         return (key[2], Code.OK, self._microseconds(watch.samples[-1][0].at_seconds), self._value(watch, key))
 
     def _xids(self, watch: _Watch, key: _Key, since_microseconds: int) -> list[_Record]:
-        """Return the Xid errors of a GPU since the watch began and since a time."""
+        """Return the Xid errors of a GPU since the start of the watch and since a time."""
         gpu = self.entities.get(key[:2], _Entity()).gpu
         return [
             (key[2], Code.OK, self._microseconds(seconds), code)
@@ -339,7 +339,7 @@ class _Engine(Double):
     @_function("dcgmConnect_v2", "dcgmConnect_v3", connected=False)
     def _connect(self, address: bytes, params: CArgument, handle: CArgument) -> None:
         if Fault.ENGINE_DOWN in self.gate().faults or address.decode().removeprefix("tcp://") not in _ADDRESSES:
-            self.sleep(params.timeoutMs / 1000)  # recorded: a closed port costs all of it
+            self.sleep(params.timeoutMs / 1000)  # recorded: with a closed port the call takes the complete timeout
             raise Refused(Code.CONNECTION_LOST)
         if not self.version.startswith(f"{self.major}."):
             raise Refused(Code.VERSION_MISMATCH)
@@ -483,7 +483,7 @@ class _Engine(Double):
         fields = tuple(int(one) for one in ids[:ids_count])
         if not _PROFILING.isdisjoint(fields):
             self.kill()
-            raise EngineKilledError(f"a live read of profiling fields {fields} kills a real host engine")
+            raise EngineKilledError(f"a live read of profiling fields {fields} crashes a real host engine")
         if not _known(self.version).issuperset(fields) or Field.XID_ERRORS in fields:
             raise Refused(Code.ERROR)
         self.now(fresh=True)
@@ -498,7 +498,7 @@ class _Engine(Double):
 
 
 def _deliver(callback: CArgument, keys: Iterable[_Key], told: Callable[[_Key], list[_Record]]) -> None:
-    """Call back with the records of each entity."""
+    """Call the callback with the records of each entity."""
     for entity, some in groupby(keys, key=lambda key: key[:2]):
         values = [record for key in some for record in told(key)]
         records = (library.FieldValueV1 * len(values))()
@@ -528,10 +528,10 @@ set_epoch, fail, clear_failures = _installed.set_epoch, _installed.fail, _instal
 
 
 def install(truth: Callable[[], NodeTruth], *, soname: str = "", **timing: Unpack[Timing]) -> None:
-    """Put a fake libdcgm in place whose engine, at ``localhost:5555``, answers from ``truth``.
+    """Install a fake libdcgm with an engine at ``localhost:5555`` that returns values of ``truth``.
 
-    A watched field is sampled once per beat of the clock, when it is read; a profiling field is the mean since the
-    beat before. ``soname`` is that of the library; empty for the engine's own major version.
+    A watched field is sampled once per interval, when it is read; a profiling field is the mean since the previous
+    sample. ``soname`` is the name of the library; empty: the name for the major version of the engine.
     """
     version = truth().dcgm.version
     soname = soname or f"libdcgm.so.{version.partition('.')[0]}"
@@ -546,16 +546,16 @@ def install(truth: Callable[[], NodeTruth], *, soname: str = "", **timing: Unpac
 
 
 def uninstall() -> None:
-    """Remove the library; harmless where there is none."""
+    """Remove the library; no effect if it is not installed."""
     _installed.double = None
     library.uninstall()
 
 
 def knock(address: str, _seconds: float) -> str:
-    """Connect to an endpoint as a plain socket does, and return the address: ``host:port`` or ``unix:///path``.
+    """Connect to an endpoint, like a socket, and return the address: ``host:port`` or ``unix:///path``.
 
     Raises:
-        OSError: as the socket does: refused, or no such file.
+        OSError: The connection is refused, or the file does not exist.
     """
     if address.startswith("unix:"):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -565,7 +565,7 @@ def knock(address: str, _seconds: float) -> str:
 
 
 def held() -> dict[str, int]:
-    """Return how many connections, groups, field groups and watches there are now: leaks show here."""
+    """Return the numbers of connections, groups, field groups and watches, which show leaks."""
     ones = _installed.get().connections.values()
     counts = {name: sum(len(getattr(one, name)) for one in ones) for name in ("groups", "field_groups", "watches")}
     return {"connections": len(ones), **counts}

@@ -1,6 +1,6 @@
-"""A driver that does not exist, put as the loaded library under the real pynvml binding.
+"""Simulates a driver, as a replacement of the library that the real pynvml binding loads.
 
-Values of devices, MIG and GPM have a module of their own; initialisation, processes and events are here.
+This module has initialisation, processes and events; ``driver_devices`` has values of devices, MIG and GPM.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def _nvml_version(session: DriverSession, buffer: CArgument, size: int) -> None:
 
 
 def _shutdown(session: DriverSession) -> None:
-    """Closing works whatever is wrong with the driver, except while it hangs."""
+    """Close the driver, which works during all faults except a hang."""
     session.wait_while(Fault.HANG)
     session.close()
 
@@ -66,7 +66,7 @@ _NO_INSTANCE = 0xFFFFFFFF
 _UTILISATION_INFO_V1 = 0x01000018
 _UTILISATION_INFO_SINCE_DRIVER = 550
 _SLOTS = 100
-"""Records that the driver asks room for, however few it fills."""
+"""Number of records that the driver requests, independent of the number that it fills."""
 _GARBAGE_PERCENT = 37100
 _MPS_SERVER = "nvidia-cuda-mps-server"
 _DISPLAY_SERVERS = frozenset({"Xorg", "Xwayland", "gnome-shell"})
@@ -79,7 +79,7 @@ class _Running(NamedTuple):
 
 
 def _running(target: Target) -> list[_Running]:
-    """Return the processes on the device; a partitioned GPU lists those of all its instances."""
+    """Return the processes on the device; for a partitioned GPU those of all its instances."""
     if Fault.PROCESSES_LOST in target.node.faults:
         return []
     if target.instance is None and not target.gpu.mig_enabled:
@@ -89,7 +89,7 @@ def _running(target: Target) -> list[_Running]:
 
 
 def _split(target: Target) -> tuple[list[_Running], list[_Running], list[_Running]]:
-    """Return (compute, graphics, MPS), the driver's three lists; clients of an MPS server are in the third."""
+    """Return the three lists of the driver: compute, graphics, and clients of an MPS server."""
     entries = _running(target)
     graphics = [entry for entry in entries if entry.process.comm in _DISPLAY_SERVERS]
     compute = [entry for entry in entries if entry not in graphics]
@@ -100,7 +100,7 @@ def _split(target: Target) -> tuple[list[_Running], list[_Running], list[_Runnin
 
 
 def _list(position: int, target: Target, count: CArgument, records: CArgument) -> None:
-    """Fill records; too little room is refused, with the number that is needed."""
+    """Fill the records; refuse a buffer that is too small, with the required number."""
     entries = _split(target)[position]
     room, count.value = count.value, len(entries)
     if entries and (not records or room < len(entries)):
@@ -116,7 +116,7 @@ for _position, _kind in enumerate(("Compute", "Graphics", "MPSCompute")):
 
 @system("nvmlDeviceGetRunningProcessDetailList")
 def _detail_list(_session: DriverSession, *_: CArgument) -> None:
-    """Only its presence counts: drivers without it have long process records."""
+    """Refuse the call; only the presence of the function matters: drivers without it have long process records."""
     raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
@@ -133,7 +133,7 @@ def _uses(target: Target, last_seen_us: int) -> tuple[MeanUse, ...]:
 
 
 def _fill_samples(target: Target, uses: Sequence[MeanUse], room: int, records: CArgument, last_seen_us: int) -> None:
-    """Write the samples, and into the slots behind them what a real driver leaves there: garbage."""
+    """Write the samples, and garbage to the remaining slots, like a real driver."""
     if not records or room < _SLOTS:
         raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     for position, use in enumerate(uses):
@@ -170,7 +170,7 @@ _ECC_EVENTS = 0x1 | 0x2
 _XID = 0x8
 _MIG_CONFIG_CHANGE = 0x100
 _Event = tuple[str, int, int, tuple[int, ...]]
-"""GPU UUID, event type, data, ids of the part."""
+"""GPU UUID, event type, data, ids of the instance."""
 
 
 def _supported_types(gpu: GpuTruth) -> int:
@@ -218,7 +218,7 @@ def _register(session: DriverSession, handle: int, mask: int, event_set: int) ->
 
 
 def _next_event(registered: EventSet, node: NodeTruth) -> _Event | None:
-    """Return the oldest event that was not delivered yet, and mark it as delivered."""
+    """Return the oldest undelivered event, and mark it as delivered."""
     due: list[tuple[float, str, int, tuple[int, ...]]] = []
     for gpu in node.gpus:
         mask = registered.masks.get(gpu.uuid, 0)
@@ -238,7 +238,7 @@ def _next_event(registered: EventSet, node: NodeTruth) -> _Event | None:
 
 @system("nvmlEventSetWait_v2")
 def _wait(session: DriverSession, event_set: int, struct: CArgument, _timeout_ms: int) -> None:
-    """Return an event that has arrived: the product never waits for one."""
+    """Return a pending event; the exporter never waits for one."""
     registered = session.event_sets.get(event_set)
     if registered is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -253,11 +253,11 @@ def _wait(session: DriverSession, event_set: int, struct: CArgument, _timeout_ms
 _installed: Installed[DriverSession] = Installed("driver")
 set_epoch, fail, clear_failures = _installed.set_epoch, _installed.fail, _installed.clear_failures
 _before: list[object] = []
-"""What pynvml had before the first ``install``."""
+"""Library of pynvml before the first ``install``."""
 
 
 def install(truth: Callable[[], NodeTruth], **timing: Unpack[Timing]) -> None:
-    """Put a fake driver that answers from ``truth`` under pynvml, as if the process had just loaded its library."""
+    """Install a fake driver that returns values of ``truth``, as if pynvml had just loaded its library."""
     if _installed.double is None:
         _before.append(pynvml.nvmlLib)
     session = _installed.double = DriverSession(source=truth, calls=CALLS, **timing)
@@ -265,7 +265,7 @@ def install(truth: Callable[[], NodeTruth], **timing: Unpack[Timing]) -> None:
 
 
 def uninstall() -> None:
-    """Give pynvml back what it had before the first ``install``; harmless where there was none."""
+    """Restore the library of pynvml before the first ``install``; no effect without one."""
     if _installed.double is not None:
         _installed.double = None
         _swap(_before.pop())
@@ -273,5 +273,5 @@ def uninstall() -> None:
 
 def _swap(library: object) -> None:
     pynvml.nvmlLib = library
-    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - pointers are cached by name for the process's life
-    pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the new library was never initialised
+    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - pynvml caches pointers by name until the process ends
+    pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the new library is not initialised

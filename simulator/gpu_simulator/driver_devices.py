@@ -1,4 +1,4 @@
-"""Values of the fields of a simulated GPU, and the NVML functions of devices, MIG and GPM that return them."""
+"""Computes field values of a simulated GPU, and provides the NVML functions of devices, MIG and GPM."""
 
 import math
 import re
@@ -31,11 +31,11 @@ from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, NodeTruth
 
 _NVML = table("nvml")
 _BAR1_PER_MEMORY_SLICE = 0.047186
-"""Part of the board's BAR1 that an instance shows per memory slice, recorded on H100 with driver 590.48.01."""
+"""Part of the board's BAR1 per memory slice of an instance, recorded on H100 with driver 590.48.01."""
 
 
 def _video_clock_mhz(gpu: GpuTruth) -> int:
-    """Between the two points of the H100 capture: 765 MHz idle, 1545 MHz at the highest SM clock."""
+    """Linear between the two points of the H100 capture: 765 MHz idle, 1545 MHz at the highest SM clock."""
     return max(765, round(1545 * gpu.sm_clock_mhz / max(gpu.model.max_sm_clock_mhz, 1)))
 
 
@@ -91,7 +91,7 @@ _HEALTHY_ZERO = frozenset(
         field.name,
     )
 )
-"""Counters and flags of a board without any error so far; a scenario overrides them."""
+"""Counters and flags of a board without errors; a scenario can override them."""
 
 
 MEMORY = (Field.FB_TOTAL, Field.FB_RESERVED, Field.FB_FREE, Field.FB_USED)
@@ -99,7 +99,7 @@ BAR1 = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
 
 
 def _read_instance(gpu: GpuTruth, instance: MigTruth) -> dict[Field, float]:
-    """Return the memory of an instance, and its part of the board's BAR1, none of which is in use."""
+    """Return the memory of an instance, and its part of the board's BAR1, which is unused."""
     total, used = instance.memory_bytes, instance.load.memory_used_bytes
     board_bar1 = round((read(gpu, Field.BAR1_TOTAL) or 0) * MIB)
     bar1 = int(board_bar1 * _BAR1_PER_MEMORY_SLICE * instance.memory_slices) / MIB
@@ -109,10 +109,10 @@ def _read_instance(gpu: GpuTruth, instance: MigTruth) -> dict[Field, float]:
 
 
 def read(gpu: GpuTruth, field: Field, instance: MigTruth | None = None) -> int | float | None:
-    """Return the value of ``field`` in the units of ``Field``; ``None`` where the driver says NOT_SUPPORTED.
+    """Return the value of ``field`` in the units of ``Field``; ``None`` if the driver returns NOT_SUPPORTED.
 
-    An instance has memory of its own; all else is of its board. An override wins over everything, then what the model
-    lacks, then what MIG takes away, then the truth.
+    An instance has its own memory; other values are those of the board. Precedence: overrides, fields that the model
+    does not support, fields that MIG does not support, the truth.
     """
     if instance is not None and (field in MEMORY or field in BAR1 or field is Field.FB_USED_PERCENT):
         return _read_instance(gpu, instance)[field]
@@ -128,17 +128,17 @@ def read(gpu: GpuTruth, field: Field, instance: MigTruth | None = None) -> int |
 
 
 def driver_major(node: NodeTruth) -> int:
-    """Return ``590`` of ``590.48.01``."""
+    """Return the major version of the driver, such as 590 of ``590.48.01``."""
     return int(node.driver_version.partition(".")[0])
 
 
 def cuda_major(node: NodeTruth) -> int:
-    """Return the major version of the CUDA that comes with the node's driver."""
+    """Return the major CUDA version of the node's driver."""
     return next((cuda for since, cuda in ((580, 13), (525, 12)) if driver_major(node) >= since), 11)
 
 
 def is_before(node: NodeTruth, field: Field) -> bool:
-    """Return whether the node's driver is older than a field."""
+    """Return whether the node's driver is too old for a field."""
     return driver_major(node) < int(_NVML["since"].get(field.name, 0))
 
 
@@ -150,17 +150,17 @@ _VGPU_LICENSED_FEATURE = 1
 
 
 def whole(gpu: GpuTruth, field: Field, scale: float = 1.0) -> int:
-    """Return ``field`` as NVML's whole number; refused where the board lacks it."""
+    """Return ``field`` as an integer of NVML; refuse it if the board does not support it."""
     return round(supported(read(gpu, field)) * scale)
 
 
 def _byte_counts(target: Target, fields: Sequence[Field]) -> list[int]:
-    """Return sizes of a GPU or of an instance; refused where the board lacks one."""
+    """Return sizes of a GPU or an instance; refuse them if the board does not support one."""
     return [round(supported(read(target.gpu, field, target.instance)) * MIB) for field in fields]
 
 
 def _lookup(session: DriverSession, name: str, device: CArgument, uuid: str | None) -> None:
-    """Store the handle of an enumerated GPU; a lost one cannot even be found."""
+    """Store the handle of an enumerated GPU; a lost GPU is not found."""
     if uuid is None:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
     session.refuse_faulty(name, session.find_gpu(uuid), static=True)
@@ -188,7 +188,7 @@ def _by_pci_bus_id(session: DriverSession, text: bytes, device: CArgument) -> No
 
 
 def _bus_id(text: str) -> tuple[int, str]:
-    """(domain, rest) of a bus id, however many digits its domain has."""
+    """Return domain and rest of a bus id; the number of digits of the domain varies."""
     domain, _, rest = text.partition(":")
     try:
         return (int(domain, 16), rest.upper())
@@ -235,7 +235,7 @@ _NUMBERS: Mapping[str, Callable[[Target], int]] = {
     "nvmlDeviceGetGpuInstanceId": lambda target: supported(target.instance).gpu_instance_id,
     "nvmlDeviceGetComputeInstanceId": lambda target: supported(target.instance).compute_instance_id,
 }
-"""Static numbers with one out-argument."""
+"""Functions for static numbers with one output argument."""
 
 
 def _put_text_of(text_of: Callable[[Target], str | None], target: Target, buffer: CArgument, size: int) -> None:
@@ -331,7 +331,7 @@ def _licences(target: Target, struct: CArgument) -> None:
 
 
 _KINDS = {"double": (0, "ullVal"), "uint": (1, "uiVal"), "ulonglong": (3, "ullVal"), "int": (5, "siVal")}
-"""Number and union member per value type."""
+"""Number and union member by value type."""
 _ALL_LINKS = 0xFFFFFFFF
 _LATENCY_US = 12
 _LAST_ECC_ID = 6
@@ -340,7 +340,7 @@ _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
 
 
 def _answer(target: Target, number: int, scope: int) -> tuple[int, str]:
-    """Return (NVML value, value type) of one field id; ``Refused`` carries its return code."""
+    """Return NVML value and value type of a field id; ``Refused`` has its return code."""
     item = _NVML["items"].get(number)
     if item is not None and is_before(target.node, Field[item["field"]]):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -351,7 +351,7 @@ def _answer(target: Target, number: int, scope: int) -> tuple[int, str]:
     if item is None or (scope and number in _BOARD_POWER_IDS) or ("links" in item and scope != _ALL_LINKS):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     value = supported(read(target.gpu, Field[item["field"]])) * item.get("scale", 1.0)
-    # Counters are cut off, measured values rounded, as the units' resolution wants it.
+    # Counters are truncated, measured values rounded, to the resolution of the unit.
     return (int(value) if "links" in item else round(value), item.get("kind", "ulonglong"))
 
 
@@ -365,7 +365,7 @@ def _field_values(target: Target, count: int, values: CArgument) -> None:
             number, kind = _answer(target, value.fieldId, value.scopeId)
         except Refused as refusal:
             if value.fieldId <= _LAST_ECC_ID and refusal.code == pynvml.NVML_ERROR_NOT_SUPPORTED:
-                continue  # a known driver bug: ECC items stay untouched where ECC is off
+                continue  # a known driver bug: the driver does not write ECC items if ECC is off
             value.timestamp, value.latencyUsec, value.nvmlReturn = timestamp_us, _LATENCY_US, refusal.code
             continue
         value.timestamp, value.latencyUsec = timestamp_us, _LATENCY_US
@@ -379,7 +379,7 @@ _PROFILE = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<slices>\d+)g\.\d+gb(?P<suffi
 
 
 def profile_index(name: str, memory_slices: int) -> int | None:
-    """Return NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` where NVML has none."""
+    """Return NVML_GPU_INSTANCE_PROFILE_* of a profile name such as ``1g.10gb+me``; ``None`` if NVML has none."""
     match = _PROFILE.match(name)
     if match is None:
         return None
@@ -391,7 +391,7 @@ def profile_index(name: str, memory_slices: int) -> int | None:
 
 
 def slices_of(instance: MigTruth) -> tuple[int, int]:
-    """Return the slices of the GPU instance and of the compute instance, by the profile's name."""
+    """Return the slices of the GPU instance and of the compute instance from the name of the profile."""
     match = _PROFILE.match(instance.profile)
     if match is None:
         return (instance.compute_slices, instance.compute_slices)
@@ -507,7 +507,7 @@ def _mig_sample(target: Target, number: int, sample: int) -> None:
 
 
 def joined(members: Sequence[MigTruth]) -> Load:
-    """Load of a GPU instance: its compute instances by their part of the slices in use."""
+    """Return the load of a GPU instance: that of its compute instances, weighted by their slices."""
     weights = [slices_of(member)[1] for member in members]
     total = max(sum(weights), 1)
     pairs = [(member.load_integral, weight / total) for member, weight in zip(members, weights, strict=True)]
@@ -540,7 +540,7 @@ def _metrics(session: DriverSession, struct: CArgument) -> None:
 
 
 def _mean(old: GpmSample, new: GpmSample, number: int) -> float:
-    """Return the mean of a metric between two samples; NaN where they are too close or in the wrong order."""
+    """Return the mean of a metric between two samples; NaN if they are too close or in the wrong order."""
     of, field_id = _NVML["metrics"].get(number, ("", None))
     field, is_rate = Field(field_id) if field_id else None, of.endswith("_per_second")
     if field is None or field in new.gpu.model.not_supported or (is_rate and not new.whole):

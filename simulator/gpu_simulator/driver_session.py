@@ -1,6 +1,6 @@
-"""State of the fake driver: initialisation, handles, faults and process samples; and how C functions are declared.
+"""Manages the state of the fake driver (initialisation, handles, faults, process samples) and declares C functions.
 
-What a double of any C library needs is here, too: arguments, injected errors, and the truth that it answers from.
+It also has the common parts of the fake libraries: arguments, injected errors and access to the truth.
 """
 
 import ctypes
@@ -19,17 +19,17 @@ from gpu_simulator.truth import Fault, GpuTruth, Load, MigTruth, NodeTruth, Proc
 
 _Name = TypeVar("_Name", int, str)
 CArgument: TypeAlias = Any
-"""An argument of a C function: number, bytes, address, array, callback, None, or the object of a ``byref``."""
+"""Argument of a C function: number, bytes, address, array, callback, None, or the object of a ``byref``."""
 Call = Callable[..., None]
-"""A C function: takes the double's state and the arguments, fills what is ``byref`` or raises ``Refused``."""
+"""C function: takes state and arguments, fills the objects of ``byref``, or raises ``Refused``."""
 
 _NODE_FAULTS = {
     Fault.DRIVER_UNLOADED: (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
     Fault.LIBRARY_MISMATCH: (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
     Fault.LIBRARY_MISSING: (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
 }
-"""Codes of (initialisation, other calls). Uninstalling removes module and library: a process that has the library
-mapped finds no driver, a later process finds no library."""
+"""Return codes of initialisation and of other calls. An uninstallation removes module and library: a process with
+the mapped library finds no driver, a later process finds no library."""
 _GPU_FAULTS = {
     Fault.GPU_LOST: pynvml.NVML_ERROR_GPU_IS_LOST,
     Fault.GPU_ABSENT: pynvml.NVML_ERROR_GPU_IS_LOST,
@@ -39,15 +39,15 @@ _GPU_FAULTS = {
 _HANG_POLL_SECONDS = 0.05
 SAMPLES_PER_SECOND = 7
 SAMPLES_KEPT = 72
-"""Process samples per GPU (reference: 72 samples, wraps after 10 s)."""
+"""Number of process samples per GPU (reference: 72 samples, wraps after 10 s)."""
 _SLOW_GPU_SECONDS = 0.05
-"""A slow GPU has no parameter of its own in the truth; a slow node has."""
+"""Delay of a slow GPU in seconds, because the truth has a parameter only for a slow node."""
 _FIRST_POINTER = 0x7F50_0000_1000
-"""Above 2^32, so that a truncated handle shows."""
+"""First address, above 2^32, so that a truncated handle causes an error."""
 
 
-class Refused(Exception):  # noqa: N818 - control flow inside the double, becomes a return code and never leaves it
-    """A call that does not succeed; ``code`` is what the C function returns."""
+class Refused(Exception):  # noqa: N818 - control flow inside the fake library, which converts it to a return code
+    """A call fails; ``code`` is the return code of the C function."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -56,7 +56,7 @@ class Refused(Exception):  # noqa: N818 - control flow inside the double, become
 
 @dataclass(slots=True, kw_only=True)
 class _InjectedError:
-    """An error that a test asks for."""
+    """An error injected by a test."""
 
     code: int
     selector: int | None
@@ -64,21 +64,21 @@ class _InjectedError:
 
 
 class Timing(TypedDict, total=False):
-    """Time of a double."""
+    """Time of a fake library."""
 
     cache_seconds: float
-    """How long one answer of the truth serves, in real seconds, so that a burst of calls costs one; 0: each asks."""
+    """Validity of a truth in real seconds, so that a burst of calls computes only one; 0: every call computes one."""
     epoch_seconds: float
-    """Unix time of the scenario's start, for time stamps only."""
+    """Unix time of the scenario's start, for timestamps only."""
     monotonic: Callable[[], float]
-    """Real clock for cache, waits and watches, seconds."""
+    """Real clock for cache, waits and watches, in seconds."""
     sleep: Callable[[float], None]
-    """How hangs, slow calls and waits pass time."""
+    """Sleep function for hangs, slow calls and waits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Double:
-    """A C library that does not exist: the truth it answers from, its ``Timing``, and errors that tests ask for."""
+    """Fake C library: its truth, its ``Timing``, and errors injected by tests."""
 
     source: Callable[[], NodeTruth]
     cache_seconds: float = 0.02
@@ -105,10 +105,10 @@ class Double:
         return self._truth
 
     def follow(self, truth: NodeTruth) -> None:
-        """Take a new truth."""
+        """Replace the truth."""
 
     def wait_while(self, fault: Fault) -> NodeTruth:
-        """Return only when the node has no such fault (any more), with the truth of then."""
+        """Return the truth when the node does not have the fault (any more)."""
         node = self.now()
         while fault in node.faults:
             self.sleep(_HANG_POLL_SECONDS)
@@ -116,13 +116,13 @@ class Double:
         return node
 
     def new_pointer(self) -> int:
-        """Return an address that was never given out before."""
+        """Return an unused address."""
         with self.lock:
             self.last_pointer += 0x10
             return self.last_pointer
 
     def refuse(self, name: str, selectors: Iterable[int | None] = (None,)) -> None:
-        """Refuse where an injected error of ``name`` is for one of ``selectors``."""
+        """Refuse the call if an injected error of ``name`` applies to one of ``selectors``."""
         wanted = frozenset(selectors)
         for error in self.errors.get(name, ()):
             if error.times != 0 and error.selector in wanted:
@@ -131,10 +131,10 @@ class Double:
                 raise Refused(error.code)
 
     def library(self, **others: Callable[..., object]) -> SimpleNamespace:
-        """Return what stands for the loaded library.
+        """Return the replacement of the loaded library.
 
         Args:
-            others: Functions that return something else than a code.
+            others: Functions that do not return a code.
         """
         return SimpleNamespace(**{name: partial(self._code_of, call) for name, call in self.calls.items()}, **others)
 
@@ -147,7 +147,7 @@ class Double:
 
 
 def _plain(argument: CArgument) -> CArgument:
-    """Return the object of a ``byref``, the value of a scalar, and the address in a pointer."""
+    """Return the object of a ``byref``, the value of a scalar, or the address in a pointer."""
     if isinstance(argument, ctypes._SimpleCData):  # noqa: SLF001 - the base of all scalars
         return argument.value
     return address(argument) if isinstance(argument, ctypes._Pointer) else getattr(argument, "_obj", argument)  # noqa: SLF001 - as above
@@ -162,10 +162,10 @@ _Double = TypeVar("_Double", bound=Double)
 
 
 class Installed(Generic[_Double]):
-    """The one double of its kind in this process.
+    """The single fake library of its kind in this process.
 
     Args:
-        name: Of the library, for messages.
+        name: Name of the library, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -173,27 +173,27 @@ class Installed(Generic[_Double]):
         self.double: _Double | None = None
 
     def get(self) -> _Double:
-        """Return the double.
+        """Return the fake library.
 
         Raises:
-            ValueError: It is not installed.
+            ValueError: The library is not installed.
         """
         if self.double is None:
-            raise ValueError(f"the simulated {self._name} is not installed: call install(truth) first")
+            raise ValueError(f"the simulated {self._name} is not installed; call install(truth) first")
         return self.double
 
     def set_epoch(self, epoch_seconds: float) -> None:
-        """Stamp by another Unix time of the scenario's start, as after the wall clock was set."""
+        """Change the Unix time of the scenario's start in timestamps, as if the wall clock was set."""
         self.get().epoch_seconds = epoch_seconds
 
     def fail(self, function_name: str, code: int, *, only: int | None = None, times: int | None = None) -> None:
-        """Make a C function return an error until ``clear_failures``.
+        """Inject an error into a C function until ``clear_failures``.
 
         Args:
             function_name: C symbol, e.g. ``nvmlDeviceGetMemoryInfo_v2`` or ``dcgmWatchFields``.
-            code: nvmlReturn_t (13 is what a missing symbol looks like) or dcgmReturn_t.
-            only: Index of the GPU in the truth, or DCGM field in a group, that it is for; ``None``: every call.
-            times: How many calls fail; ``None``: all.
+            code: nvmlReturn_t (13 for a missing symbol) or dcgmReturn_t.
+            only: Index of the GPU in the truth, or DCGM field in a group, for which calls fail; ``None``: all.
+            times: Number of failing calls; ``None``: all.
 
         Raises:
             ValueError: The library has no such function, or is not installed.
@@ -205,13 +205,13 @@ class Installed(Generic[_Double]):
         double.errors.setdefault(function_name, []).append(error)
 
     def clear_failures(self) -> None:
-        """End every error that ``fail`` asked for."""
+        """Remove all injected errors."""
         self.get().errors.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a device handle stands for now: a GPU, or one MIG instance of it."""
+    """Device of a handle: a GPU, or one of its MIG instances."""
 
     session: "DriverSession"
     node: NodeTruth
@@ -221,7 +221,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmSample:
-    """What one GPM sample buffer was filled with."""
+    """Contents of a GPM sample buffer."""
 
     device_uuid: str
     at_seconds: float
@@ -232,17 +232,17 @@ class GpmSample:
 
 @dataclass(slots=True, kw_only=True)
 class EventSet:
-    """Registrations of one event set: per GPU the mask, Xids already delivered, and the MIG layout last seen."""
+    """Registrations of an event set: mask, number of delivered Xids and last MIG layout of each GPU."""
 
     masks: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     layouts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     undefined: bool = False
-    """Whether a registration ended in an unknown error: such a set delivers nothing any more."""
+    """Whether a registration failed with an unknown error: such a set delivers no more events."""
 
 
 def fill_slots(slots: list[_Name | None], alive: Sequence[_Name]) -> list[_Name | None]:
-    """Give new names the free slots, and keep the slots of names that stay; return the slots."""
+    """Return the slots: new names get free slots, existing names keep theirs."""
     slots[:] = [name if name in alive else None for name in slots]
     for name in alive:
         if name not in slots:
@@ -257,34 +257,34 @@ _ENGINES = ("sm_ratio", "mem_ratio", "enc_ratio", "dec_ratio", "jpg_ratio", "ofa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanUse:
-    """Mean use of one process over the samples asked for, in whole percent as the driver answers it."""
+    """Mean use of a process over the requested samples, in whole percent like in the driver."""
 
     pid: int
     newest_seconds: float
-    """Time of its newest sample, in seconds since the scenario's start."""
+    """Time of the newest sample, in seconds since the scenario's start."""
     percents: tuple[int, ...]
-    """SM, memory, encoder, decoder, JPEG, optical flow."""
+    """Percentages of SM, memory, encoder, decoder, JPEG and optical flow."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ProcessSamples:
-    """The driver's samples of the processes of one GPU: 7 Hz, 10 seconds deep, one process per sample and engine.
+    """Samples of the processes of a GPU: 7 Hz over 10 seconds, with one process per sample and engine.
 
-    Each process's unpaid part is carried forward, so that over many samples every process appears in proportion
-    to its part, as in a statistical sampler.
+    The remainder of each process is carried forward, so that over many samples each process appears in proportion to
+    its part, like in a statistical sampler.
     """
 
     samples: deque[tuple[int, tuple[tuple[int, float], ...]]] = field(
         default_factory=lambda: deque(maxlen=SAMPLES_KEPT)
     )
-    """(tick, (pid, utilisation of the whole engine 0..1) per engine); pid 0 where nothing runs."""
+    """Tick, and for each engine pid and utilisation (0..1); pid 0 without a process."""
     last_tick: int | None = None
     credit: tuple[dict[int, float], ...] = field(default_factory=lambda: tuple({} for _ in _ENGINES))
 
     def observe(self, at_seconds: float, processes: Sequence[ProcessTruth]) -> None:
-        """Take the samples that are due since the last call, all with the ``processes`` of now.
+        """Add the samples that are due since the last call, with the current ``processes``.
 
-        A clock that goes back starts the samples again; the first call fills one second.
+        The samples restart if the clock goes back; the first call adds one second.
         """
         tick = int(at_seconds * SAMPLES_PER_SECOND)
         if self.last_tick is None or tick < self.last_tick:
@@ -309,8 +309,8 @@ class ProcessSamples:
         return (chosen, min(total, 1.0))
 
     def since(self, seconds: float) -> tuple[MeanUse, ...]:
-        """Return the mean use per process over the samples after ``seconds``; processes without a sample are absent."""
-        # A thousandth of a sample: timestamps in whole microseconds must find their sample.
+        """Return the mean use by process over the samples after ``seconds``, without processes that have no sample."""
+        # A thousandth of a sample, because timestamps are rounded to microseconds.
         newer = [sample for sample in self.samples if sample[0] > seconds * SAMPLES_PER_SECOND + 1e-3]
         sums: dict[int, list[float]] = {}
         newest: dict[int, float] = {}
@@ -327,7 +327,7 @@ class ProcessSamples:
 
 @dataclass(slots=True, kw_only=True)
 class DriverSession(Double):
-    """One loaded library: everything a process's driver state consists of."""
+    """A loaded library with the driver state of the process."""
 
     references: int = 0
     dead_code: int = 0
@@ -335,20 +335,20 @@ class DriverSession(Double):
     handles: dict[int, tuple[str, str]] = field(default_factory=dict)
     pointers: dict[tuple[str, str], int] = field(default_factory=dict)
     slots: dict[str, list[str | None]] = field(default_factory=dict)
-    """UUIDs of MIG instances by device index, by GPU; survivors of a new layout keep their index."""
+    """UUIDs of MIG instances by GPU and device index; instances keep their index in a new layout."""
     gpm_samples: dict[int, GpmSample | None] = field(default_factory=dict)
     event_sets: dict[int, EventSet] = field(default_factory=dict)
     samples: defaultdict[str, ProcessSamples] = field(default_factory=lambda: defaultdict(ProcessSamples))
 
     def follow(self, truth: NodeTruth) -> None:
-        """Take the process samples that are due."""
+        """Add the process samples that are due."""
         for gpu in truth.gpus:
             if not gpu.mig_enabled:
                 processes = () if Fault.PROCESSES_LOST in truth.faults else gpu.processes
                 self.samples[gpu.uuid].observe(truth.at_seconds, processes)
 
     def open(self, *, tolerate_no_gpus: bool) -> None:
-        """One more initialisation; the first one enumerates the GPUs that are there."""
+        """Count an initialisation; the first one enumerates the GPUs."""
         with self.lock:
             if self.references == 0:
                 present = tuple(gpu.uuid for gpu in self.now().gpus if gpu.fault is not Fault.GPU_ABSENT)
@@ -360,7 +360,7 @@ class DriverSession(Double):
             self.references += 1
 
     def close(self) -> None:
-        """One initialisation less; the last one ends every handle, sample and event set."""
+        """Count a shutdown; the last one ends every handle, sample and event set."""
         with self.lock:
             if self.references == 0:
                 raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -370,7 +370,7 @@ class DriverSession(Double):
                     owned.clear()
 
     def gate(self, name: str, *, needs_init: bool = True) -> None:
-        """Everything that can stop any call: hang, latency, missing driver, injected errors, no init."""
+        """Apply the conditions of every call: hang, latency, missing driver, injected errors, no initialisation."""
         node = self.wait_while(Fault.HANG)
         if seconds := node.faults.get(Fault.SLOW):
             self.sleep(seconds)
@@ -379,7 +379,7 @@ class DriverSession(Double):
         for fault, codes in _NODE_FAULTS.items():
             if fault not in node.faults:
                 continue
-            # A mapped library stays mismatched for the life of its process; a driver that was gone needs a new init.
+            # A mapped library stays mismatched until its process ends; an unloaded driver needs a new initialisation.
             if fault is Fault.LIBRARY_MISMATCH:
                 self.dead_code = mismatch
             elif self.references and not self.dead_code:
@@ -391,7 +391,7 @@ class DriverSession(Double):
             raise Refused(uninitialized)
 
     def pointer(self, key: tuple[str, str]) -> int:
-        """Return the handle of (GPU UUID, MIG UUID or empty), the same for the life of this initialisation."""
+        """Return the handle of GPU UUID and MIG UUID (or empty), which is stable until the shutdown."""
         with self.lock:
             if key not in self.pointers:
                 self.pointers[key] = self.new_pointer()
@@ -399,14 +399,14 @@ class DriverSession(Double):
             return self.pointers[key]
 
     def find_gpu(self, uuid: str) -> GpuTruth:
-        """Return the enumerated GPU; refused as lost when the truth does not have it any more."""
+        """Return the enumerated GPU; refuse it as lost if the truth no longer has it."""
         gpu = next((gpu for gpu in self.now().gpus if gpu.uuid == uuid), None)
         if gpu is None:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         return gpu
 
     def refuse_faulty(self, name: str, gpu: GpuTruth, *, static: bool) -> None:
-        """Refuse ``name`` where the GPU's fault or an injected error says so; ``static`` facts outlive most faults."""
+        """Refuse ``name`` for a fault of the GPU or an injected error; most faults do not affect ``static`` values."""
         while gpu.fault is Fault.HANG:
             self.sleep(_HANG_POLL_SECONDS)
             self.now(fresh=True)
@@ -419,7 +419,7 @@ class DriverSession(Double):
             raise Refused(code)
 
     def target(self, name: str, handle: int, *, static: bool = False) -> Target:
-        """Return what ``handle`` stands for; a stale one or one of a destroyed MIG instance is an invalid argument."""
+        """Return the device of ``handle``; a stale handle, or that of a destroyed instance, is an invalid argument."""
         if handle not in self.handles:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         gpu_uuid, uuid = self.handles[handle]
@@ -432,18 +432,18 @@ class DriverSession(Double):
         return Target(session=self, node=self.now(), gpu=gpu, instance=instance)
 
     def mig_slots(self, gpu: GpuTruth) -> list[str | None]:
-        """Return the MIG UUID per device index; ``None`` for a hole."""
+        """Return the MIG UUIDs by device index; ``None`` for an unused index."""
         with self.lock:
             alive = [instance.uuid for instance in gpu.instances] if gpu.mig_enabled else []
             return list(fill_slots(self.slots.setdefault(gpu.uuid, []), alive))
 
 
 CALLS: dict[str, Call] = {}
-"""Every C function of the fake driver, by symbol."""
+"""All C functions of the fake driver, by symbol."""
 
 
 def system(name: str, *, needs_init: bool = True) -> Callable[[Call], Call]:
-    """Declare a function that takes no device handle: ``handler(session, *arguments)``."""
+    """Declare a function without a device handle: ``handler(session, *arguments)``."""
 
     def declare(handler: Call) -> Call:
         def call(session: DriverSession, *arguments: CArgument) -> None:
@@ -457,10 +457,10 @@ def system(name: str, *, needs_init: bool = True) -> Callable[[Call], Call]:
 
 
 def device(name: str, *, static: bool = False, mig: bool = False) -> Callable[[Call], Call]:
-    """Declare a function whose first argument is a device: ``handler(target, *arguments)``.
+    """Declare a function with a device handle as first argument: ``handler(target, *arguments)``.
 
-    ``static`` facts answer while the GPU needs a reset. ``mig`` functions take MIG handles too; the others
-    answer NOT_SUPPORTED to them, as the driver does.
+    ``static`` functions work while the GPU needs a reset. ``mig`` functions also accept MIG handles; other functions
+    return NOT_SUPPORTED for them, like the driver.
     """
 
     def declare(handler: Call) -> Call:
@@ -478,17 +478,17 @@ def device(name: str, *, static: bool = False, mig: bool = False) -> Callable[[C
 
 
 def put_pointer(argument: CArgument, value: int) -> None:
-    """Store ``value`` in a pointer-typed out-argument."""
+    """Store ``value`` in an output argument of a pointer type."""
     ctypes.c_void_p.from_buffer(argument).value = value
 
 
 def pointer_field(field_of: CArgument, value: int) -> CArgument:
-    """Return ``value`` as a pointer of the type that a struct's field has."""
+    """Return ``value`` as a pointer of the type of a struct's field."""
     return type(field_of).from_buffer(bytearray(value.to_bytes(8, "little")))
 
 
 def put_text(buffer: CArgument, size: int, text: str | None) -> None:
-    """Store a NUL-terminated string in a buffer of ``size`` bytes; ``None`` is not supported."""
+    """Store a NUL-terminated string in a buffer of ``size`` bytes; refuse ``None`` as not supported."""
     data = str(supported(text)).encode()
     if len(data) + 1 > size:
         raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
@@ -496,7 +496,7 @@ def put_text(buffer: CArgument, size: int, text: str | None) -> None:
 
 
 def check_version(struct: CArgument, version: int) -> None:
-    """Refuse a versioned struct of another version."""
+    """Refuse a struct with another version."""
     if struct.version != version:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
@@ -505,7 +505,7 @@ _Value = TypeVar("_Value")
 
 
 def supported(value: _Value | None) -> _Value:
-    """Return ``value``, or refuse as not supported where there is none."""
+    """Return ``value``; refuse ``None`` as not supported."""
     if value is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return value

@@ -1,4 +1,4 @@
-"""The recorded series of a simulated fleet as text, and the truth behind them, by UTC day."""
+"""Writes the recorded series of a simulated fleet as text, and returns their truth by UTC day."""
 
 import multiprocessing
 from collections import Counter
@@ -23,17 +23,17 @@ from gpu_simulator.fleet_plan import (
 from gpu_simulator.identities import stable_uuid
 
 _STATES = dict(zip(STATES, NAMES, strict=True))
-"""Label value, and the word for it here."""
+"""State in this module by label value."""
 
 
 class TruthKey(NamedTuple):
-    """Whose a line is; empty where it is not known, or was summed away."""
+    """Owner and place of a line; a field is empty if it is unknown, or summed."""
 
     cluster: str = ""
     node: str = ""
     namespace: str = ""
     kind: str = ""
-    """Of the workload, or ``Unallocated``, ``Unattributed``."""
+    """Kind of the workload, or ``Unallocated``, ``Unattributed``."""
     workload: str = ""
     team: str = ""
     labels: str = ""
@@ -48,12 +48,12 @@ class FleetTruth:
     start_seconds: int
     end_seconds: int
     days: Mapping[int, Mapping[TruthKey, Totals]]
-    """By Unix time of the day's begin."""
+    """Lines by Unix time of the day's start."""
     recorded_hours: Mapping[int, Mapping[str, int]]
-    """By day and cluster."""
+    """Number of recorded hours by day and cluster."""
 
     def total(self, *names: str, **wanted: str) -> dict[tuple[str, ...], Totals]:
-        """Totals of the whole time, by fields of ``TruthKey``, of the lines that have the wanted values."""
+        """Return totals of all days by fields of ``TruthKey``, of the lines with the wanted values."""
         found: dict[tuple[str, ...], Totals] = {}
         for lines in self.days.values():
             for key, totals in lines.items():
@@ -63,17 +63,17 @@ class FleetTruth:
         return found
 
     def sum(self, **wanted: str) -> Totals:
-        """One total of the whole time, of the lines that have the wanted values."""
+        """Return the total of all days, of the lines with the wanted values."""
         return self.total(**wanted).get((), Totals())
 
     @property
     def capacity_seconds(self) -> float:
-        """GPU-seconds of all GPUs that were there."""
+        """Return the GPU-seconds of all existing GPUs."""
         return self.sum().seconds.total
 
 
 def fleet_truth(plan: FleetPlan) -> FleetTruth:
-    """Return the truth over all of a fleet's time, with its nodes kept apart."""
+    """Return the truth of a fleet over all its time, by node."""
     sums = FleetSums(plan)
     for node in fleet_nodes(plan):
         sums.add(node_ledger(node))
@@ -81,7 +81,7 @@ def fleet_truth(plan: FleetPlan) -> FleetTruth:
 
 
 def truth_json(truth: FleetTruth) -> dict[str, Any]:
-    """The truth as JSON: days, and in them lines in the order of their keys; seconds are GPU-seconds."""
+    """Return the truth as JSON: days with lines in the order of their keys; seconds are GPU-seconds."""
     days = [
         {
             "start_seconds": day,
@@ -109,11 +109,11 @@ def _line_json(key: TruthKey, totals: Totals) -> dict[str, Any]:
 
 
 Format = Literal["openmetrics", "import"]
-"""OpenMetrics with times in seconds, for promtool; Prometheus' text format with milliseconds, for VictoriaMetrics."""
+"""OpenMetrics with seconds, for promtool; Prometheus' text format with milliseconds, for VictoriaMetrics."""
 
 
 def labels(**values: str) -> str:
-    """Labels in braces, escaped; those without a value are left out, as Prometheus has it."""
+    """Return labels in braces, escaped and without empty values, like in Prometheus."""
     inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items() if value)
     return f"{{{inside}}}" if inside else ""
 
@@ -123,21 +123,21 @@ def _escaped(value: str) -> str:
 
 
 def _with(inside: str, **values: str) -> str:
-    """Labels in braces, and more."""
+    """Return labels in braces with further labels."""
     return f"{inside[:-1]},{labels(**values)[1:]}"
 
 
 class Ends(NamedTuple):
-    """For each hour what a sample's line ends with: its time."""
+    """End of a sample's line for each hour: the timestamp."""
 
     ledger: tuple[str, ...]
-    """Of the hourly ledger."""
+    """Timestamps of the hourly ledger."""
     live: tuple[str, ...]
-    """Of what is scraped, or recorded all the time."""
+    """Timestamps of scraped and continuously recorded series."""
 
 
 def ends(plan: FleetPlan, form: Format) -> Ends:
-    """The times of a fleet's samples."""
+    """Return the timestamps of a fleet's samples."""
     unit = 1 if form == "openmetrics" else MS
     stamps = [plan.stamp(hour) for hour in range(plan.hours)]
     return Ends(*(tuple(f" {(stamp + late) * unit}\n" for stamp in stamps) for late in (RECORDED_AFTER_SECONDS, 0)))
@@ -146,7 +146,7 @@ def ends(plan: FleetPlan, form: Format) -> Ends:
 def series(
     name: str, inside: str, values: Iterable[tuple[int, float]], ending: tuple[str, ...], *, zeros: bool = False
 ) -> str:
-    """All samples of one series; those of 0 only with ``zeros``: evidence has them, and the ledger has none."""
+    """Return all samples of a series; with ``zeros`` also those of 0, which only evidence has."""
     begin = f"{name}{inside} "
     return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if zeros or value > 0])
 
@@ -162,7 +162,7 @@ def _whose(owner: FleetOwner) -> dict[str, str]:
 
 
 def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
-    """Yield the owners' series of one node, its facts and prices; with ``devices`` the use of each device, too."""
+    """Yield the owner series of a node, its facts and prices; with ``devices`` also the use of each device."""
     node = ledger.node
     place = {**extra, "cluster": node.cluster, "node": node.name}
     for (owner, mode), lines in ledger.lines.items():
@@ -180,7 +180,7 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
 def quantities_text(
     level: str, inside: str, lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
-    """The recorded series of a level that are the same in all currencies: seconds and joules."""
+    """Yield the recorded series of a level in seconds and joules, which do not depend on a currency."""
     name, rows = f"{level}:gpu_ledger:delta1h", lines.items()
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_ms") / MS) for hour, row in rows)
@@ -194,7 +194,7 @@ def quantities_text(
 def money_text(
     level: str, inside: str, currency: str, lines: Mapping[int, FleetFigures], ending: tuple[str, ...]
 ) -> Iterator[str]:
-    """The recorded money of a level, in one currency."""
+    """Yield the recorded cost of a level, in one currency."""
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
         cost = _with(inside, quantity="cost", state=state, currency=currency)
@@ -202,12 +202,12 @@ def money_text(
 
 
 def gpu_uuid(node: FleetNode, gpu: int) -> str:
-    """The UUID of a physical GPU."""
+    """Return the UUID of a physical GPU."""
     return f"GPU-{stable_uuid('fleet', node.plan.seed, node.index, gpu)}"
 
 
 def slot_uuid(node: FleetNode, slot: int) -> str:
-    """The UUID of the device that a slot is, or is on."""
+    """Return the UUID of the device of a slot."""
     part = node.slots[slot]
     if not part.instance:
         return gpu_uuid(node, part.gpu)
@@ -274,7 +274,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
 
 _AT_WORK_RATIO = 0.05
 _OF_NEAREST = {"compute": 0.5, "memory": 0.4, "transfer": 0.1, "video": 0.0, "sm": 1.2}
-"""Use of a resource that is not the nearest to its limit, as a part of that one's use."""
+"""Use of the other resources, as a part of the use of the resource that is nearest to its limit."""
 
 
 def _resources(bottleneck: Bottleneck, use: FleetFigures) -> dict[tuple[str, str], int]:
@@ -287,26 +287,26 @@ def _resources(bottleneck: Bottleneck, use: FleetFigures) -> dict[tuple[str, str
 
 
 Rows = dict[int, FleetFigures]
-"""By hour."""
+"""Figures by hour."""
 
 
 @dataclass(slots=True)
 class FleetSums:
-    """What all nodes have; several can be merged. Without ``by_node`` the truth has no nodes."""
+    """Sums over nodes, which can be merged. Without ``by_node`` the truth has no nodes."""
 
     plan: FleetPlan
     by_node: bool = True
     rows: dict[tuple[TruthKey, str], Rows] = field(default_factory=dict)
-    """By key and currency."""
+    """Figures by key and currency, then by hour."""
     hours: dict[str, set[int]] = field(default_factory=dict)
     """Recorded hours by cluster."""
     limits: dict[tuple[str, FleetOwner, str, str], Counter[int]] = field(default_factory=dict)
-    """By cluster, workload, recorded series and resource: milliseconds by hour."""
+    """Milliseconds by hour, for each cluster, workload, recorded series and resource."""
     working: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By cluster and hour: GPUs that are held and at work."""
+    """Number of active held GPUs, by cluster and hour."""
 
     def add(self, ledger: NodeLedger) -> None:
-        """Add one node."""
+        """Add a node."""
         node = ledger.node
         name = node.name if self.by_node else ""
         for (owner, mode), lines in ledger.lines.items():
@@ -326,7 +326,7 @@ class FleetSums:
                     working[hour] = working.get(hour, 0.0) + use.allocated_ms / HOUR_MS
 
     def merge(self, other: "FleetSums") -> None:
-        """Add what another has summed."""
+        """Add the sums of another object."""
         for place, rows in other.rows.items():
             _add(self.rows.setdefault(place, {}), rows)
         for cluster, hours in other.hours.items():
@@ -339,7 +339,7 @@ class FleetSums:
                 working[hour] = working.get(hour, 0.0) + count
 
     def truth(self, start_seconds: int | None = None, end_seconds: int | None = None) -> FleetTruth:
-        """Return the totals by day of the hours that end after the start and by the end; the plan's by default."""
+        """Return totals by day, of the hours that end after the start and by the end; default: those of the plan."""
         start = self.plan.start_seconds if start_seconds is None else start_seconds
         end = self.plan.end_seconds if end_seconds is None else end_seconds
         stamps = {hour: self.plan.stamp(hour) for hour in range(self.plan.hours)}
@@ -413,35 +413,35 @@ def _add(rows: Rows, more: Mapping[int, FleetFigures]) -> None:
 
 
 _BATCH_NODES = 4
-"""At most; a small fleet has twelve batches, for its progress."""
+"""Largest number of nodes in a batch; a small fleet has twelve batches, to show the progress."""
 _HEAD = "# HELP gpu_exporter_simulated 1: nothing here is real. Written by gpu-cost-exporter simulate fleet.\n"
 _FOOT = "# EOF\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """How a fleet is written."""
+    """Options of writing a fleet."""
 
     form: Format
     devices: bool = True
-    """Also prices by GPU and what was used of each device: four times as much."""
+    """Whether to write prices by GPU and the use of each device, too, which is four times the data."""
     by_node: bool = False
-    """The truth keeps the nodes apart."""
+    """Whether the truth has separate nodes."""
     processes: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Labels that every series gets: ``{"replica": "a"}``."""
+    """Labels added to every series, such as ``{"replica": "a"}``."""
 
 
 def write_fleet(
     plan: FleetPlan, output: TextIO, writing: Writing, progress: Callable[[int], None] | None = None
 ) -> FleetTruth:
-    """Write all series of a fleet; a few nodes and all sums of workloads are in memory at a time.
+    """Write all series of a fleet; memory contains a few nodes and all sums of workloads at a time.
 
     Args:
         plan: The fleet.
-        output: Takes the text; a short one every few nodes.
-        writing: In which format, and what.
-        progress: Told how many nodes are done.
+        output: Output of the text, which is written every few nodes.
+        writing: Options.
+        progress: Called with the number of written nodes.
 
     Returns:
         The truth, by day.
@@ -455,7 +455,7 @@ def write_fleet(
     with ExitStack() as stack:
         results: Iterator[tuple[str, FleetSums]] = map(make, batches)
         if writing.processes > 1 and len(batches) > 1:
-            # Not by fork: whoever calls may have threads.
+            # Not by fork, because the caller can have threads.
             pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(writing.processes))
             results = pool.imap(make, batches)
         for batch, (text, more) in zip(batches, results, strict=True):
@@ -471,7 +471,7 @@ def write_fleet(
 
 
 def _batch(plan: FleetPlan, writing: Writing, nodes: Sequence[FleetNode]) -> tuple[str, FleetSums]:
-    """Return the series of some nodes, and their sums."""
+    """Return the series of a batch of nodes, and their sums."""
     ending, sums = ends(plan, writing.form), FleetSums(plan, writing.by_node)
     texts: list[str] = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""The ledger of a simulated node, hour by hour: its holdings, and their seconds, joules and money."""
+"""Computes the hourly ledger of a simulated node: its holdings with their seconds, joules and cost."""
 
 import heapq
 from collections.abc import Iterator, Mapping
@@ -26,21 +26,21 @@ from gpu_simulator.fleet_plan import (
 
 Shape = Literal["busy", "bursty", "diurnal", "sessions", "low", "idle"]
 LoadShape = tuple[Shape, float]
-"""Shape, and how busy it is at its busiest, 0-1."""
+"""Shape, and highest activity (0-1)."""
 
 
 class FleetHolding(NamedTuple):
-    """A container on one slot; times are seconds since the fleet's start, and lie within the fleet's time."""
+    """A container on a slot; times are seconds since the fleet's start, within the fleet's time."""
 
     slot: int
     owner: FleetOwner
     start_seconds: int
     end_seconds: int
     share_ratio: float
-    """Of the physical GPU."""
+    """Part of the physical GPU."""
     shape: Shape
     level_ratio: float
-    """How busy it is when it is at its busiest, 0-1."""
+    """Highest activity, 0-1."""
 
 
 _WEEK_DAYS, _OPEN_HOUR, _CLOSE_HOUR = 5, 9, 18
@@ -54,7 +54,7 @@ _PART_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.25)
 
 
 def holdings(node: FleetNode) -> Iterator[FleetHolding]:
-    """All that is held on a node; on a slot one after the other."""
+    """Return the holdings of a node, in sequence on each slot."""
     if node.use == "train":
         return _trainings(node)
     if node.use == "serve":
@@ -65,7 +65,7 @@ def holdings(node: FleetNode) -> Iterator[FleetHolding]:
 
 
 def activity_ratio(holding: FleetHolding, hour_of_day: int, weekday: int, random: Random) -> float:
-    """How busy it is in an hour, 0-1, to 1/1000."""
+    """Return the activity in an hour, 0-1, rounded to 1/1000."""
     shape, level = holding.shape, holding.level_ratio
     if shape == "busy":
         ratio = level - _JITTER_RATIO * random.random()
@@ -82,19 +82,19 @@ def activity_ratio(holding: FleetHolding, hour_of_day: int, weekday: int, random
 
 
 def profile_of(node: FleetNode, owner: FleetOwner) -> tuple[Bottleneck, float] | None:
-    """Return what limits a workload and how near it comes to that limit, 0-1; ``None`` where that is not profiled."""
+    """Return the bottleneck of a workload and its use of that limit (0-1); ``None`` without profiling."""
     if not node.profiled:
         return None
-    # Of its own seed: on all nodes that it is on it is the same program.
+    # A separate seed, because a workload is the same program on all its nodes.
     random = Random(f"{node.plan.seed}/profile/{node.use}/{owner.namespace}/{owner.name}")  # noqa: S311 - as above
     bottleneck, ratio = random.choice(FLEET["profiles"][node.use])
     return Bottleneck(bottleneck), ratio * random.uniform(0.9, 1.1)
 
 
 def _trainings(node: FleetNode) -> Iterator[FleetHolding]:
-    """Jobs over all nodes of a group, one after the other: drawn from the group's seed, so that all nodes agree."""
+    """Yield jobs over all nodes of a group, in sequence; they depend on the seed of the group, so all nodes agree."""
     plan = node.plan
-    random = Random(f"{plan.seed}/{node.group}")  # noqa: S311 - a simulation, repeatable on purpose
+    random = Random(f"{plan.seed}/{node.group}")  # noqa: S311 - a repeatable simulation
     clock = -random.randrange(DAY_SECONDS)
     serial = 0
     end_of_time = plan.days * DAY_SECONDS
@@ -114,7 +114,7 @@ def _trainings(node: FleetNode) -> Iterator[FleetHolding]:
 
 
 def _services(node: FleetNode) -> Iterator[FleetHolding]:
-    """Deployments that hold their GPU for weeks; some are scaled down at night."""
+    """Yield Deployments that hold their GPU for weeks; some are scaled down at night."""
     random = node.random("services")
     for slot in range(len(node.slots)):
         clock = 0
@@ -150,7 +150,7 @@ def _notebooks(node: FleetNode) -> Iterator[FleetHolding]:
 
 
 def _tasks(node: FleetNode) -> Iterator[FleetHolding]:
-    """Short tasks, of one GPU, of a part of one, or of several."""
+    """Yield short tasks on one GPU, a part of one, or several."""
     plan, random = node.plan, node.random("tasks")
     free = [(random.randrange(HOUR_SECONDS), slot) for slot in range(len(node.slots))]
     heapq.heapify(free)
@@ -179,7 +179,7 @@ def _within(
     what: LoadShape,
     share_ratio: float | None = None,
 ) -> Iterator[FleetHolding]:
-    """The holding, cut to the fleet's time; nothing where nothing of it is left."""
+    """Yield the holding, cut to the fleet's time, if any of it is in that time."""
     begin, end = max(span[0], 0), min(span[1], node.plan.days * DAY_SECONDS)
     if begin < end:
         share = node.slots[slot].share_ratio if share_ratio is None else share_ratio
@@ -187,7 +187,7 @@ def _within(
 
 
 def away_hours(node: FleetNode) -> frozenset[int]:
-    """Hours in which the node was not there: spot nodes come and go, and one in ten others was down once."""
+    """Return the hours without the node: those of spot nodes, and one outage of every tenth other node."""
     plan, random = node.plan, node.random("away")
     if not plan.outages:
         return frozenset()
@@ -213,17 +213,17 @@ def _stretch(random: Random, hours: int, longest: int) -> frozenset[int]:
 MS = 1000
 HOUR_MS = HOUR_SECONDS * MS
 _ROUNDING_MS = 200
-"""What rounding down leaves of a GPU that is held by many; it belongs to a holder, and is not free."""
+"""Largest rounding remainder of a GPU with many holders, which belongs to a holder and is not unallocated time."""
 _EPOCH_WEEKDAY = 3
 """1970-01-01 was a Thursday."""
 
 
 NAMES = ByState.__slots__
-"""Names of the states here."""
+"""Names of the states."""
 
 
 class FleetFigures(NamedTuple):
-    """What adds up for one owner: of an hour, a day or a model; integers add up without rounding."""
+    """Additive figures of an owner, of an hour, a day or a model; integers have no rounding errors."""
 
     effective_ms: int = 0
     ineffective_ms: int = 0
@@ -232,7 +232,7 @@ class FleetFigures(NamedTuple):
     unknown_ms: int = 0
     unpriced_ms: int = 0
     energy_joules: int = 0
-    """0 where none was measured."""
+    """Energy; 0 if it was not measured."""
     effective_cost: float = 0.0
     ineffective_cost: float = 0.0
     unprofiled_cost: float = 0.0
@@ -241,17 +241,17 @@ class FleetFigures(NamedTuple):
 
     @property
     def active_ms(self) -> int:
-        """Effective, ineffective and unprofiled."""
+        """Return the sum of effective, ineffective and unprofiled time."""
         return self.effective_ms + self.ineffective_ms + self.unprofiled_ms
 
     @property
     def allocated_ms(self) -> int:
-        """Active, idle and unknown, always."""
+        """Return the sum of active, idle and unknown time."""
         return self.active_ms + self.idle_ms + self.unknown_ms
 
     @property
     def money(self) -> ByState:
-        """Money by state."""
+        """Return the cost by state."""
         return ByState(**{name: getattr(self, f"{name}_cost") for name in NAMES})
 
     def __add__(self, other: tuple[Any, ...]) -> "FleetFigures":
@@ -259,7 +259,7 @@ class FleetFigures(NamedTuple):
         return FleetFigures._make(map(add, self, other))
 
     def totals(self, currency: str) -> Totals:
-        """Return the same in seconds, with money in a currency."""
+        """Return the figures in seconds, with cost in a currency."""
         return Totals(
             seconds=ByState(**{name: getattr(self, f"{name}_ms") / MS for name in NAMES}),
             unpriced_seconds=self.unpriced_ms / MS,
@@ -269,44 +269,44 @@ class FleetFigures(NamedTuple):
 
 
 def add_at(rows: dict[Any, FleetFigures], place: object, more: FleetFigures) -> None:
-    """Add to what is at a place; mostly nothing is."""
+    """Add figures to those at a place, which is usually empty."""
     rows[place] = rows[place] + more if place in rows else more
 
 
 LineOwner = tuple[FleetOwner, str]
-"""Owner and mode, which distinguish the series of one node's ledger."""
+"""Owner and mode, which identify a series of a node's ledger."""
 HourUses = dict[tuple[int, FleetOwner], dict[int, FleetFigures]]
-"""Time without money by the first slot of the device, and owner; then by hour."""
+"""Time without cost by first slot of the device and owner, then by hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLedger:
-    """One node's: lines by owner and hour of their sample, and what its devices were used for."""
+    """Ledger of a node: lines by owner and hour of their sample, and use of its devices."""
 
     node: FleetNode
     lines: Mapping[LineOwner, Mapping[int, FleetFigures]]
     uses: HourUses
-    """Only of hours that were recorded."""
+    """Use of devices in recorded hours."""
     there: tuple[int, ...]
-    """Hours in which the node was there and was recorded."""
+    """Recorded hours in which the node existed."""
 
 
 @lru_cache(maxsize=4)
 def recording_hours(plan: FleetPlan) -> tuple[int, ...]:
-    """Return for each hour the hour in which it was recorded; a later one if Prometheus was away at its end.
+    """Return for each hour the hour in which it was recorded; a later one if Prometheus was down at its end.
 
-    The rules look back on a counter for a day: what was counted while Prometheus was away stands in the first sample
-    after.
+    The rules read a counter over a day, so the first sample after an outage of Prometheus includes the increase of the
+    outage.
     """
     recorded = list(range(plan.hours))
-    if plan.outages and plan.days >= 3:  # noqa: PLR2004 - a shorter one would be an outage in the main
+    if plan.outages and plan.days >= 3:  # noqa: PLR2004 - a shorter time would be mostly an outage
         middle = plan.hours // 3
         recorded[middle : middle + 3] = [middle + 3] * 3
     return tuple(recorded)
 
 
 def node_ledger(node: FleetNode) -> NodeLedger:
-    """All that a node records; active, idle and unknown over all owners is what its GPUs were there for."""
+    """Return the ledger of a node; active, idle and unknown time of all owners sum to the time of its GPUs."""
     recorded = recording_hours(node.plan)
     away = away_hours(node)
     uses = _uses(node, away)
@@ -328,7 +328,7 @@ def node_ledger(node: FleetNode) -> NodeLedger:
 
 
 def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
-    """Return every holding, hour by hour, and the unheld rest by the first slot of its GPU."""
+    """Return every holding by hour, and the unheld rest by the first slot of its GPU."""
     random, unmeasured = node.random("activity"), unmeasured_hours(node)
     uses: HourUses = {}
     free = [[HOUR_MS] * node.plan.hours for _ in range(node.plan.gpus_per_node)]
@@ -367,7 +367,7 @@ def _uses(node: FleetNode, away: frozenset[int]) -> HourUses:
 def _nobodys(
     free: list[int], last: Mapping[int, dict[int, FleetFigures]], away: frozenset[int], *, measured: bool
 ) -> dict[int, FleetFigures]:
-    """What is left of a GPU, hour by hour; a trifle that rounding left goes to its last holder."""
+    """Return the unheld time of a GPU by hour; a rounding remainder is added to its last holder."""
     rest: dict[int, FleetFigures] = {}
     for hour, left in enumerate(free):
         if hour in away or not left:
@@ -387,7 +387,7 @@ def _allocated_ms(holding: FleetHolding, hour: int) -> int:
 
 
 def _line(node: FleetNode, hour: int, use: FleetFigures) -> FleetFigures:
-    """Add joules and money to an hour's time."""
+    """Return the figures of an hour with joules and cost."""
     price, spec = node.price(hour), node.spec
     joules = int((spec.idle_watts * use.idle_ms + spec.power_limit_watts * use.active_ms) / MS)
     if price is None:

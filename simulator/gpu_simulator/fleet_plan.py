@@ -1,4 +1,4 @@
-"""A fleet that does not exist: its size and time, its nodes and prices, its teams, workloads and short tasks."""
+"""Describes a simulated fleet: size and time, nodes and prices, teams, workloads and short tasks."""
 
 import csv
 from bisect import bisect_left
@@ -16,13 +16,13 @@ from gpu_simulator.truth import ModelSpec
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 DAY_HOURS = 24
 RECORDED_AFTER_SECONDS = 900
-"""After its end, when an hour of the ledger is recorded: the rules do so 5 to 20 minutes later."""
+"""Delay after an hour until its ledger is recorded, in seconds; the rules record it after 5 to 20 minutes."""
 NodeUse = Literal["train", "serve", "interactive", "batch", "parts"]
-"""What a pool of nodes is for."""
+"""Purpose of a pool of nodes."""
 
 
 class TraceTask(NamedTuple):
-    """A pod of a trace: how long it ran, and how much of how many GPUs it had."""
+    """A pod of a trace: run time, number of GPUs, and share of each GPU."""
 
     seconds: int
     gpus: int
@@ -31,30 +31,30 @@ class TraceTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """All that a simulated fleet depends on; two equal plans are one fleet."""
+    """Parameters of a simulated fleet; equal plans give equal fleets."""
 
     nodes: int
     gpus_per_node: int = 8
     days: int = 30
     end_seconds: int
-    """Unix time of a whole hour: the end."""
+    """Unix time of the end, a whole hour."""
     seed: int = 1
     clusters: tuple[str, ...] = ("",)
-    """Names; the nodes are dealt out in blocks. An empty one is a fleet whose series have no such label."""
+    """Names of clusters, each with a block of nodes; with an empty name, series have no label cluster."""
     currencies: tuple[str, ...] = ("USD",)
-    """The first is the usual one; the others take turns in what is on premises."""
+    """Currencies: the first is the default; on-premises nodes use the others in turn."""
     one_shot_ratio: float = 0.05
-    """Part of the short tasks that are Jobs of a name of their own: what makes the number of owners grow."""
+    """Part of the short tasks that are Jobs with a unique name, which increases the number of owners."""
     outages: bool = True
-    """Nodes that were away, and hours in which Prometheus was."""
+    """Whether nodes and Prometheus have outages."""
     trace: tuple[TraceTask, ...] = ()
-    """Short tasks are drawn from these; empty: lifetimes of the shape of a production trace."""
+    """Source of short tasks; empty: lifetimes are distributed as in a production trace."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no fleet.
+        """Refuse invalid parameters.
 
         Raises:
-            ConfigError: Names each field that is wrong.
+            ConfigError: A parameter is invalid; the message has all of them.
         """
         problems = [
             f"{name}: {value}; allowed: {least:,} to {most:,}"
@@ -77,21 +77,21 @@ class FleetPlan:
 
     @property
     def start_seconds(self) -> int:
-        """Unix time at which it begins."""
+        """Return the Unix time of the start."""
         return self.end_seconds - self.days * DAY_SECONDS
 
     @property
     def hours(self) -> int:
-        """How many hours it has; hour ``h`` ends at ``stamp(h)``."""
+        """Return the number of hours; hour ``h`` ends at ``stamp(h)``."""
         return self.days * DAY_HOURS
 
     def stamp(self, hour: int) -> int:
-        """Unix time of an hour's end: of the samples of its live series."""
+        """Return the Unix time of an hour's end, which is that of its live samples."""
         return self.start_seconds + (hour + 1) * HOUR_SECONDS
 
 
 class FleetSlot(NamedTuple):
-    """What one container can hold: a GPU, an instance, or a replica of a shared GPU."""
+    """Unit that a container can hold: a GPU, an instance, or a replica of a shared GPU."""
 
     gpu: int
     share_ratio: float
@@ -103,40 +103,40 @@ class FleetSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNode:
-    """A simulated node; all that is random on it is drawn from its own seed."""
+    """A simulated node with a separate random seed."""
 
     plan: FleetPlan
     index: int
     cluster: str
     name: str
     group: str
-    """Nodes of one group run the same multi-node trainings."""
+    """Name of the group of nodes that run the same multi-node trainings."""
     use: NodeUse
     spec: ModelSpec
     facts: NodeFacts
     slots: tuple[FleetSlot, ...]
     measured: bool
-    """Whether the activity of its GPUs can be measured at all."""
+    """Whether the activity of its GPUs is measured."""
     profiled: bool
-    """Whether all resources of its GPUs are measured, too."""
+    """Whether all resources of its GPUs are measured."""
     currency: str
     price_per_hour: float
-    """Of a physical GPU, before ``price``; 0 where there is none."""
+    """Base price of a physical GPU per hour, see ``price``; 0: no price."""
     priced_from_hour: int
-    """Before it there was no price."""
+    """First hour with a price."""
 
     def device(self, slot: int) -> int:
-        """The first slot of the device that a slot is on: replicas of a shared GPU are one device."""
+        """Return the first slot of the device of a slot: replicas of a shared GPU are one device."""
         if self.slots[slot].mode != "shared":
             return slot
         return next(number for number, part in enumerate(self.slots) if part.gpu == self.slots[slot].gpu)
 
     def random(self, purpose: str) -> Random:
-        """A generator that gives the same numbers each time."""
-        return Random(f"{self.plan.seed}/{self.index}/{purpose}")  # noqa: S311 - a simulation, repeatable on purpose
+        """Return a random generator with a repeatable sequence."""
+        return Random(f"{self.plan.seed}/{self.index}/{purpose}")  # noqa: S311 - a repeatable simulation
 
     def price(self, hour: int) -> float | None:
-        """What an hour of a GPU cost then; spot prices move from day to day."""
+        """Return the price of a GPU-hour at that time; spot prices change daily."""
         if hour < self.priced_from_hour or not self.price_per_hour:
             return None
         if self.facts.capacity_type != "spot":
@@ -157,16 +157,16 @@ class _Pool(NamedTuple):
 
 _DOZEN = 12
 _MIXED_DOZENS = 4
-"""One dozen of nodes in so many has everything; the others train and serve, as most of a large fleet does."""
+"""Every fourth dozen of nodes has all pools; the others train and serve, like most of a large fleet."""
 FLEET = table("fleet")
 _MIXED = tuple(_Pool(**row) for row in FLEET["pools"])
 _COMMON = (*_MIXED[:3], *_MIXED[:3], *_MIXED[4:6], _MIXED[4], *_MIXED[7:9], _MIXED[7])
 _LARGE_GROUP = 2 * _DOZEN
-"""Nodes that are next to each other, of which those of one model train together: up to eight."""
+"""Number of adjacent nodes; those of one model train together, up to eight."""
 
 
 def fleet_nodes(plan: FleetPlan) -> tuple[FleetNode, ...]:
-    """All nodes; two clusters have nodes of the same names."""
+    """Return all nodes; clusters can have nodes with the same name."""
     firsts: dict[int, int] = {}
     nodes = []
     for index in range(plan.nodes):
@@ -182,7 +182,7 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
     on_premises = not pool.instance_type
     turn = 1 + mixed % max(1, len(plan.currencies) - 1)
     currency = plan.currencies[turn % len(plan.currencies)] if on_premises else plan.currencies[0]
-    # On premises the price book was written late, and of every second node forgotten.
+    # On premises, prices start late, and every second node has none.
     price = 0.0 if on_premises and mixed % 2 else pool.price
     spec = MODELS[pool.model]
     return FleetNode(
@@ -200,7 +200,7 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
             gpu_product=spec.name.replace(" ", "-"),
         ),
         slots=tuple(slot for gpu in range(plan.gpus_per_node) for slot in _slots(pool, gpu)),
-        # NVML does not measure the activity of instances on A100.
+        # On A100, NVML does not measure the activity of instances.
         measured=not (pool.profile and pool.model == "a100-80gb"),
         profiled=pool.parts == 1 and pool.model in FLEET["profiled"],
         currency=currency,
@@ -221,7 +221,7 @@ def _slots(pool: _Pool, gpu: int) -> tuple[FleetSlot, ...]:
 
 
 class FleetOwner(NamedTuple):
-    """Who pays; empty parts are not known. ``kind`` may be Unallocated or Unattributed."""
+    """Owner of GPU time; empty fields are unknown. ``kind`` can be Unallocated or Unattributed."""
 
     namespace: str = ""
     kind: str = ""
@@ -230,7 +230,7 @@ class FleetOwner(NamedTuple):
 
     @property
     def labels(self) -> str:
-        """Its cost labels: the environment of its namespace, and the project of most workloads."""
+        """Return the cost labels: environment of the namespace, and project of most workloads."""
         if not self.name:
             return ""
         project = self.name.partition("-")[0]
@@ -253,7 +253,7 @@ _MILLI = 1000
 
 @lru_cache(maxsize=4)
 def team_names(plan: FleetPlan) -> tuple[str, ...]:
-    """All teams; a large fleet has more than a small one."""
+    """Return all teams; a larger fleet has more teams."""
     count = max(4, plan.nodes // _NODES_PER_TEAM)
     return tuple(
         _TEAMS[number % len(_TEAMS)] + (f"-{number // len(_TEAMS) + 1}" if number >= len(_TEAMS) else "")
@@ -262,16 +262,16 @@ def team_names(plan: FleetPlan) -> tuple[str, ...]:
 
 
 def workload(node: FleetNode, random: Random, kind: str, role: str, variants: int) -> FleetOwner:
-    """A workload of a name that stays, one of ``variants`` that its team has; some teams have no label."""
+    """Return a workload with a stable name, one of ``variants`` of its team; some teams have no label."""
     teams = team_names(node.plan)
     team = teams[int(len(teams) * random.random() ** 1.5)]
-    namespace = team if random.random() < 0.7 else f"{team}-dev"  # noqa: PLR2004 - three in ten try things out
+    namespace = team if random.random() < 0.7 else f"{team}-dev"  # noqa: PLR2004 - three in ten are in a dev namespace
     name = f"{role}-{random.randrange(variants)}"
     return FleetOwner(namespace, kind, name, "" if namespace == f"{teams[-1]}-dev" else team)
 
 
 def task_owner(node: FleetNode, random: Random, serial: int) -> FleetOwner:
-    """Return the owner of one short task; ``serial`` distinguishes tasks with names of their own."""
+    """Return the owner of a short task; ``serial`` makes the name of one-shot tasks unique."""
     dice = random.random()
     if dice < node.plan.one_shot_ratio:
         owner = workload(node, random, "Job", "sweep", 1)
@@ -286,7 +286,7 @@ def task_owner(node: FleetNode, random: Random, serial: int) -> FleetOwner:
 
 
 def task(plan: FleetPlan, random: Random) -> TraceTask:
-    """How long a short task lives, and what it holds."""
+    """Return run time, GPUs and share of a short task."""
     if plan.trace:
         return random.choice(plan.trace)
     rank = random.random()
@@ -296,12 +296,12 @@ def task(plan: FleetPlan, random: Random) -> TraceTask:
 
 
 def read_trace(file: Path) -> tuple[TraceTask, ...]:
-    """Read the GPU pods of a trace that ran and ended.
+    """Return the finished GPU pods of a trace.
 
     The file is CSV with the columns num_gpu, gpu_milli (of one GPU), deletion_time and scheduled_time (seconds).
 
     Raises:
-        ConfigError: It cannot be read, or is not that.
+        ConfigError: The file cannot be read, or is not a trace.
     """
     tasks = []
     try:
@@ -315,9 +315,9 @@ def read_trace(file: Path) -> tuple[TraceTask, ...]:
                 if one is not None:
                     tasks.append(one)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--trace: {file}: cannot be read: {error}; give a CSV file") from None
+        raise ConfigError(f"--trace: {file}: cannot be read: {error}; expected: a CSV file") from None
     if not tasks:
-        raise ConfigError(f"--trace: {file}: no pod in it had a GPU and ended; give another trace")
+        raise ConfigError(f"--trace: {file}: no finished GPU pod; expected: a trace with some")
     return tuple(tasks)
 
 

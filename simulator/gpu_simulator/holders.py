@@ -1,4 +1,4 @@
-"""Holders of devices: use of each device at an instant, shares, and what the kubelet lists."""
+"""Computes the holders of devices: use of each device at a time, shares, and the lists of the kubelet."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +13,10 @@ RESERVATION_NAMESPACE = "kai-resource-reservation"
 _PIDS = 4_000_000
 _TICKS_PER_SECOND = 100
 _UPTIME_SECONDS = 10_000_000
-"""How long the node had been up when the scenario began."""
+"""Uptime of the node at the scenario's start, in seconds."""
 _WHOLE_CORES = 100
 _VOLCANO_UNIT_BYTES = 1 << 30
-"""Of the ids by which volcano's plugin counts memory; its default, a MiB, makes a list of megabytes."""
+"""Memory per id of volcano's plugin; its default of one MiB would make a list of megabytes."""
 _ENGINES = {
     "sm_ratio": "utilisation",
     "mem_ratio": "memory_copy",
@@ -25,14 +25,14 @@ _ENGINES = {
     "jpg_ratio": "jpeg",
     "ofa_ratio": "optical_flow",
 }
-"""What each ratio of a process is its part of."""
+"""Load of the device to which each ratio of a process refers."""
 DeviceKey = tuple[int, int | None]
 """Index of the GPU, position in its MIG layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsePlan:
-    """One container's use of one device."""
+    """Use of a device by a container."""
 
     pod: PodPlan
     container: ContainerPlan
@@ -40,12 +40,12 @@ class UsePlan:
     gpu: GpuPlan
     instance: MigTruth | None
     scale: float
-    """Claim's scale, less what the device's users together would have above 1."""
+    """Scale of the claim, reduced so that the users of the device do not exceed 1 together."""
     first_process: int
-    """Number of its first process among all of the node's."""
+    """Number of its first process among all processes of the node."""
     all_processes: int
     position: int = 0
-    """Among the uses of its device."""
+    """Index among the uses of its device."""
 
     def integral(self, t: float) -> float:
         """Return the integral of the activity from 0 to ``t``, in seconds."""
@@ -69,28 +69,28 @@ class UsePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresentUse:
-    """A use whose pod exists now."""
+    """A use with an existing pod."""
 
     use: UsePlan
     pod: str
-    """Name of this occurrence of the pod."""
+    """Name of the current occurrence of the pod."""
     pod_uid: str
     started_seconds: float
     amount: float = 0.0
     activity_ratio: float = 0.0
-    """Of the device's busiest engine."""
+    """Part of the device's busiest engine."""
     share_ratio: float = 0.0
-    """Part of the physical GPU; 0 for a claim that only monitors."""
+    """Part of the physical GPU; 0 for a monitoring claim."""
 
     @property
     def claim_name(self) -> str:
-        """Name of its DRA claim."""
+        """Return the name of its DRA claim."""
         only = len(self.use.pod.containers) == 1
         return identities.claim_name(self.pod, self.use.container.name, self.use.claim, only_container=only)
 
     @property
     def share_id(self) -> str:
-        """Id of consumable capacity; empty where the claim has the whole device."""
+        """Return the id of consumable capacity; empty if the claim has the whole device."""
         if self.use.gpu.sharing is not Sharing.FRACTION:
             return ""
         return identities.stable_uuid("share", self.use.pod.namespace, self.claim_name, self.use.gpu.uuid)
@@ -98,7 +98,7 @@ class PresentUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTruth:
-    """One device at an instant."""
+    """State of a device at a time."""
 
     vector: activity.Vector = activity.NOTHING
     integral: activity.Vector = activity.NOTHING
@@ -108,7 +108,7 @@ class DeviceTruth:
 
 
 def pod_identity(node: str, pod: PodPlan, number: int) -> tuple[str, str]:
-    """Return name and UID of an occurrence of a pod; both empty outside every pod."""
+    """Return name and UID of an occurrence of a pod; both are empty for processes outside pods."""
     if not pod.namespace:
         return "", ""
     name = pod.name if pod.window.every_seconds is None else f"{pod.name}-{number}"
@@ -116,7 +116,7 @@ def pod_identity(node: str, pod: PodPlan, number: int) -> tuple[str, str]:
 
 
 def device_state(uses: tuple[UsePlan, ...], plan: NodePlan, t: float) -> DeviceTruth:
-    """Return what all uses of a device together make of it at ``t``."""
+    """Return the state of a device at ``t`` from all its uses."""
     amounts: list[tuple[float, activity.Vector]] = []
     processes: list[ProcessTruth] = []
     held: list[PresentUse] = []
@@ -175,10 +175,10 @@ def _processes(held: PresentUse, plan: NodePlan, number: int) -> Iterator[Proces
 
 
 def board_uses(plan: NodePlan) -> Mapping[DeviceKey, tuple[UsePlan, ...]]:
-    """Return every use of every device, with pids given out and activity kept to what a device can do.
+    """Return the uses of each device, with assigned pids and limited activity.
 
-    Where the users of a device could together pass 1, all of them are scaled by the same constant: then the
-    device's activity is the sum of its users' at every instant, and every integral stays exact.
+    If the users of a device could exceed 1 together, all of them are scaled by the same constant: the activity of the
+    device is then always the sum of its users, and every integral stays exact.
     """
     claims = [
         (pod, container, claim) for pod in plan.pods for container in pod.containers for claim in container.claims
@@ -209,7 +209,7 @@ def _fitted(uses: list[UsePlan]) -> tuple[UsePlan, ...]:
 
 
 def _peak_together(uses: list[UsePlan]) -> float:
-    """Return the greatest sum of peaks of concurrent uses; recurring pods count as always there."""
+    """Return the highest sum of peaks of concurrent uses; recurring pods count as permanent."""
     edges: list[tuple[float, int, float]] = []
     for use in uses:
         window = use.pod.window
@@ -225,7 +225,7 @@ def _peak_together(uses: list[UsePlan]) -> float:
 
 
 def declared_ratio(gpu: GpuPlan, claim: Claim) -> float:
-    """Return the part of the device (not of the board) that a claim declares; what is not limited is not counted."""
+    """Return the part of the device (not of the board) that a claim declares; unlimited resources do not count."""
     if claim.fraction is not None:
         return claim.fraction
     if claim.replicas:
@@ -235,12 +235,12 @@ def declared_ratio(gpu: GpuPlan, claim: Claim) -> float:
 
 
 def is_kai_part(plan: NodePlan, claim: Claim) -> bool:
-    """Return whether a reservation pod holds the GPU on the claim's behalf."""
+    """Return whether a reservation pod holds the GPU for the claim."""
     return plan.plugin.ids is IdForm.KAI and plan.gpus[claim.gpu].sharing is Sharing.FRACTION
 
 
 def holdings(plan: NodePlan, states: Iterable[DeviceTruth]) -> Iterator[PresentUse]:
-    """Yield every hold on a device with its share; on one device the shares never sum to more than it is."""
+    """Yield every hold on a device with its share; the shares of a device never exceed it in sum."""
     for state in states:
         users = Counter(_shared_claim(plan, one) for one in state.held)
         ratios = [
@@ -266,7 +266,7 @@ def _shared_claim(plan: NodePlan, held: PresentUse) -> tuple[str, ...]:
 
 
 def physical_share(gpu: GpuPlan, instance: MigTruth | None) -> float:
-    """Return the part of the physical GPU that a device is; the instances of one GPU never sum to more than 1."""
+    """Return the part of the physical GPU of a device; the sum over instances of a GPU is at most 1."""
     if instance is None:
         return 1.0
 
@@ -277,7 +277,7 @@ def physical_share(gpu: GpuPlan, instance: MigTruth | None) -> float:
 
 
 def holder_truth(plan: NodePlan, held: PresentUse) -> HolderTruth:
-    """Return the truth of a hold, and how the kubelet lists it."""
+    """Return the truth of a hold, including its entry in the kubelet's list."""
     use, gpu, instance = held.use, held.use.gpu, held.use.instance
     is_part = is_kai_part(plan, use.claim)
     resource = identities.resource_name(plan, gpu, instance)
@@ -288,7 +288,7 @@ def holder_truth(plan: NodePlan, held: PresentUse) -> HolderTruth:
         resource = f"{identities.DRA_PREFIX}{held.claim_name}"
         ids = tuple(f"{text}#{held.share_id}" if held.share_id else text for text in ids)
     elif gpu.sharing is Sharing.FRACTION:
-        # The kubelet's id names another board, where there is another.
+        # The kubelet's id names another board, if one exists.
         boards = [one for one in plan.gpus if one.sharing is Sharing.FRACTION]
         named = boards[(boards.index(gpu) + 1) % len(boards)]
         ids = identities.device_ids(plan, named, None, (use.position % gpu.splits,))
@@ -309,7 +309,7 @@ def holder_truth(plan: NodePlan, held: PresentUse) -> HolderTruth:
 
 
 def also_listed(plan: NodePlan, held: list[PresentUse], uses: Iterable[UsePlan], t: float) -> Iterator[HolderTruth]:
-    """Yield what the kubelet lists in addition to the holders; none of these holds anything by it."""
+    """Yield the entries of the kubelet that are not holds."""
     for hold in held:
         use = hold.use
         if use.claim.admin:
@@ -328,7 +328,7 @@ def also_listed(plan: NodePlan, held: list[PresentUse], uses: Iterable[UsePlan],
 
 
 def _finished(plan: NodePlan, uses: Iterable[UsePlan], t: float) -> Iterator[HolderTruth]:
-    """Yield ended pods; a kubelet up to 1.33 lists their devices for some time."""
+    """Yield finished pods: a kubelet up to 1.33 lists their devices for some time."""
     for use in uses:
         found = use.pod.window.occurrence(t, use.pod.finished_seconds)
         if found and not (use.pod.window.occurrence(t) or use.claim.admin or is_kai_part(plan, use.claim)):
@@ -338,7 +338,7 @@ def _finished(plan: NodePlan, uses: Iterable[UsePlan], t: float) -> Iterator[Hol
 
 
 def _reservation_holders(plan: NodePlan, held: list[PresentUse]) -> Iterator[HolderTruth]:
-    """Yield KAI's pods, each with the GPU of a group that has a member."""
+    """Yield KAI's reservation pods, each with the GPU of a group that has a member."""
     started: dict[int, float] = {}
     for hold in held:
         if is_kai_part(plan, hold.use.claim):

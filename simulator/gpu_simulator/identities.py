@@ -1,4 +1,4 @@
-"""Names of simulated things that look like real ones and are always the same: UUIDs, ids, cgroup paths."""
+"""Generates stable names in real formats for simulated objects: UUIDs, ids, cgroup paths."""
 
 import hashlib
 import uuid
@@ -13,36 +13,36 @@ _HGX_BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
 VOLCANO_NUMBER, VOLCANO_MEMORY = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"
 DRA_DRIVER = "gpu.nvidia.com"
 DRA_PREFIX = "dra:"
-"""Marks what is a claim's: ``dra:<claim>`` as a resource, ``dra:<driver>/<pool>/<device>[#<share id>]`` as an id."""
+"""Prefix of claims: ``dra:<claim>`` as a resource, ``dra:<driver>/<pool>/<device>[#<share id>]`` as an id."""
 _QOS = ("burstable", "besteffort", "")
-"""Guaranteed pods have no level of their own in the path."""
+"""QoS levels in the path; guaranteed pods have none."""
 
 
-@lru_cache(maxsize=4096)  # asked for the same pods many times a second
+@lru_cache(maxsize=4096)  # called for the same pods many times a second
 def stable_uuid(*parts: object) -> str:
-    """A UUID that follows from its parts."""
+    """Return a UUID derived from the parts."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(map(str, parts))))
 
 
 def stable_number(*parts: object) -> int:
-    """A number below 2**32 that follows from its parts."""
+    """Return a number below 2**32 derived from the parts."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest())
 
 
 def pci_bus_id(index: int) -> str:
-    """Bus id of the n-th board, as an 8-GPU server has them; ``00000000:1B:00.0``."""
+    """Return the bus id of a board of an 8-GPU server, such as ``00000000:1B:00.0``."""
     domain, position = divmod(index, len(_HGX_BUSES))
     return f"{domain:08X}:{_HGX_BUSES[position]:02X}:00.0"
 
 
 def container_id(*parts: object) -> str:
-    """64 hex digits that follow from the parts."""
+    """Return 64 hex digits derived from the parts."""
     return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=32).hexdigest()
 
 
 @lru_cache(maxsize=4096)  # as above
 def cgroup_text(runtime: Runtime, pod_uid: str, container: str) -> str:
-    """The whole of ``/proc/<pid>/cgroup`` of a process in a container of a pod."""
+    """Return ``/proc/<pid>/cgroup`` of a process in a container of a pod."""
     number = stable_number(pod_uid)
     if runtime is Runtime.MIXED:
         runtime = (Runtime.CONTAINERD, Runtime.CRIO, Runtime.CGROUPFS, Runtime.CGROUP_V1)[number % 4]
@@ -61,14 +61,14 @@ def cgroup_text(runtime: Runtime, pod_uid: str, container: str) -> str:
 
 
 def outside_cgroup_text(name: str) -> str:
-    """The same for a process that is in no pod."""
+    """Return ``/proc/<pid>/cgroup`` of a process outside pods."""
     if stable_number(name) % 2:
         return f"0::/system.slice/{name}.service\n"
     return "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
 def resource_name(plan: NodePlan, gpu: GpuPlan, instance: MigTruth | None) -> str:
-    """Return the extended resource under which the node's device plugin advertises a device."""
+    """Return the extended resource with which the node's device plugin advertises a device."""
     plugin = plan.plugin
     if plugin.ids is IdForm.VOLCANO:
         return VOLCANO_NUMBER
@@ -79,7 +79,7 @@ def resource_name(plan: NodePlan, gpu: GpuPlan, instance: MigTruth | None) -> st
 
 
 def claim_name(pod: str, container: str, claim: Claim, *, only_container: bool) -> str:
-    """Name of the DRA claim by which a container of a pod has a device."""
+    """Return the name of the DRA claim of a container for a device."""
     if claim.claim_name:
         return claim.claim_name
     if claim.extended:
@@ -88,7 +88,7 @@ def claim_name(pod: str, container: str, claim: Claim, *, only_container: bool) 
 
 
 def dra_device(gpu: GpuPlan, instance: MigTruth | None = None) -> str:
-    """Return the name of a device in its pool, as driver 25.12 makes it."""
+    """Return the name of a device in its pool, like DRA driver 25.12."""
     name = f"gpu-{gpu.minor}"
     if instance is None:
         return name
@@ -103,7 +103,7 @@ def claim_uid(namespace: str, name: str) -> str:
 def device_ids(
     plan: NodePlan, gpu: GpuPlan, instance: MigTruth | None, replicas: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """Return the ids by which the kubelet lists a device, or these replicas of it."""
+    """Return the ids in the kubelet's list of a device, or of replicas of it."""
     base, separator = instance.uuid if instance else gpu.uuid, "::"
     match plan.plugin.ids:
         case IdForm.DRA:

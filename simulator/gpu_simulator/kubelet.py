@@ -1,4 +1,4 @@
-"""A simulated kubelet: the real pod-resources service on a real unix socket, answering from the ground truth."""
+"""Simulates a kubelet: serves the pod-resources API on a unix socket from the ground truth."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# As in the product: both can run in one process.
+# The same settings as in the exporter, because both can run in one process.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -30,7 +30,7 @@ _FOLLOW_SECONDS = 0.2
 _STARTS = frozenset({Fault.KUBELET_STARTING, Fault.KUBELET_PARTIAL})
 """Faults of a kubelet that has just started."""
 _GARBAGE = b"\xff\xfe simulated garbage"
-# What the product does not read, known and unknown: a later kubelet's answer must be readable too.
+# Known and unknown fields that the exporter does not read: it must be able to read the responses of a later kubelet.
 _SERVED_SCHEMA: Mapping[str, str] = {
     **READ_SCHEMA,
     "NUMANode": "ID 1 int64",
@@ -45,16 +45,16 @@ _MESSAGES = build_messages(_SERVED_SCHEMA)
 
 
 class KubeletServer:
-    """Serves ``v1.PodResourcesLister`` from whatever the truth is at the instant of the call.
+    """Serves ``v1.PodResourcesLister`` from the truth at the time of the call.
 
-    It follows the faults ``KUBELET_*``: DOWN (the socket goes and comes back), STARTING (a new socket, and no pods
-    while it lasts), PARTIAL (a new socket, and some of the pods), SILENT, GARBAGE, RATE_LIMIT (other clients have used
-    up the bucket) and HUGE (its parameter is the size in bytes; 0 is more than any client takes).
+    It applies the faults ``KUBELET_*``: DOWN (the socket is removed, then restored), STARTING (a new socket, and no
+    pods during the fault), PARTIAL (a new socket, and some of the pods), SILENT, GARBAGE, RATE_LIMIT (other clients
+    use the limit) and HUGE (its parameter is the size in bytes; 0 is more than any client accepts).
 
     Args:
-        socket_path: Where to listen. Like the kubelet it listens on another name and renames that over it.
-        truth: The node now.
-        clock: Seconds by which the rate limit's bucket fills: virtual ones where the node's time is compressed.
+        socket_path: Path of the socket. Like the kubelet, the server listens on another name and renames it.
+        truth: Returns the current node.
+        clock: Clock of the rate limit in seconds; a virtual clock if the time of the node is compressed.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class KubeletServer:
         self._refilled_at = 0.0
         self._padding: dict[int, bytes] = {}
         self._starts: frozenset[Fault] = frozenset()
-        """The faults with which this server was started again."""
+        """Faults during which this server was restarted."""
         self._opened_at = 0.0
         self._knows_pods_at = 0.0
 
     async def start(self) -> None:
-        """Listen, and follow the fault DOWN from now on.
+        """Listen, and start to apply the fault DOWN.
 
         Raises:
-            ConfigError: When the path is too long for a socket.
+            ConfigError: The path is too long for a socket.
         """
         if len(os.fsencode(self._temporary)) > LONGEST_PATH_BYTES:
             raise ConfigError(
@@ -89,7 +89,7 @@ class KubeletServer:
             self._follower = asyncio.create_task(self._follow(), name="simulated kubelet")
 
     async def stop(self) -> None:
-        """Stop at once: calls break off, the socket is gone."""
+        """Stop immediately: calls fail, and the socket is removed."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -98,10 +98,10 @@ class KubeletServer:
         await self._close()
 
     async def restart(self, *, starting_seconds: float = 0.0) -> None:
-        """Stop and start, as an upgrade of the kubelet does.
+        """Restart like an upgrade of the kubelet.
 
         Args:
-            starting_seconds: For how long it then answers without any pod, as a kubelet does until it knows its pods.
+            starting_seconds: Seconds without pods after the start, like a kubelet before it knows its pods.
         """
         await self.stop()
         self._knows_pods_at = asyncio.get_running_loop().time() + starting_seconds
@@ -117,7 +117,7 @@ class KubeletServer:
             await self.follow()
 
     async def follow(self) -> None:
-        """Start or stop answering as the faults of this instant demand, which otherwise takes a moment."""
+        """Apply the current faults immediately, instead of at the next poll."""
         async with self._changing:
             faults = self._truth().faults
             down, starts = Fault.KUBELET_DOWN in faults, _STARTS & faults.keys()
@@ -149,7 +149,7 @@ class KubeletServer:
             self._path.unlink(missing_ok=True)
             await server.stop(grace=None)
 
-    def _handler(self, answer: Callable[[NodeTruth, Any], Awaitable[bytes]]) -> Any:  # noqa: ANN401 - grpc's own type is private
+    def _handler(self, answer: Callable[[NodeTruth, Any], Awaitable[bytes]]) -> Any:  # noqa: ANN401 - the type of grpc is private
         async def handle(_request: bytes, context: Any) -> bytes:  # noqa: ANN401 - as above
             truth = self._truth()
             if Fault.KUBELET_SILENT in truth.faults:
@@ -181,7 +181,7 @@ class KubeletServer:
 
     async def _list(self, truth: NodeTruth, _context: object) -> bytes:
         if not _STARTS & truth.faults.keys() <= self._starts:
-            await asyncio.Event().wait()  # until the restart breaks this call off: only the new server lacks pods
+            await asyncio.Event().wait()  # until the restart ends this call: only the new server lacks pods
         if self._is_starting(truth):
             return b""
         seconds = truth.faults.get(Fault.KUBELET_PARTIAL)
@@ -192,7 +192,7 @@ class KubeletServer:
             size = int(truth.faults[Fault.KUBELET_HUGE]) or HUGE_BYTES
             if size not in self._padding:
                 self._padding = {size: _many_ids(size)}
-            answer += self._padding[size]  # concatenated messages are one message with the lists joined
+            answer += self._padding[size]  # concatenated messages are one message with joined lists
         return answer
 
     async def _allocatable(self, truth: NodeTruth, _context: object) -> bytes:
@@ -204,7 +204,7 @@ class KubeletServer:
 
 
 def list_response(truth: NodeTruth) -> bytes:
-    """Give the bytes that the kubelet of this node would answer to ``List``: every pod, with or without devices."""
+    """Return the response of this node's kubelet to ``List``: every pod, with or without devices."""
     answer: Any = _MESSAGES["ListPodResourcesResponse"]()
     held: dict[tuple[str, str, str], list[HolderTruth]] = {key: [] for key in truth.other_pods}
     for holder in (*truth.holders, *truth.also_listed):
@@ -233,9 +233,9 @@ def list_response(truth: NodeTruth) -> bytes:
 
 
 def allocatable_response(truth: NodeTruth) -> bytes:
-    """Give the bytes that the kubelet of this node would answer to ``GetAllocatableResources``."""
+    """Return the response of this node's kubelet to ``GetAllocatableResources``."""
     answer: Any = _MESSAGES["AllocatableResourcesResponse"](cpu_ids=range(16))
-    for resource, ids in truth.allocatable.items():  # never DRA devices
+    for resource, ids in truth.allocatable.items():  # DRA devices are never listed
         _add_devices(answer.devices, [(resource, ids)] if not resource.startswith(DRA_PREFIX) else ())
     return bytes(answer.SerializeToString())
 
@@ -249,14 +249,14 @@ def _plain_ids(holders: Iterable[HolderTruth]) -> Iterable[tuple[str, tuple[str,
     return [(resource, tuple(dict.fromkeys(of_resource))) for resource, of_resource in ids.items()]
 
 
-def _add_devices(devices: Any, ids: Iterable[tuple[str, Iterable[str]]]) -> None:  # noqa: ANN401 - class made at run time
+def _add_devices(devices: Any, ids: Iterable[tuple[str, Iterable[str]]]) -> None:  # noqa: ANN401 - a class created at run time
     for resource, of_resource in ids:
         entry = devices.add(resource_name=resource, device_ids=of_resource, not_yet_invented="simulated")
         entry.topology.nodes.add(ID=0)
 
 
-def _add_claims(claims: Any, holders: Iterable[HolderTruth]) -> None:  # noqa: ANN401 - class made at run time
-    """List ``dra:<driver>/<pool>/<device>[#<share id>]``; CDI names pile up within a driver, as the kubelet's do."""
+def _add_claims(claims: Any, holders: Iterable[HolderTruth]) -> None:  # noqa: ANN401 - a class created at run time
+    """Add ``dra:<driver>/<pool>/<device>[#<share id>]``; CDI names accumulate within a driver, like in the kubelet."""
     devices_of: dict[tuple[str, str], list[str]] = {}
     for holder in holders:
         devices = [text.removeprefix(DRA_PREFIX) for text in holder.device_ids if text.startswith(DRA_PREFIX)]
@@ -279,7 +279,7 @@ def _add_claims(claims: Any, holders: Iterable[HolderTruth]) -> None:  # noqa: A
 
 
 def _many_ids(size: int) -> bytes:
-    """Make a pod whose plugin has one id per MiB, about ``size`` bytes of it."""
+    """Return about ``size`` bytes of a pod with one id per MiB."""
     answer: Any = _MESSAGES["ListPodResourcesResponse"]()
     pod = answer.pod_resources.add(namespace="kube-system", name="simulated-many-ids")
     ids = [f"GPU-00000000-0000-4000-8000-000000000000-memory-{number:08d}" for number in range(size // 59 + 1)]

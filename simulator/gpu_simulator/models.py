@@ -1,4 +1,4 @@
-"""Fixed facts of the GPU models that can be simulated, and where MIG instances sit on them."""
+"""Provides facts of the GPU models that can be simulated, and the placement of their MIG instances."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ UTILISATION = frozenset(
     {Field.GPU_UTIL, Field.MEM_COPY_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL}
 )
 _SEVEN_SLICES = {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}
-"""Streaming multiprocessors by compute slices on Hopper; 60 for three is recorded, not a typing error."""
+"""Streaming multiprocessors by compute slices on Hopper, recorded; 60 for three is correct."""
 
 
 def _fields(*expressions: str) -> frozenset[Field]:
@@ -26,18 +26,18 @@ def _fields(*expressions: str) -> frozenset[Field]:
 
 
 NOT_SUPPORTED_IN_MIG_MODE = UTILISATION | _fields("REMAP", "^(?!NVLINK_COUNT).*NVLINK")
-"""What a board stops reporting once it is partitioned (recorded on H100, driver 590.48.01)."""
+"""Fields that a partitioned board does not report (recorded on H100, driver 590.48.01)."""
 
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Reads files of this package ten times as fast, where PyYAML has libyaml; a user's file could crash it."""
+"""Loader for files of this package, ten times as fast with libyaml; a user's file could crash libyaml."""
 
 
 @cache
 def table(name: str) -> dict[Any, Any]:
-    """Return a table that comes with the package."""
+    """Return a table of the package."""
     text = resources.files("gpu_simulator").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return dict(yaml.load(text, FAST_LOADER))  # noqa: S506 - a safe one
+    return dict(yaml.load(text, FAST_LOADER))  # noqa: S506 - a safe loader
 
 
 def _models() -> dict[str, ModelSpec]:
@@ -61,27 +61,27 @@ def _spec(row: dict[str, Any]) -> ModelSpec:
 
 
 MODELS = _models()
-"""Every model by the short name that scenarios use."""
+"""Models by their short name in scenarios."""
 
 
 def _instance_memory_bytes(model: ModelSpec, memory_slices: int) -> int:
-    """Memory of a MIG instance in bytes; on H100 exactly what was recorded for 1g, 2g and 3g."""
+    """Return the memory of a MIG instance in bytes, which on H100 matches the records of 1g, 2g and 3g."""
     slice_mib = model.memory_bytes // MIB * 10112 // 81559 * 8 // max(model.memory_slices, 1)
     small = memory_slices * 2 < model.memory_slices
     return (memory_slices * slice_mib - (128 if small else 0)) * MIB
 
 
 def instance_base_bytes(memory_slices: int) -> int:
-    """Memory that an instance uses before any process comes, in bytes (recorded: 9, 17 and 26 MiB)."""
+    """Return the memory that an instance uses without processes, in bytes (recorded: 9, 17 and 26 MiB)."""
     return {1: 9, 2: 17, 4: 26}.get(memory_slices, 7 * memory_slices) * MIB
 
 
 class LayoutError(ValueError):
-    """A layout that the GPU cannot have; the message is for the user."""
+    """A layout is not possible on the GPU; the message is for the user."""
 
 
 def instances(model: ModelSpec) -> tuple[MigTruth, ...]:
-    """Return every instance that a model can have, each alone, without a UUID; by profile, then by place."""
+    """Return every possible instance of a model, without a UUID, by profile and placement."""
     return tuple(
         _instance(model, profile, start)
         for profile, (_, compute, memory) in model.mig_profiles.items()
@@ -109,23 +109,23 @@ def _allowed_starts(model: ModelSpec, compute: int, memory: int) -> list[int]:
     if compute == model.compute_slices:
         return [0]
     if compute == memory == model.memory_slices // 2 and compute > 1 and model.memory_slices > model.compute_slices:
-        return [0]  # 4g needs the half that has four compute slices
+        return [0]  # 4g needs the half with four compute slices
     return _starts(model, memory)
 
 
 def _starts(model: ModelSpec, memory_slices: int) -> list[int]:
-    """Where an instance of this width may begin, in the order in which the driver tries it."""
+    """Return the possible placements of an instance of this width, in the order of the driver."""
     width = model.memory_slices // 2 if memory_slices * 2 == model.memory_slices else memory_slices
     starts = list(range(0, model.memory_slices - width + 1, width))
     if memory_slices * 2 == model.memory_slices:
-        starts.reverse()  # recorded: 3g goes to the upper half, which keeps 4g possible
+        starts.reverse()  # recorded: 3g uses the upper half, so that 4g stays possible
     if memory_slices == 1 and model.memory_slices > model.compute_slices:
         starts = starts[: model.compute_slices]
     return starts
 
 
 def _instance_id(model: ModelSpec, start: int, memory_slices: int) -> int:
-    """GPU-instance id: a node of the binary tree of placements (recorded: 3g at 4 is 2, 1g at 2 is 9)."""
+    """Return the GPU-instance id, a node in the tree of placements (recorded: 3g at 4 is 2, 1g at 2 is 9)."""
     width, first = model.memory_slices, 0
     count = 1
     while width > memory_slices:
@@ -136,10 +136,10 @@ def _instance_id(model: ModelSpec, start: int, memory_slices: int) -> int:
 
 
 def place(model: ModelSpec, profiles: Sequence[str]) -> tuple[MigTruth, ...]:
-    """Place instances in the order given, without a UUID.
+    """Return placed instances in the given order, without a UUID.
 
     Raises:
-        LayoutError: a profile that the model has not, or one that does not fit any more.
+        LayoutError: The model does not have a profile, or a profile does not fit.
     """
     taken: set[int] = set()
     compute_left = model.compute_slices
@@ -153,7 +153,7 @@ def place(model: ModelSpec, profiles: Sequence[str]) -> tuple[MigTruth, ...]:
         free = [start for start in starts if not taken & set(range(start, start + memory))]
         if not free or compute > compute_left:
             raise LayoutError(
-                f"{profile} does not fit beside {', '.join(p.profile for p in placed)}; "
+                f"{profile} does not fit next to {', '.join(p.profile for p in placed)}; "
                 f"left: {compute_left} of {model.compute_slices} compute and "
                 f"{model.memory_slices - len(taken)} of {model.memory_slices} memory slices"
             )

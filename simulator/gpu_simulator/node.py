@@ -1,4 +1,4 @@
-"""A simulated node: kubelet socket, Kubernetes API, /proc and pod logs, all in step with one scenario."""
+"""Simulates a node: kubelet socket, Kubernetes API, /proc and pod logs, consistent with one scenario."""
 
 import asyncio
 import contextlib
@@ -17,28 +17,28 @@ from gpu_simulator.scenario import Scenario
 from gpu_simulator.truth import NodeTruth, PodTruth, ProcessTruth
 
 MARK = "simulated"
-"""Name of the file that marks a directory as ours: without it nothing in a directory is ever removed."""
+"""Name of the file that marks a directory of the simulator: files are removed only from marked directories."""
 
 _RUNNING = "Running"
 _KTHREADD = ProcessTruth(pid=2, start_ticks=0, comm="kthreadd", cgroup="0::/\n", memory_used_bytes=0)
-"""The kernel's thread daemon: process 2 of every host, which distinguishes a host's /proc from a container's."""
+"""The kernel's thread daemon, process 2 of every host: it distinguishes /proc of a host from that of a container."""
 
 
 def write_filesystem(truth: NodeTruth, proc_root: Path, pod_log_root: Path) -> None:
-    """Make both trees agree with the truth; only what differs is touched.
+    """Update both trees to the truth; files without a difference are not written.
 
     Args:
-        truth: The node now.
-        proc_root: Gets ``<pid>/cgroup``, ``<pid>/stat`` and ``<pid>/comm``; a pid used again changes all of them.
-        pod_log_root: Gets ``<namespace>_<pod>_<uid>/<container>`` of each pod that is alive.
+        truth: The current node.
+        proc_root: Directory for ``<pid>/cgroup``, ``<pid>/stat`` and ``<pid>/comm``; a reused pid changes all of them.
+        pod_log_root: Directory for ``<namespace>_<pod>_<uid>/<container>`` of each running pod.
 
     Raises:
-        ConfigError: When a directory has something in it already and is not one of ours.
+        ConfigError: A directory is not empty and has no mark of the simulator.
     """
     for root in (proc_root, pod_log_root):
         _claim(root)
     pods = _pod_directories(truth)
-    # As on a node: a container has its logs' directory before it has a process, and has it still when it has none.
+    # Like on a node, the log directory of a container exists before its first process and after its last one.
     for name, containers in pods.items():
         for container in containers:
             (pod_log_root / name / container).mkdir(parents=True, exist_ok=True)
@@ -61,8 +61,8 @@ def _claim(root: Path) -> None:
     if mark.exists():
         return
     if any(root.iterdir()):
-        raise ConfigError(f"{root}: not empty and not made by the simulator; name a new or an empty directory")
-    mark.write_text("Nothing in this directory is real: it is written by the simulator.\n")
+        raise ConfigError(f"{root}: not empty and not created by the simulator; use a new or empty directory")
+    mark.write_text("All files in this directory are simulated: the simulator writes them.\n")
 
 
 def _processes(truth: NodeTruth) -> Iterator[ProcessTruth]:
@@ -81,7 +81,7 @@ def _pod_directories(truth: NodeTruth) -> Mapping[str, set[str]]:
             continue
         pods.setdefault(f"{holder.namespace}_{holder.pod}_{holder.pod_uid}", set()).add(holder.container)
     for process in _processes(truth):
-        # A pod that is listed without a device is alive; one that is not listed is gone, whatever runs on.
+        # A pod listed without a device is running; an unlisted pod is deleted, even if processes continue.
         if process.pod_uid and (process.namespace, process.pod) in alive:
             name = f"{process.namespace}_{process.pod}_{process.pod_uid}"
             pods.setdefault(name, set()).add(process.container)
@@ -102,26 +102,26 @@ def _write_files(directory: Path, files: Mapping[str, str]) -> None:
                 continue
         except FileNotFoundError:
             pass
-        # A reader must never see half a file: it would find a process outside its pod.
+        # The rename is atomic: a reader of half a file would find a process outside its pod.
         new = directory / f"{name}.new"
         new.write_text(text)
         new.replace(path)
 
 
 REFRESH_SECONDS = 1.0
-"""How often ``/proc`` and the pod logs are brought up to date."""
+"""Seconds between updates of ``/proc`` and the pod logs."""
 _SAME_INSTANT_SECONDS = 0.02
 
 
 class SimulatedNode:
-    """Everything of a scenario that is not the driver; that one lives in the child process.
+    """The parts of a scenario without the driver, which runs in the child process.
 
     Args:
-        scenario: What the node is like, as a function of time.
-        directory: Where socket and trees are made; empty, or one that was made here before.
+        scenario: The node as a function of time.
+        directory: Directory for socket and trees; empty, or used by the simulator before.
         clock: Unix time in seconds.
-        epoch_seconds: Unix time of the scenario's start; now, at ``start``, where it is not given.
-        agent: Namespace and name of the pod that the agent runs in, which is then a pod of this node too.
+        epoch_seconds: Unix time of the scenario's start; None: the time of ``start``.
+        agent: Namespace and name of the agent's pod, which is added to the node; None: no pod is added.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class SimulatedNode:
         self.kubelet_socket = directory / "pod-resources" / "kubelet.sock"
         """Socket of the pod-resources API."""
         self.proc_root = directory / "proc"
-        """What stands for ``/proc``."""
+        """Replacement of ``/proc``."""
         self.pod_log_root = directory / "pods"
-        """What stands for ``/var/log/pods``."""
+        """Replacement of ``/var/log/pods``."""
         self.kubeconfig = directory / "api" / "kubeconfig"
-        """How to reach the Kubernetes API of the node's cluster; there from ``start`` on."""
+        """Kubeconfig of the node's cluster; exists after ``start``."""
         self.kubelet = KubeletServer(self.kubelet_socket, self.truth)
         self.api = ApiServer(
             lambda: objects_of(self.truth()),
@@ -156,23 +156,23 @@ class SimulatedNode:
 
     @property
     def epoch_seconds(self) -> float:
-        """Unix time of the scenario's start; fixed from the first question on."""
+        """Return the Unix time of the scenario's start, which the first call sets."""
         if self._epoch_seconds is None:
             self._epoch_seconds = self._clock()
         return self._epoch_seconds
 
     def truth(self) -> NodeTruth:
-        """The node now, give or take the hundredths of a second in which all servers ask."""
+        """Return the current node, cached for hundredths of a second, so that all servers return the same."""
         t = self._clock() - self.epoch_seconds
         if self._truth is None or abs(t - self._truth.at_seconds) > _SAME_INSTANT_SECONDS:
             self._truth = _with_agent(self._scenario.at(t), self._agent)
         return self._truth
 
     async def start(self) -> None:
-        """Make socket, API and trees; they follow the scenario until ``stop``.
+        """Create socket, API and trees, and update them until ``stop``.
 
         Raises:
-            ConfigError: when the directory has something in it that is not ours.
+            ConfigError: The directory is not empty and has no mark of the simulator.
         """
         self.kubelet_socket.parent.mkdir(parents=True, exist_ok=True)
         self._refresh()
@@ -182,7 +182,7 @@ class SimulatedNode:
         self._refreshing = asyncio.create_task(self._keep_fresh(), name="simulated-filesystem")
 
     async def stop(self) -> None:
-        """End the servers and the refreshing; the directory stays."""
+        """Stop the servers and the updates; the directory stays."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -194,18 +194,18 @@ class SimulatedNode:
     def child_command(
         self, interval_seconds: float, fields: Iterable[Field], dcgm_address: str = ""
     ) -> tuple[str, ...]:
-        """Command of the child process with this scenario's driver, for ``sources.worker.Worker``.
+        """Return the command of the child process with this scenario's driver, for ``sources.worker.Worker``.
 
         Args:
-            interval_seconds: Between samples.
-            fields: What to sample.
-            dcgm_address: Of the host engine, to have its child; the simulated one is at ``localhost:5555``.
+            interval_seconds: Seconds between samples.
+            fields: Sampled fields.
+            dcgm_address: Address of the host engine, for its child; the simulated one is at ``localhost:5555``.
 
         Raises:
-            ConfigError: for a scenario that was made in memory, which no other process can load.
+            ConfigError: The scenario exists only in memory, so that another process cannot load it.
         """
         if not self._scenario.source:
-            raise ConfigError(f"scenario {self._scenario.name!r} has no file; a child process can load only a file's")
+            raise ConfigError(f"scenario {self._scenario.name!r} has no file; a child process needs one")
         command = [sys.executable, "-m", "gpu_simulator.child", "--scenario", self._scenario.source]
         command += ["--epoch", repr(self.epoch_seconds), "--interval", repr(interval_seconds)]
         command += ["--fields", ",".join(str(int(field)) for field in sorted(fields))]

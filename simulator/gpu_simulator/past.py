@@ -1,4 +1,4 @@
-"""The past of the demonstration's fleet: blocks for Prometheus, made once a day by a child process and kept."""
+"""Creates the past of the demo's fleet: Prometheus blocks, written once a day by a child process and cached."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ _PROMTOOL_SECONDS = 300.0
 
 
 def demo_fleet(now_seconds: float, days: int) -> FleetPlan:
-    """Return the fleet with a past up to the last recorded hour."""
+    """Return the fleet, with a past until the last recorded hour."""
     end = int((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
     return FleetPlan(nodes=NODES, days=days, end_seconds=end, clusters=CLUSTERS)
 
@@ -36,40 +36,40 @@ def make_history(
     processes: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Write the fleet's past as blocks for Prometheus; takes a minute.
+    """Write the fleet's past as Prometheus blocks, which takes a minute.
 
     Args:
         fleet: The fleet.
-        promtool: Path of the program that makes the blocks.
-        blocks: Directory for them.
-        processes: How many write the series.
-        progress: Takes how many nodes are written.
+        promtool: Path of the program that creates the blocks.
+        blocks: Directory for the blocks.
+        processes: Number of processes that write the series.
+        progress: Called with the number of written nodes.
 
     Raises:
-        ExporterError: promtool could not make them; its words are in the message.
+        ExporterError: promtool failed; the message has its output.
     """
     blocks.mkdir(parents=True, exist_ok=True)
     text = blocks.with_suffix(".om")
-    # One block of half a year: promtool reads the whole text again for each block.
+    # One block of half a year, because promtool reads the complete text for each block.
     command = [promtool, "tsdb", "create-blocks-from", "--max-block-duration=4374h", "--quiet", "openmetrics"]
     try:
         with text.open("w", encoding="utf-8") as output:
             write_fleet(fleet, output, Writing(form="openmetrics", processes=processes), progress)
-        made = subprocess.run(  # noqa: S603 - promtool, found on the PATH, on a file of ours
+        made = subprocess.run(  # noqa: S603 - promtool on the PATH, with a file of the simulator
             [*command, str(text), str(blocks)], check=False, capture_output=True, text=True, timeout=_PROMTOOL_SECONDS
         )
-        problem = "" if made.returncode == 0 else (made.stderr or made.stdout).strip()[-500:] or "it said nothing"
+        problem = "" if made.returncode == 0 else (made.stderr or made.stdout).strip()[-500:] or "no output"
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     finally:
         text.unlink(missing_ok=True)
     if problem:
-        raise ExporterError(f"{promtool}: could not make the simulated fleet's past: {problem}")
+        raise ExporterError(f"{promtool}: cannot create the past of the simulated fleet: {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The blocks of one fleet in a directory that outlives the demonstration."""
+    """The blocks of a fleet in a directory that remains after the demo."""
 
     fleet: FleetPlan
     promtool: str
@@ -77,7 +77,7 @@ class Past:
 
     @property
     def kept(self) -> Path:
-        """Where the blocks are once they are made; another day or another version of the fleet has another place."""
+        """Return the directory of the blocks, which depends on the day and on the version of the fleet."""
         code = hashlib.sha256()
         here = Path(__file__).parent
         for path in sorted([*here.glob("fleet*"), *here.glob("models*")]):
@@ -87,12 +87,12 @@ class Past:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command that makes them; each line of its output is the percentage that is done."""
+        """Return the command that creates the blocks; each line of its output is the progress in percent."""
         words = (str(self.fleet.days), str(self.fleet.end_seconds), self.promtool, str(self.kept))
         return (sys.executable, "-m", "gpu_simulator.past", *words)
 
     def load(self, data: Path) -> bool:
-        """Copy the blocks into Prometheus' data, each at once; False if they are not made yet."""
+        """Copy the blocks to Prometheus' data, each atomically; return False if they do not exist."""
         if not self.kept.is_dir():
             return False
         data.mkdir(parents=True, exist_ok=True)
@@ -105,13 +105,13 @@ class Past:
 
 
 def main() -> int:
-    """Make the past, keep it, and remove those of other days."""
-    days, end_seconds, promtool, place = sys.argv[1:]  # as of Past.command
-    os.nice(10)  # pages and alerts of the demonstration come first
+    """Create the past, store it, and remove those of other days."""
+    days, end_seconds, promtool, place = sys.argv[1:]  # see Past.command
+    os.nice(10)  # pages and alerts of the demo have priority
     plan = FleetPlan(nodes=NODES, days=int(days), end_seconds=int(end_seconds), clusters=CLUSTERS)
     kept = Path(place)
     making = kept.with_name(f"{kept.name}.{os.getpid()}.part")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing half made is left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes incomplete blocks
 
     def show(nodes: int) -> None:
         sys.stdout.write(f"{_WRITING_PERCENT * nodes // NODES}\n")
@@ -119,7 +119,7 @@ def main() -> int:
 
     try:
         make_history(plan, promtool, making, processes=min(2, os.cpu_count() or 1), progress=show)
-        with suppress(OSError):  # another demonstration was quicker
+        with suppress(OSError):  # another demo stored it first
             making.rename(kept)
     except (ExporterError, OSError) as error:
         sys.stdout.write(f"{error}\n")
@@ -133,9 +133,9 @@ def main() -> int:
 
 
 _WRITING_PERCENT = 50
-"""Of the time, until promtool begins."""
+"""Progress at the start of promtool, in percent."""
 _OLD_SECONDS = 7200.0
-"""What is younger may be that of another demonstration, which still makes it."""
+"""Age in seconds below which another demo can still write a directory."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Values of a checked scenario: boards, pods, processes and faults, with times since its start."""
+"""Defines a checked scenario: boards, pods, processes and faults, with times since its start."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from gpu_simulator.truth import Board, DcgmTruth, Fault
 
 
 class IdForm(StrEnum):
-    """Which device plugin the node runs, so which ids the kubelet lists."""
+    """Device plugin of the node, which determines the ids in the kubelet's list."""
 
     UUID = "uuid"
     """NVIDIA's plugin: ``GPU-...``, ``MIG-...``, with ``::N`` for replicas."""
@@ -21,22 +21,22 @@ class IdForm(StrEnum):
     GKE = "gke"
     """``nvidiaN``, ``nvidiaN/giK``, ``nvidiaN/vgpuM``; N is the minor number."""
     HAMI = "hami"
-    """``GPU-...-N``: placeholders, the truth is in an annotation."""
+    """``GPU-...-N``: placeholders; an annotation has the devices."""
     VOLCANO = "volcano-vgpu"
-    """As HAMi's, under resources of volcano's and with an annotation of its own."""
+    """Like HAMi, with resources and annotation of volcano."""
     KAI = "kai"
-    """NVIDIA's plugin; a reservation pod has the GPU for the pods with fractions, which have no id."""
+    """NVIDIA's plugin; a reservation pod holds the GPU for the pods with fractions, which have no id."""
     DRA = "dra"
-    """No device plugin: entries of claims, ``gpu-<minor>`` and ``gpu-<minor>-mig-...``."""
+    """No device plugin: devices of claims, ``gpu-<minor>`` and ``gpu-<minor>-mig-...``."""
 
 
 class DraMig(StrEnum):
-    """How NVIDIA's DRA driver comes to MIG instances."""
+    """Creation of MIG instances by NVIDIA's DRA driver."""
 
     STATIC = "static"
-    """They were made beforehand: a slice knows their UUIDs."""
+    """Instances exist before they are claimed: a slice has their UUIDs."""
     DYNAMIC = "dynamic"
-    """They are made when they are claimed: a slice has every possible one, without a UUID."""
+    """Instances are created when they are claimed: a slice has every possible one, without a UUID."""
 
 
 class DraVersion(StrEnum):
@@ -48,7 +48,7 @@ class DraVersion(StrEnum):
 
 
 class MigStrategy(StrEnum):
-    """How NVIDIA's plugin names MIG instances."""
+    """Names of MIG instances in NVIDIA's plugin."""
 
     MIXED = "mixed"
     SINGLE = "single"
@@ -56,7 +56,7 @@ class MigStrategy(StrEnum):
 
 
 class Runtime(StrEnum):
-    """Whose cgroup paths the node's processes have."""
+    """Container runtime, which determines the cgroup paths of the node's processes."""
 
     CONTAINERD = "containerd"
     CRIO = "crio"
@@ -66,26 +66,26 @@ class Runtime(StrEnum):
 
 
 class Sharing(StrEnum):
-    """How several containers come to one device."""
+    """Sharing of a device by several containers."""
 
     NONE = "none"
     TIME_SLICING = "time-slicing"
     MPS = "mps"
     FRACTION = "fraction"
-    """Parts as the pods declare them: HAMi, volcano-vgpu, KAI, and consumable capacity of DRA."""
+    """Parts declared by the pods: HAMi, volcano-vgpu, KAI, and consumable capacity of DRA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioWindow:
-    """When something is there: from ``start`` to ``end``, once or again every so often."""
+    """Time from ``start`` to ``end``, once or repeated."""
 
     start_seconds: float = 0.0
-    """May be negative: it was there before the scenario began."""
+    """Start in seconds since the scenario's start; can be negative."""
     end_seconds: float | None = None
     every_seconds: float | None = None
 
     def occurrence(self, t: float, linger_seconds: float = 0.0) -> tuple[int, float] | None:
-        """Number of the occurrence that is there at ``t`` and seconds since it began; ``None`` if none is."""
+        """Return number and elapsed seconds of the occurrence at ``t``; ``None`` without one."""
         elapsed = t - self.start_seconds
         if elapsed < 0:
             return None
@@ -99,7 +99,7 @@ class ScenarioWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """Values that replace what would follow from the load, while the window lasts."""
+    """Values that replace those derived from the load during the window."""
 
     window: ScenarioWindow
     values: Mapping[Field, int | float | None]
@@ -107,24 +107,24 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan(Board):
-    """One board, and how it is shared."""
+    """A board and its sharing."""
 
     sharing: Sharing = Sharing.NONE
     replicas: int = 1
-    """Of the GPU, or of each of its MIG instances."""
+    """Number of replicas of the GPU, or of each of its MIG instances."""
     splits: int = 1
-    """With fractions: how many placeholders the plugin advertises for the GPU."""
+    """With fractions: number of placeholders that the plugin advertises for the GPU."""
     overrides: tuple[Override, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process that a container keeps on each of its devices."""
+    """A process of a container on each of its devices."""
 
     comm: str
     memory_bytes: int
     part: float
-    """Of the container's load on that device; a container's parts sum to 1."""
+    """Part of the container's load on the device; the parts of a container sum to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,62 +135,62 @@ class Claim:
     instance: int | None = None
     """Position in the GPU's MIG layout."""
     replicas: tuple[int, ...] = ()
-    """Replica numbers on a shared device; empty where the device is not shared."""
+    """Replica numbers on a shared device; empty if the device is not shared."""
     scale: float = 1.0
-    """How much of the container's activity reaches this device: 0 is a GPU that was asked for and never used."""
+    """Factor of the container's activity for this device; 0: a GPU that is requested and not used."""
     memory_bytes: int | None = None
-    """Declared part of the device's memory; ``None``: all of it, or by ``fraction``."""
+    """Declared part of the device's memory; ``None``: all memory, or that of ``fraction``."""
     cores: int = 0
-    """Declared part of its compute in percent; 0 is not limited."""
+    """Declared part of its compute in percent; 0: no limit."""
     fraction: float | None = None
-    """Declared part of the device, of KAI's."""
+    """Declared part of the device in KAI."""
     claim_name: str = ""
-    """Of the DRA claim; empty for one of the container's own. Containers that name the same claim share its devices."""
+    """Name of a DRA claim, whose devices all containers with the name share; empty: the container has its own claim."""
     admin: bool = False
-    """A DRA claim that monitors and does not hold."""
+    """Whether the DRA claim only monitors."""
     extended: bool = False
-    """A DRA claim made for a pod that asks for ``nvidia.com/gpu``."""
+    """Whether the DRA claim is created for a pod that requests ``nvidia.com/gpu``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerPlan:
-    """One container and what it does on each of its devices."""
+    """A container and its use of each of its devices."""
 
     name: str
     claims: tuple[Claim, ...]
     signal: Signal
     mix: Vector
     memory_bytes: int
-    """On each device, its processes' and what their contexts add."""
+    """Memory of its processes on each device, including their contexts."""
     processes: tuple[ProcessPlan, ...]
     init: bool = False
-    """An ordinary init container: the kubelet does not list it, and its devices stay taken while the pod lives."""
+    """Whether it is an ordinary init container, which no kubelet lists; its devices stay allocated with the pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlan(PodMetadata):
-    """One pod, or a pod that comes again and again. Without a namespace: processes outside every pod."""
+    """A pod, or a recurring pod. Without a namespace: processes outside pods."""
 
     uid: str = ""
-    """Of each occurrence; always empty here."""
+    """Always empty: each occurrence has its own UID."""
     window: ScenarioWindow
     containers: tuple[ContainerPlan, ...]
     linger_seconds: float = 0.0
-    """How long its processes outlive it."""
+    """Seconds for which its processes continue after its end."""
     finished_seconds: float = 0.0
-    """How long after its end an old kubelet lists it still."""
+    """Seconds for which an old kubelet lists it after its end."""
     sidecars: tuple[str, ...] = ()
     """Containers without devices."""
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Devices of all its containers."""
+        """Return the devices of all its containers."""
         return tuple(claim for container in self.containers for claim in container.claims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """Something that goes wrong and comes right again."""
+    """A temporary fault."""
 
     kind: Fault
     gpu: int | None
@@ -200,7 +200,7 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidPlan:
-    """A driver error, once or again and again."""
+    """A driver error, once or repeated."""
 
     gpu: int
     code: int
@@ -210,21 +210,21 @@ class XidPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """How the node's devices are advertised."""
+    """Advertisement of the node's devices."""
 
     ids: IdForm = IdForm.UUID
     mig_strategy: MigStrategy = MigStrategy.MIXED
     rename_shared: bool = False
-    """Shared devices as ``nvidia.com/gpu.shared``."""
+    """Whether shared devices have the name ``nvidia.com/gpu.shared``."""
     dra_mig: DraMig = DraMig.STATIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """A whole scenario."""
+    """A scenario."""
 
     name: str
-    """Of the scenario."""
+    """Name of the scenario."""
     node: str
     driver_version: str = "590.48.01"
     description: str = ""
@@ -235,12 +235,12 @@ class NodePlan:
     faults: tuple[FaultPlan, ...] = ()
     xids: tuple[XidPlan, ...] = ()
     other_pods: int = 0
-    """Pods without devices."""
+    """Number of pods without devices."""
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Labels by namespace."""
     node_labels: Mapping[str, str] = field(default_factory=dict)
     dra_version: str = ""
-    """Of ``resource.k8s.io``; empty: a cluster without."""
+    """Version of ``resource.k8s.io``; empty: a cluster without DRA."""
     dcgm: DcgmTruth = field(default_factory=DcgmTruth)
 
 
@@ -249,11 +249,11 @@ WHOLE_PERCENT = 100
 _Slot = tuple[int, int | None, int]
 """GPU, position in its MIG layout, replica."""
 _Conflict = tuple[int, str]
-"""Number of the pod, and what it cannot have."""
+"""Index of the pod, and its conflict."""
 
 
 def conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan], ids: IdForm) -> Iterator[_Conflict]:
-    """Yield every pod that cannot have its devices together with the pods before it."""
+    """Yield the conflicts of pods with the pods before them."""
     if ids is IdForm.KAI:
         yield from _kai_conflicts(pods, gpus)
     yield from _claim_conflicts(pods)
@@ -264,7 +264,7 @@ def conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan], ids: IdForm) -> 
 
 
 def _kai_conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan]) -> Iterator[_Conflict]:
-    """One container of a pod can have parts, and all alike: there is one annotation for them."""
+    """Yield pods with different parts, because a pod has one annotation for the equal parts of one container."""
     for number, pod in enumerate(pods):
         parts = {
             (container.name, claim.fraction, claim.memory_bytes)
@@ -277,7 +277,7 @@ def _kai_conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan]) -> Iterator
 
 
 def _claim_conflicts(pods: Sequence[PodPlan]) -> Iterator[_Conflict]:
-    """A container that names a DRA claim gets all of its devices, so that all must list the same ones."""
+    """Yield containers of a DRA claim that list different devices, because each container gets all of them."""
     devices: dict[tuple[str, str], set[Claim]] = {}
     for number, pod in enumerate(pods):
         for container in pod.containers:
@@ -288,7 +288,7 @@ def _claim_conflicts(pods: Sequence[PodPlan]) -> Iterator[_Conflict]:
 
 
 def _device_conflicts(pods: Sequence[PodPlan], gpus: Sequence[GpuPlan]) -> Iterator[_Conflict]:
-    """Two pods cannot have the same whole device, or the same replica, at the same time, but by one claim."""
+    """Yield pods that hold the same device or replica at the same time, without a common claim."""
     taken: dict[_Slot, list[tuple[PodPlan, str]]] = defaultdict(list)
     for number, pod in enumerate(pods):
         for slot, claim in _slots(pod, gpus):
@@ -314,15 +314,15 @@ def _slots(pod: PodPlan, gpus: Sequence[GpuPlan]) -> Iterator[tuple[_Slot, Claim
 
 
 def _claims_on(pod: PodPlan, gpu: GpuPlan) -> list[Claim]:
-    """Return the claims of a pod that hold a part of a GPU."""
+    """Return the claims of a pod for a part of a GPU."""
     return [claim for claim in pod.claims if claim.gpu == gpu.index and not claim.admin]
 
 
 def _part_conflicts(numbered: Sequence[tuple[int, PodPlan]], gpu: GpuPlan) -> Iterator[_Conflict]:
-    """Parts of one GPU cannot be more than it has at any time; recurring pods count as always there."""
+    """Yield pods with which the parts of a GPU exceed it; recurring pods count as permanent."""
     for position, (number, pod) in enumerate(numbered):
         pods = [other for _, other in numbered[: position + 1]]
-        # The most is in use when a pod comes: at the pod's own start, or at that of one before it.
+        # The maximum is at the start of a pod: that of this pod, or of one before it.
         for start in {other.window.start_seconds for other in pods}:
             there = [
                 other for other in pods if other.window.every_seconds is not None or other.window.occurrence(start)
@@ -334,7 +334,7 @@ def _part_conflicts(numbered: Sequence[tuple[int, PodPlan]], gpu: GpuPlan) -> It
 
 
 def _excess(pods: Sequence[PodPlan], gpu: GpuPlan) -> str:
-    """Return what is too much of a GPU; containers that name one DRA claim have one part together."""
+    """Return the exceeded resources of a GPU; containers of one DRA claim share a part."""
     found = [(pod.namespace, claim) for pod in pods for claim in _claims_on(pod, gpu)]
     named = {(namespace, claim.claim_name): claim for namespace, claim in found if claim.claim_name}
     claims = [*(claim for _, claim in found if not claim.claim_name), *named.values()]
@@ -347,7 +347,7 @@ def _excess(pods: Sequence[PodPlan], gpu: GpuPlan) -> str:
 
 
 def _overlap(one: ScenarioWindow, other: ScenarioWindow) -> bool:
-    """Return whether two lifetimes can meet; of recurring ones only the plain case of never-ending is sure."""
+    """Return whether two lifetimes can overlap; for recurring ones only if the other one never ends."""
     if one.every_seconds is not None or other.every_seconds is not None:
         return False
     starts = max(one.start_seconds, other.start_seconds)

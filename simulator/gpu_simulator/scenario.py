@@ -1,4 +1,4 @@
-"""A simulated node as a pure function of time: from a plan to the ground truth at any instant."""
+"""Computes the ground truth of a simulated node from a plan, as a pure function of time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,41 +15,41 @@ from gpu_simulator.plan import GpuPlan, IdForm, MigStrategy, NodePlan, XidPlan
 from gpu_simulator.truth import GPU_FAULTS, Board, ClusterTruth, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
 
 XIDS_KEPT = 256
-"""Newest Xid events of a GPU that a truth lists; the ones before are long read by everybody."""
+"""Number of Xid events of a GPU in a truth, the newest; all readers have read older ones."""
 
 _SUFFIX = ".yaml"
 _BUSY = 0.001
 _FULL_POWER = 0.92
-"""Part of the power limit that a fully busy GPU draws."""
+"""Power of a fully busy GPU, as a part of the power limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A plan that answers for any instant; the same ``t`` always gets the same answer."""
+    """A plan with the truth at any time; the same ``t`` always gives the same truth."""
 
     plan: NodePlan
     source: str = ""
-    """The argument of ``load``, with which another process can load the same; empty for one made in memory."""
+    """Argument of ``load`` with which another process can load the scenario; empty: it exists only in memory."""
     uses: Mapping[DeviceKey, tuple[UsePlan, ...]]
     others: tuple[PodTruth, ...] = ()
     """Pods without devices."""
     slices: tuple[Mapping[str, object], ...] = ()
-    """ResourceSlices, the first of which is out of date."""
+    """ResourceSlices; the first one is outdated."""
 
     @property
     def name(self) -> str:
-        """Of the scenario: a shipped name or the file's."""
+        """Return the name of the scenario: that of a shipped one, or of the file."""
         return self.plan.name
 
     @property
     def node(self) -> str:
-        """Name of the node."""
+        """Return the name of the node."""
         return self.plan.node
 
     def at(self, t: float) -> NodeTruth:
-        """Return the node ``t`` seconds after the scenario's start; pure.
+        """Return the node ``t`` seconds after the scenario's start.
 
-        Before the start (``t`` < 0) it is as at the start.
+        Before the start (``t`` < 0) it is the node at the start.
         """
         t = max(0.0, t)
         plan = self.plan
@@ -131,15 +131,15 @@ class Scenario:
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the scenarios that come with the package, in order."""
+    """Return the names of the scenarios of the package, in order."""
     return tuple(sorted(path.name.removesuffix(_SUFFIX) for path in _folder().iterdir() if path.name.endswith(_SUFFIX)))
 
 
 def load(name_or_path: str) -> Scenario:
-    """A shipped scenario by name, or one from a YAML file.
+    """Return a shipped scenario by name, or one from a YAML file.
 
     Raises:
-        ConfigError: no such scenario, a file that cannot be read, or all the mistakes in it by file and line.
+        ConfigError: The scenario is unknown, the file cannot be read, or it has mistakes, each with file and line.
     """
     if name_or_path in shipped():
         text = (_folder() / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def load(name_or_path: str) -> Scenario:
     except OSError as error:
         raise ConfigError(f"{name_or_path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name_or_path}: is not UTF-8 text (byte {error.start}); a scenario is YAML") from error
+        raise ConfigError(f"{name_or_path}: is not UTF-8 text (byte {error.start}); expected: YAML") from error
     return build(scenario_file.parse(text, source=name_or_path), str(path.resolve()))
 
 
@@ -179,7 +179,7 @@ def _with_load(instance: MigTruth, state: DeviceTruth) -> MigTruth:
 
 
 def _board_state(gpu: GpuPlan, states: Mapping[DeviceKey, DeviceTruth]) -> DeviceTruth:
-    """A partitioned board as its instances make it, each weighted with its compute slices."""
+    """Return the state of a partitioned board from its instances, weighted with their compute slices."""
     parts = [
         (plan.compute_slices / gpu.model.compute_slices, states.get((gpu.index, position), DeviceTruth()))
         for position, plan in enumerate(gpu.instances)
@@ -191,7 +191,7 @@ def _board_state(gpu: GpuPlan, states: Mapping[DeviceKey, DeviceTruth]) -> Devic
 
 
 def _dynamic(gpu: GpuPlan, load: Load) -> float:
-    """Watts above idle; linear, so that the same arithmetic turns the load's integral into joules."""
+    """Return the power above idle, a linear function, so that it also converts the integral of the load to joules."""
     span = gpu.model.power_limit_watts * _FULL_POWER - gpu.model.idle_watts
     return span * (0.3 * load.engine + 0.45 * load.sm + 0.2 * load.dram + 0.05 * load.encode)
 

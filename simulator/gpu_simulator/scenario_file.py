@@ -1,4 +1,4 @@
-"""Scenario files: YAML into a checked plan; every mistake is reported at once by file, line and key."""
+"""Parses scenario files: from YAML to a checked plan, with all mistakes by file, line and key."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ OWNER_APIS: Mapping[str, str] = {
     "SparkApplication": "sparkoperator.k8s.io/v1beta2",
     "VolcanoJob": "batch.volcano.sh/v1alpha1",
 }
-"""API of an owner that a file gives no ``api`` for."""
+"""Default API of an owner by kind."""
 _DCGM_VERSION = re.compile(r"(?:3\.[3-9]|4\.\d{1,2})\.\d{1,2}")
 _IDENTITIES = {
     "uuid": re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
@@ -71,7 +71,7 @@ _IDENTITIES = {
     "serial": re.compile(r"\d{13}"),
 }
 _SPLITS = 10
-"""Placeholders that HAMi advertises for a GPU by default."""
+"""Default number of HAMi's placeholders of a GPU."""
 _PLACEHOLDERS = (IdForm.HAMI, IdForm.VOLCANO)
 _WITH_FRACTIONS = (*_PLACEHOLDERS, IdForm.KAI, IdForm.DRA)
 _MOST_OF_A_KIND = 16
@@ -87,19 +87,19 @@ _WITH_SECONDS: Mapping[Fault, float | None] = {
     Fault.API_TOO_MANY: 1.0,
     Fault.ENGINE_SLOW: None,
 }
-"""Faults that have a parameter, and its default; ``None``: it must be given."""
+"""Faults with a parameter, and its default; ``None``: the parameter is required."""
 
 
 def parse(text: str, source: str, *, is_ours: bool = False) -> NodePlan:
-    """Return the plan that the text of a scenario file describes (format: docs/scenarios.md).
+    """Return the plan of a scenario file (format: docs/scenarios.md).
 
     Args:
         text: YAML.
-        source: file name as the user knows it, for messages; its stem becomes the scenario's name.
-        is_ours: whether the file comes with the package.
+        source: File name from the user, for messages; its stem is the name of the scenario.
+        is_ours: Whether the file is part of the package.
 
     Raises:
-        ConfigError: one line per mistake: file, line, key, what is wrong and what is allowed.
+        ConfigError: The file has mistakes; one line for each: file, line, key, problem and allowed values.
     """
     problems = Problems(source)
     item = read_tree(text, problems, is_ours=is_ours)
@@ -149,7 +149,7 @@ def _plugin(section: Section) -> Plugin:
         dra_mig=section.choice("dra_mig", DraMig.STATIC),
     )
     if section.has("dra_mig") and plugin.ids is not IdForm.DRA:
-        section.problem("dra_mig", f"means nothing with ids {plugin.ids.value}; allowed: only with dra")
+        section.problem("dra_mig", f"has no effect with ids {plugin.ids.value}; allowed: only with dra")
     return plugin
 
 
@@ -228,7 +228,7 @@ def _instances(section: Section, model: ModelSpec, uuid: str) -> tuple[MigTruth,
         if item.value not in profiles:
             section.problem("mig", f"has {item.value!r}; allowed: profile names, such as 1g.10gb")
     if section.has("mig") and not model.mig_profiles:
-        section.problem("mig", f"is not for {model.name}, which has no MIG; allowed: leave it out")
+        section.problem("mig", f"is not possible with {model.name}, which has no MIG; remove it")
         return ()
     try:
         placed = place(model, profiles)
@@ -245,11 +245,11 @@ def _override(section: Section) -> Override:
     start = section.number("from", 0.0)
     window = ScenarioWindow(start_seconds=start, end_seconds=section.optional_number("to", low=start))
     if not section.has("values"):
-        section.problem("values", "is missing; allowed: field names with a number, or none for not supported")
+        section.problem("values", "is missing; allowed: field names with a number, or null for not supported")
     part, values = section.section("values"), dict[Field, int | float | None]()
     for key in part.names():
         if key not in Field.__members__:
-            part.problem(key, f"is no field{expected(key, Field.__members__, 'names of exporter.model.Field')}")
+            part.problem(key, f"is not a field{expected(key, Field.__members__, 'names of exporter.model.Field')}")
         elif (item := part.item(key)) is None:
             values[Field[key]] = None
         else:
@@ -266,7 +266,7 @@ def _fault(section: Section, gpus: int) -> FaultPlan:
     if kind in GPU_FAULTS or (kind is Fault.HANG and section.has("gpu")):
         gpu = section.gpu_index(gpus)
     elif section.has("gpu"):
-        section.problem("gpu", f"means nothing for {kind.value}, which is of the whole node; allowed: leave it out")
+        section.problem("gpu", f"has no effect with {kind.value}, which affects the whole node; remove it")
     seconds = section.number("seconds", _WITH_SECONDS[kind], low=0.0) if kind in _WITH_SECONDS else 0.0
     return FaultPlan(kind=kind, gpu=gpu, window=section.window("from", "to"), parameter=seconds)
 
@@ -289,7 +289,7 @@ def _xids(top: Section, gpus: int) -> tuple[XidPlan, ...]:
 
 
 def _pods(top: Section, gpus: Sequence[GpuPlan], ids: IdForm) -> tuple[PodPlan, ...]:
-    """Return every pod with devices; ``ids`` decides which keys they can have."""
+    """Return the pods with devices; their keys depend on ``ids``."""
     pods: list[PodPlan] = []
     for section in top.sections("pods"):
         namespace, name = section.text("namespace"), section.text("name")
@@ -320,7 +320,7 @@ def _pods(top: Section, gpus: Sequence[GpuPlan], ids: IdForm) -> tuple[PodPlan, 
 
 
 def _owner(section: Section) -> dict[str, str]:
-    """Return kind, name and API of a pod's controller."""
+    """Return kind, name and API of the controller of a pod."""
     if not section.has("owner"):
         return {}
     part = section.section("owner")
@@ -328,7 +328,7 @@ def _owner(section: Section) -> dict[str, str]:
     default = OWNER_APIS.get(kind)
     if kind and default is None and not part.has("api"):
         fix = expected(kind, OWNER_APIS, "a text such as apps/v1")
-        part.problem("api", f"is missing, and {kind!r} has no usual one{fix}")
+        part.problem("api", f"is missing, and {kind!r} has no default{fix}")
         default = ""
     return {"owner_kind": kind, "owner_name": name, "owner_api": part.text("api", default)}
 
@@ -337,14 +337,12 @@ def _sidecars(section: Section, taken: Sequence[str]) -> tuple[str, ...]:
     items = section.items("sidecars")
     names = [item.value for item in items if isinstance(item.value, str)]
     if len(names) != len(items) or len({*names, *taken}) != len(names) + len(taken):
-        section.problem(
-            "sidecars", "has what is no name, or a name twice; allowed: names of containers, such as [proxy]"
-        )
+        section.problem("sidecars", "has an invalid or repeated name; allowed: names of containers, such as [proxy]")
     return tuple(names)
 
 
 def _outside(top: Section, gpus: Sequence[GpuPlan]) -> Iterator[PodPlan]:
-    """Yield processes outside every pod."""
+    """Yield processes outside pods."""
     for section in top.sections("outside"):
         comm, window, index = section.text("comm"), section.window("start", "end"), section.gpu_index(len(gpus))
         memory = section.integer("memory_mib", 256) * MIB
@@ -397,7 +395,7 @@ def _mix(section: Section) -> Vector:
 
 
 def _processes(section: Section, name: str, memory_bytes: int) -> tuple[ProcessPlan, ...]:
-    """Return a list of processes, or a number of equal ones; one by default."""
+    """Return a list of processes, or a number of equal processes; default: one."""
     comm = section.text("comm", "python")[:15]
     listed = section.item("processes")
     if listed is None or isinstance(listed.value, int):
@@ -419,7 +417,7 @@ def _processes(section: Section, name: str, memory_bytes: int) -> tuple[ProcessP
 
 
 def _signal(section: Section, seed: str) -> Signal:
-    """Return the signal of ``activity``; ``seed`` makes noise differ between containers."""
+    """Return the signal of ``activity``; with ``seed``, containers have different noise."""
     item = section.item("activity")
     if item is None or not isinstance(item.value, dict):
         return steady(section.number("activity", low=0.0, high=1.0))
@@ -437,7 +435,7 @@ def _signal(section: Section, seed: str) -> Signal:
 
 
 def _form(part: Section, form: str, seed: str) -> Signal:
-    """Return one form with its parameters."""
+    """Return a form with its parameters."""
     if form == "steady":
         return steady(part.number(form, low=0.0, high=1.0))
     if form == "steps":
@@ -484,7 +482,7 @@ def _claim(section: Section, gpus: Sequence[GpuPlan], ids: IdForm) -> Claim | No
     items = section.items("replicas")
     replicas = tuple(item.value for item in items if isinstance(item.value, int) and item.value >= 0)
     if len(set(replicas)) != len(items):
-        section.problem("replicas", "has a value that is no replica number, or one twice; allowed: such as [0, 1]")
+        section.problem("replicas", "has an invalid or repeated replica number; allowed: such as [0, 1]")
     gpu = None if index is None else gpus[index]
     claim_name, admin, extended = _dra(section, ids)
     memory_bytes, cores, fraction = _part(section, gpu, ids)
@@ -508,7 +506,7 @@ def _claim(section: Section, gpus: Sequence[GpuPlan], ids: IdForm) -> Claim | No
 
 
 def _part(section: Section, gpu: GpuPlan | None, ids: IdForm) -> tuple[int | None, int, float | None]:
-    """Return the declared part: memory, percent of the cores, fraction."""
+    """Return the declared part: memory, percentage of the cores, fraction."""
     divided = gpu is not None and gpu.sharing is Sharing.FRACTION
     usual = "memory_mib and cores" if ids in _PLACEHOLDERS else "memory_mib"
     usual = "one of fraction (0.001 to 1) and memory_mib" if ids is IdForm.KAI else usual
@@ -516,7 +514,7 @@ def _part(section: Section, gpu: GpuPlan | None, ids: IdForm) -> tuple[int | Non
     has_cores, has_fraction = divided and ids in _PLACEHOLDERS, divided and ids is IdForm.KAI
     for key, right in (("memory_mib", divided), ("cores", has_cores), ("fraction", has_fraction)):
         if section.has(key) and not right:
-            section.problem(key, f"means nothing with this plugin and this GPU; allowed: {told}")
+            section.problem(key, f"has no effect with this plugin and this GPU; allowed: {told}")
     if not divided or gpu is None:
         return None, 0, None
     room = gpu.model.memory_bytes // MIB
@@ -526,36 +524,36 @@ def _part(section: Section, gpu: GpuPlan | None, ids: IdForm) -> tuple[int | Non
     if has_fraction and section.has("fraction"):
         fraction = section.number("fraction", low=_LEAST_FRACTION, high=1.0)
     if ids is IdForm.KAI and (memory is None) == (fraction is None):
-        section.problem("fraction", f"or memory_mib must be given; allowed: {told}")
+        section.problem("fraction", f"or memory_mib is required; allowed: {told}")
     if ids is IdForm.DRA and memory is None and not section.flag("admin"):
         section.problem("memory_mib", f"is missing; allowed: {told}")
     return memory, cores, fraction
 
 
 def _dra(section: Section, ids: IdForm) -> tuple[str, bool, bool]:
-    """Return the name of a shared claim, and whether it is one for monitoring or for an extended resource."""
+    """Return the name of a shared claim, whether it monitors, and whether it is for an extended resource."""
     for key in ("claim", "admin", "extended"):
         if section.has(key) and ids is not IdForm.DRA:
-            section.problem(key, f"means nothing with plugin ids {ids.value}; allowed: only with dra")
+            section.problem(key, f"has no effect with plugin ids {ids.value}; allowed: only with dra")
     claim = section.text("claim") if section.has("claim") else ""
     admin, extended = section.flag("admin"), section.flag("extended")
     if extended and (claim or admin):
-        section.problem("extended", "is a claim of its own; allowed: without claim and admin")
+        section.problem("extended", "creates its own claim; allowed: without claim and admin")
     return claim, admin, extended
 
 
 def _misplaced(gpu: GpuPlan, position: int | None, replicas: tuple[int, ...]) -> tuple[str, str] | None:
-    """Return the key and the mistake of a place that the GPU does not have."""
+    """Return key and problem of a place that the GPU does not have."""
     if gpu.mig_enabled and (position is None or position >= len(gpu.instances)):
         layout = ", ".join(f"{n} ({plan.profile})" for n, plan in enumerate(gpu.instances)) or "none: no instances"
-        told = "is missing" if position is None else f"is {position}, which is not there"
-        return "mig", f"{told}, and GPU {gpu.index} is partitioned; allowed: {layout}"
+        told = "is missing" if position is None else f"is {position}, which does not exist"
+        return "mig", f"{told}, but GPU {gpu.index} is partitioned; allowed: {layout}"
     if not gpu.mig_enabled and position is not None:
-        return "mig", f"is {position}, and GPU {gpu.index} is not partitioned; allowed: leave it out"
+        return "mig", f"is {position}, but GPU {gpu.index} is not partitioned; remove it"
     if gpu.replicas == 1 and replicas:
-        return "replicas", f"is given, and GPU {gpu.index} is not shared; allowed: leave it out"
+        return "replicas", f"is set, but GPU {gpu.index} is not shared; remove it"
     if gpu.replicas > 1 and not replicas:
-        return "replicas", f"is missing, and GPU {gpu.index} is shared; allowed: 0 to {gpu.replicas - 1}"
+        return "replicas", f"is missing, but GPU {gpu.index} is shared; allowed: 0 to {gpu.replicas - 1}"
     if any(number >= gpu.replicas for number in replicas):
         return "replicas", f"has {max(replicas)}; allowed on GPU {gpu.index}: 0 to {gpu.replicas - 1}"
     return None

@@ -1,4 +1,4 @@
-"""Reads a scenario's keys; notes by line every key that is missing, unknown or of the wrong kind."""
+"""Reads the keys of a scenario; records missing, unknown and invalid keys by line."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _QUOTES = " (in quotes if it looks like something else)"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A value of the file and the line on which it stands (from 1)."""
+    """A value of the file and its line number (from 1)."""
 
     value: "Mapping[str, Item] | tuple[Item, ...] | str | int | float | bool | None"
     line: int
@@ -28,26 +28,26 @@ class Item:
 
 @dataclass(slots=True)
 class Problems:
-    """Every mistake found so far."""
+    """The mistakes found so far."""
 
     source: str
-    """File or scenario name, as the user knows it."""
+    """File or scenario name from the user."""
     lines: list[str] = field(default_factory=list)
     sections: "list[Section]" = field(default_factory=list)
-    """Every mapping that was read."""
+    """All mappings that were read."""
     nodes: int = 0
-    """Values read, those behind aliases each time."""
+    """Number of values that were read, including each use of an alias."""
 
     def add(self, line: int, message: str) -> None:
-        """Note one mistake."""
+        """Record a mistake."""
         self.lines.append(f"{self.source}:{line}: {message}")
 
 
 class Section:
-    """One mapping of the file, read key by key; ``finish`` reports the keys that have no meaning."""
+    """A mapping of the file; ``finish`` reports its unknown keys."""
 
     def __init__(self, item: Item, path: str, problems: Problems) -> None:
-        """Take a mapping; anything else is a mistake and reads as an empty one."""
+        """Store a mapping; another value is a mistake and becomes an empty mapping."""
         self.path = path
         self.line = item.line
         self._problems = problems
@@ -64,12 +64,12 @@ class Section:
         return f"{self.path}.{key}" if self.path else key
 
     def problem(self, key: str, message: str) -> None:
-        """Note a mistake at a key, or at the section where the key is missing."""
+        """Record a mistake at a key, or at the section if the key is missing."""
         item = self._values.get(key)
         self._problems.add(item.line if item else self.line, f"{self._name(key)}: {message}")
 
     def has(self, key: str) -> bool:
-        """Whether the key is there with a value."""
+        """Return whether the key has a value."""
         self._asked[key] = None
         item = self._values.get(key)
         return item is not None and item.value is not None
@@ -79,14 +79,14 @@ class Section:
         return self._values[key] if self.has(key) else None
 
     def names(self) -> tuple[str, ...]:
-        """Return all keys, each of which has a meaning here."""
+        """Return all keys, and mark them as known."""
         self._asked |= dict.fromkeys(self._values)
         return tuple(self._values)
 
     def _value(
         self, key: str, right: Callable[[object], bool], words: str, *, required: bool, hint: str = ""
     ) -> Scalar | None:
-        """Return the value under a key; ``None`` where there is none, or after a mistake."""
+        """Return the value of a key; ``None`` without one, or after a mistake."""
         item = self.item(key)
         if item is None:
             if required:
@@ -100,15 +100,15 @@ class Section:
     def number(
         self, key: str, default: float | None = None, *, low: float = -math.inf, high: float = math.inf
     ) -> float:
-        """Return a number between two bounds; without a default it must be there."""
+        """Return a number between two bounds; the key is required without a default."""
         return self._number(key, default, (int, float), f"a number{_bounds(low, high)}", low, high)
 
     def optional_number(self, key: str, *, low: float = -math.inf) -> float | None:
-        """Return a number where the key is there."""
+        """Return a number if the key exists."""
         return self.number(key, 0.0, low=low) if self.has(key) else None
 
     def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int = 2**53) -> int:
-        """Return a whole number between two bounds; without a default it must be there."""
+        """Return a whole number between two bounds; the key is required without a default."""
         return int(self._number(key, default, (int,), f"a whole number{_bounds(low, high)}", low, high))
 
     def _number(
@@ -123,7 +123,7 @@ class Section:
         return default if default is not None else max(low, min(high, 0))
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a text that is not empty; numbers and truth values that YAML made of it are mistakes."""
+        """Return a non-empty text; numbers and booleans of YAML are mistakes."""
 
         def right(value: object) -> bool:
             return isinstance(value, str) and value != ""
@@ -132,11 +132,11 @@ class Section:
         return value if isinstance(value, str) else default or ""
 
     def flag(self, key: str) -> bool:
-        """Return ``true``, or ``false`` as without the key."""
+        """Return a boolean; ``false`` without the key."""
         return bool(self._value(key, lambda value: isinstance(value, bool), "true, false", required=False))
 
     def choice(self, key: str, default: Choice) -> Choice:
-        """Return one of the values of an enumeration."""
+        """Return a value of an enumeration."""
         word, names = self.text(key, default.value), [kind.value for kind in type(default)]
         if word in names:
             return type(default)(word)
@@ -144,11 +144,11 @@ class Section:
         return default
 
     def section(self, key: str) -> "Section":
-        """Return the mapping under a key; an empty one where there is none."""
+        """Return the mapping of a key; empty without the key."""
         return self._part(key, self.item(key) or Item({}, self.line))
 
     def items(self, key: str) -> tuple[Item, ...]:
-        """Return the list under a key; empty where there is none."""
+        """Return the list of a key; empty without the key."""
         item = self.item(key)
         if item is None:
             return ()
@@ -158,7 +158,7 @@ class Section:
         return item.value
 
     def sections(self, key: str) -> "tuple[Section, ...]":
-        """Return the list of mappings under a key."""
+        """Return the list of mappings of a key."""
         return tuple(self._part(f"{key}[{number}]", item) for number, item in enumerate(self.items(key)))
 
     def _part(self, name: str, item: Item) -> "Section":
@@ -167,7 +167,7 @@ class Section:
         return self._parts[name]
 
     def texts(self, key: str) -> dict[str, str]:
-        """Return a mapping of names to texts: labels or annotations; empty ones are allowed, as in Kubernetes."""
+        """Return a mapping of names to texts, such as labels; empty texts are allowed, like in Kubernetes."""
         part = self.section(key)
         found: dict[str, str] = {}
         for name in part.names():
@@ -180,21 +180,21 @@ class Section:
         return found
 
     def gpu_index(self, gpus: int) -> int | None:
-        """Return ``gpu``, the index of a board that is there; ``None`` after a mistake."""
+        """Return ``gpu``, the index of an existing board; ``None`` after a mistake."""
         index = self.integer("gpu")
         if index < gpus:
             return index
         allowed = f"0 to {gpus - 1}" if gpus else "none, there are no GPUs"
-        self.problem("gpu", f"is {index}, which is not there; allowed: {allowed}")
+        self.problem("gpu", f"is {index}, which does not exist; allowed: {allowed}")
         return None
 
     def window(self, first: str, last: str, linger_seconds: float = 0.0) -> ScenarioWindow:
-        """Return when something is there: ``first``, then ``last`` or ``for``, and ``every``.
+        """Return the window of ``first``, then ``last`` or ``for``, and ``every``.
 
         Args:
             first: Key of the start.
-            last: Key of the end; without it there is no end.
-            linger_seconds: What must fit between the end and the next start.
+            last: Key of the end; without it the window has no end.
+            linger_seconds: Least time between the end and the next start.
         """
         start = self.number(first, 0.0)
         end = self.optional_number(last, low=start)
@@ -202,23 +202,23 @@ class Section:
         if last == "to":
             duration, ends = self.optional_number("for", low=0.0), "'to' or 'for'"
             if end is not None and duration is not None:
-                self.problem("for", "stands beside 'to'; allowed: one of them")
+                self.problem("for", "is set together with 'to'; allowed: one of them")
             end = end if duration is None else start + duration
         every = self.optional_number("every", low=0.001)
         if every is not None and (end is None or end - start + linger_seconds > every):
-            self.problem("every", f"is {every:g}; allowed: at least what it lasts, with {ends} given")
+            self.problem("every", f"is {every:g}; allowed: at least the duration, with {ends} set")
             every = None
         return ScenarioWindow(start_seconds=start, end_seconds=end, every_seconds=every)
 
     def finish(self) -> None:
-        """Report the keys that mean nothing here."""
+        """Report the unknown keys."""
         for key in self._values:
             if key not in self._asked:
-                self.problem(key, f"is no key here{expected(key, self._asked, ', '.join(self._asked))}")
+                self.problem(key, f"is not a key here{expected(key, self._asked, ', '.join(self._asked))}")
 
 
 def _told(item: Item) -> str:
-    """Return a value as a mistake shows it."""
+    """Return the text of a value for messages."""
     kinds = {dict: "a mapping", tuple: "a list", type(None): "empty"}
     return kinds.get(type(item.value), repr(item.value))
 
@@ -232,21 +232,21 @@ def _bounds(low: float, high: float) -> str:
 
 
 def read_tree(text: str, problems: Problems, *, is_ours: bool) -> Item | None:
-    """The file as values with lines; ``None`` after a mistake that leaves nothing to read."""
+    """Return the values of the file with lines; ``None`` if the file cannot be parsed."""
     try:
         root = yaml.compose(text, Loader=FAST_LOADER if is_ours else yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         words = getattr(error, "problem", None) or getattr(error, "context", None) or str(error).splitlines()[0]
-        problems.add(mark.line + 1 if mark else 1, f"is no YAML: {words}")
+        problems.add(mark.line + 1 if mark else 1, f"is not YAML: {words}")
         return None
     if root is None:
-        problems.add(1, "is empty; allowed: a scenario, see docs/scenarios.md")
+        problems.add(1, "is empty; expected: a scenario, see docs/scenarios.md")
         return None
     try:
         return _item(root, problems)
     except RecursionError:
-        problems.add(1, "aliases (*) make far more of it than stands there; write them out")
+        problems.add(1, "aliases (*) expand to too many values; replace them")
         return None
 
 
@@ -254,7 +254,7 @@ def _item(node: yaml.Node, problems: Problems) -> Item:
     """Return a node as a value with its line.
 
     Raises:
-        RecursionError: Aliases were followed to more than ``_MOST_NODES`` nodes, or to themselves.
+        RecursionError: Aliases expand to more than ``_MOST_NODES`` nodes, or refer to themselves.
     """
     problems.nodes += 1
     if problems.nodes > _MOST_NODES:
@@ -265,9 +265,9 @@ def _item(node: yaml.Node, problems: Problems) -> Item:
         for key_node, value_node in node.value:
             key = str(key_node.value)
             if key in found:
-                problems.add(key_node.start_mark.line + 1, f"{key}: stands twice in one mapping")
+                problems.add(key_node.start_mark.line + 1, f"{key}: appears twice in one mapping")
             child = _item(value_node, problems)
-            # A mistake in a value is reported at its key, also if the value begins on the next line.
+            # A mistake in a value is reported at the line of its key, even if the value starts on the next line.
             found[key] = Item(child.value, key_node.start_mark.line + 1)
         return Item(found, line)
     if isinstance(node, yaml.SequenceNode):
@@ -276,7 +276,7 @@ def _item(node: yaml.Node, problems: Problems) -> Item:
 
 
 def _scalar(node: yaml.Node, problems: Problems) -> str | int | float | bool | None:
-    """A scalar as YAML's safe schema reads it; a date is a text here."""
+    """Return a scalar of YAML's safe schema; a date is a text."""
     if node.tag == "tag:yaml.org,2002:timestamp":
         return str(node.value)
     try:

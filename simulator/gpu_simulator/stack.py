@@ -1,4 +1,4 @@
-"""A simulated node with agent, Prometheus, Alertmanager, a webhook for alerts and the cost service, on one machine."""
+"""Runs the demo: a simulated node with agent, Prometheus, Alertmanager, a webhook for alerts and the cost service."""
 
 import asyncio
 import json
@@ -32,9 +32,9 @@ TAIL_LINES = 5
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """One program of the stack.
+    """A program of the stack.
 
-    ``ready_url`` answers 200 once it can be used; ``log`` takes what it writes. ``process`` is there after ``start``.
+    ``ready_url`` returns 200 when the program is ready; ``log`` is its output. ``process`` is set after ``start``.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Program:
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the program in a process group of its own, so that a Ctrl-C reaches the stack only."""
+        """Start the program in a separate process group, so that only the stack receives Ctrl-C."""
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -57,7 +57,7 @@ class Program:
     async def wait_ready(
         self, session: aiohttp.ClientSession, timeout_seconds: float, stop: asyncio.Event | None = None
     ) -> bool:
-        """Ask until it answers 200; False when the time is over, it ended before, or ``stop`` was set."""
+        """Poll until the program returns 200; return False after the timeout, an exit, or if ``stop`` is set."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while asyncio.get_running_loop().time() < deadline and not (stop and stop.is_set()):
             if self.exit_code is not None:
@@ -69,11 +69,11 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code (negative: the signal that ended it); ``None`` while it runs."""
+        """Return the exit code (negative: a signal); ``None`` while the program runs."""
         return self.process.returncode if self.process is not None else 1
 
     async def end(self) -> None:
-        """Ask it to end, and after 10 s make it; then end what is left of its process group."""
+        """Stop the program, after 10 s by force, and then the rest of its process group."""
         if self.process is None:
             return
         if self.process.returncode is None:
@@ -90,18 +90,18 @@ class Program:
             os.killpg(self.process.pid if self.process else 0, number)
 
     def tail(self) -> str:
-        """Give the last lines of its log, in one line."""
+        """Return the last lines of the log as one line."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.is_file() else []
-        return " | ".join(lines[-TAIL_LINES:]) or "it wrote nothing"
+        return " | ".join(lines[-TAIL_LINES:]) or "no output"
 
 
 _QUIET_PORTS = range(15_000, 30_000)
-"""Below those that the system gives to outgoing connections, one of which could take a port before its server does."""
+"""Ports below those of outgoing connections, because a connection could use a port before its server starts."""
 _DRAWS = 20
 
 
 def free_port(preferred: int) -> int:
-    """Return ``preferred`` on 127.0.0.1 if it is free, otherwise another free port; 0 prefers none."""
+    """Return ``preferred`` on 127.0.0.1 if it is free, otherwise another free port; 0: any port."""
     drawn = (secrets.choice(_QUIET_PORTS) for _ in range(_DRAWS))
     for port in (*((preferred,) if preferred else ()), *drawn, 0):
         with socket.socket() as probe:
@@ -109,7 +109,7 @@ def free_port(preferred: int) -> int:
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return int(probe.getsockname()[1])
-    raise OSError("no free port on 127.0.0.1")
+    raise OSError("no free port on 127.0.0.1; stop a program that listens")
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
@@ -124,11 +124,11 @@ _SECONDS = 5.0
 
 
 async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, str]]:
-    """Return names and addresses of pages, of each the first one that answers: some packages have no pages.
+    """Return names and addresses of pages: the first existing path of each program, as some packages have no pages.
 
     Args:
-        prometheus: Its port on 127.0.0.1.
-        alertmanager: The same.
+        prometheus: Port of Prometheus on 127.0.0.1.
+        alertmanager: Port of Alertmanager on 127.0.0.1.
     """
     figures = "api/v1/query?query=gpu_pod_idle_for_seconds"
     pages = (
@@ -147,7 +147,7 @@ async def page_addresses(prometheus: int, alertmanager: int) -> list[tuple[str, 
 
 
 class Substitution(NamedTuple):
-    """One text of the rules file, what stands there in the demonstration, and what it is."""
+    """A text of the rules file, its replacement in the demo, and its meaning."""
 
     shipped: str
     demo: str
@@ -156,26 +156,26 @@ class Substitution(NamedTuple):
 
 _CONFIGURATION = table("stack")
 SUBSTITUTIONS = tuple(Substitution(*row) for row in _CONFIGURATION["substitutions"])
-"""In this order: a longer text comes before one that it contains."""
+"""Substitutions in order: a longer text precedes one that it contains."""
 
 
 def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = SUBSTITUTIONS) -> str:
-    """Put the demonstration's windows into a rules file.
+    """Return a rules file with the shorter windows of the demo.
 
     Args:
         rules: Text of ``rules/prometheus-rules.yaml``.
-        source: Where the text comes from, for the error.
-        substitutions: What to replace, in order.
+        source: Name of the file, for the error.
+        substitutions: Replacements, in order.
 
     Returns:
-        The same rules, with every shipped text replaced.
+        The rules with all replacements.
 
     Raises:
-        ConfigError: A text to be replaced is not in the file, so the file and this table do not belong together.
+        ConfigError: The file does not contain a text to replace, because it has another version than the table.
     """
     missing = [item for item in substitutions if item.shipped not in rules]
     if missing:
-        advice = "is not in it; take the rules file of this version"
+        advice = "not found; use the rules file of this version"
         raise ConfigError(*(f"{source}: {item.shipped!r} ({item.what}) {advice}" for item in missing))
     for item in substitutions:
         rules = rules.replace(item.shipped, item.demo)
@@ -183,7 +183,7 @@ def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = S
 
 
 def demo_budgets(fleet: FleetPlan) -> str:
-    """A budget file for teams of the fleet."""
+    """Return a budget file for teams of the fleet."""
     first, second = team_names(fleet)[:2]
     return str(_CONFIGURATION["budgets"]).format(first=first, second=second)
 
@@ -193,21 +193,21 @@ RULES = ROOT / "rules" / "prometheus-rules.yaml"
 READY_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 HISTORY_DAYS = 62
-"""So that the month before this one is whole."""
+"""Days of the past, so that the previous month is complete."""
 SCRAPE_INTERVAL = "2s"
-GET_THEM = "get them with: make install, or apt-get install prometheus prometheus-alertmanager"
+GET_THEM = "install them with: make install, or apt-get install prometheus prometheus-alertmanager"
 
 HOUR = "40s"
-"""How long an hour of activity windows takes, so that the first alert comes within two minutes."""
+"""Duration of an hour of activity windows, so that the first alert fires within two minutes."""
 SHIPPED_COST = "http://localhost:9401"
-"""The cost service's address in the links of the shipped rules."""
+"""Address of the cost service in the links of the shipped rules."""
 
 ALERTMANAGER_CONFIG: str = _CONFIGURATION["alertmanager"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """What to show and where; ports are preferences, taken only where they are free."""
+    """Options of the demo; a port that is in use is replaced with a free one."""
 
     scenario: str
     rules: Path = RULES
@@ -219,12 +219,12 @@ class StackOptions:
     cost_port: int = 9401
     agent_command: Sequence[str] = (sys.executable, "-m", "exporter", "agent")
     history_days: int = 0
-    """Days of a simulated fleet's past for the cost service to show; 0: no past, and no cost service."""
+    """Days of a simulated fleet's past for the cost service; 0: no past, and no cost service."""
     cache: Path = ROOT / ".cache"
-    """Directory that keeps the past."""
+    """Directory of the cached past."""
 
     def with_free_ports(self) -> "StackOptions":
-        """Return the same with ports that are free now."""
+        """Return the options with free ports."""
         return replace(
             self,
             agent_port=free_port(self.agent_port),
@@ -235,13 +235,13 @@ class StackOptions:
 
     @property
     def cost_page(self) -> str:
-        """Address of the cost service."""
+        """Return the address of the cost service."""
         return f"http://127.0.0.1:{self.cost_port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """Paths of the programs; ``None`` where there is none."""
+    """Paths of the programs; ``None``: not found."""
 
     prometheus: str | None
     alertmanager: str | None
@@ -249,7 +249,7 @@ class Tools:
 
 
 def find_tools() -> Tools:
-    """Search the PATH; Debian names Alertmanager ``prometheus-alertmanager``."""
+    """Return the programs on the PATH; Debian names Alertmanager ``prometheus-alertmanager``."""
     return Tools(
         prometheus=shutil.which("prometheus"),
         alertmanager=shutil.which("prometheus-alertmanager") or shutil.which("alertmanager"),
@@ -258,7 +258,7 @@ def find_tools() -> Tools:
 
 
 def _past_of(options: StackOptions, tools: Tools) -> Past | None:
-    """Return the past for the cost service; ``None`` if it is not wanted, or a program for it is missing."""
+    """Return the past for the cost service; ``None`` if it is disabled, or a program is missing."""
     if not options.history_days or None in {tools.promtool, tools.prometheus, tools.alertmanager}:
         return None
     fleet = demo_fleet(time.time(), options.history_days)
@@ -266,13 +266,13 @@ def _past_of(options: StackOptions, tools: Tools) -> Past | None:
 
 
 def _configure(options: StackOptions, webhook_port: int, directory: Path, *, with_cost: bool) -> tuple[Path, Path]:
-    """Write the configurations of Alertmanager and Prometheus, and the rules that the second one reads."""
+    """Write the configurations of Alertmanager and Prometheus, and the rules."""
     try:
         shipped = options.rules.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{options.rules}: {error.strerror}; run it from a checkout of the repository") from error
     text = shorten(shipped, str(options.rules), options.substitutions)
-    if with_cost:  # there is no Grafana: the cost service leads to its own pages
+    if with_cost:  # without Grafana, the cost service redirects to its own pages
         text = text.replace(SHIPPED_COST, options.cost_page)
         text = text.replace("dashboard: /d/", f"dashboard: {options.cost_page}/d/")
     rules = directory / "rules.yaml"
@@ -294,10 +294,10 @@ def _configure(options: StackOptions, webhook_port: int, directory: Path, *, wit
 def programs(
     options: StackOptions, tools: Tools, past: Past | None, webhook_port: int, directory: Path
 ) -> list[Program]:
-    """Write the configurations into ``directory`` and name the programs to start, the agent first.
+    """Write the configurations to ``directory`` and return the programs to start, the agent first.
 
     Raises:
-        ConfigError: The rules file is not there, or is not the one of this version.
+        ConfigError: The rules file is missing, or has another version.
     """
 
     def program(name: str, ready: str, *command: str) -> Program:
@@ -316,10 +316,10 @@ def programs(
     if tools.prometheus is None or tools.alertmanager is None:
         return started
     alertmanager_file, prometheus_file = _configure(options, webhook_port, directory, with_cost=past is not None)
-    # Without an external address links have the name of this machine.
+    # Without an external address, links contain the name of this machine.
     command = [tools.alertmanager, f"--config.file={alertmanager_file}", "--cluster.listen-address="]
     command += [f"--storage.path={directory / 'alertmanager'}", *_served(alertmanager)]
-    if Path(tools.alertmanager).name == "prometheus-alertmanager":  # Debian's, which comes without its pages
+    if Path(tools.alertmanager).name == "prometheus-alertmanager":  # Debian's package has no web interface
         command.append(f"--web.ui-path={Path(__file__).with_name('alertmanager')}")
     started.append(program("alertmanager", f"{alertmanager}/-/ready", *command))
     command = [tools.prometheus, f"--config.file={prometheus_file}", "--storage.tsdb.retention.time=1y"]
@@ -341,12 +341,12 @@ def _served(address: str) -> tuple[str, str]:
 
 
 def greeting(options: StackOptions, pages: Sequence[tuple[str, str]], past: str = "") -> str:
-    """Say where everything is, on one screen.
+    """Return a text with all addresses.
 
     Args:
-        options: What is shown.
-        pages: Name and address of those of Prometheus and Alertmanager.
-        past: What the cost service shows; empty if there is none.
+        options: Options of the demo.
+        pages: Names and addresses of the pages of Prometheus and Alertmanager.
+        past: Contents of the cost service; empty without the cost service.
     """
     agent = f"http://127.0.0.1:{options.agent_port}"
     rows = [("agent's page", f"{agent}/"), ("metrics", f"{agent}/metrics")]
@@ -355,22 +355,22 @@ def greeting(options: StackOptions, pages: Sequence[tuple[str, str]], past: str 
     rows += pages
     text = [
         "",
-        f"SIMULATED NODE: scenario {options.scenario!r}; no GPU, cluster or bill is real.",
+        f"SIMULATED NODE: scenario {options.scenario!r}; GPUs, cluster and costs are simulated.",
         *(f"  {name:<14}  {address}" for name, address in rows),
         "",
     ]
     if pages:
         text += [
-            f"An hour of GPU activity takes {options.hour}: the first alert comes within two minutes.",
-            "Alerts that Alertmanager delivers are printed below.",
+            f"An hour of GPU activity takes {options.hour}: the first alert fires within two minutes.",
+            "Alerts from Alertmanager are printed below.",
         ]
-    return "\n".join([*text, "Ctrl-C ends everything."])
+    return "\n".join([*text, "Ctrl-C stops all programs."])
 
 
 async def _bring_up(
     options: StackOptions, started: list[Program], say: Callable[[str], None], stop: asyncio.Event
 ) -> int | None:
-    """Start all and wait until all answer; an exit code when there is nothing to show or it was asked to stop."""
+    """Start all programs and wait until they are ready; return an exit code if the agent failed, or after a stop."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
         agent, *others = started
         await agent.start()
@@ -384,17 +384,17 @@ async def _bring_up(
         return 0
     for part, is_ready in zip(started, [answers, *ready], strict=True):
         if not is_ready and (answers or part is agent):
-            say(f"{part.name} does not answer at {part.ready_url}: {part.tail()}")
+            say(f"{part.name} does not respond at {part.ready_url}: {part.tail()}")
     return agent.exit_code
 
 
 async def _stand_by(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int:
-    """Wait until asked to stop or the agent ends; another dead part is reported, and the rest continues."""
+    """Wait for a stop or the exit of the agent; report the exit of another program, and continue."""
     running = list(started)
     while not stop.is_set():
         for part in [part for part in running if part.exit_code is not None]:
             running.remove(part)
-            say(f"{part.name} ended by itself with code {part.exit_code}: {part.tail()}")
+            say(f"{part.name} exited with code {part.exit_code}: {part.tail()}")
             if part is started[0]:
                 return part.exit_code or 1
         with suppress(TimeoutError):
@@ -407,7 +407,7 @@ _READ_SECONDS = 120
 
 
 async def _make_past(options: StackOptions, past: Past, directory: Path, say: Callable[[str], None]) -> None:
-    """Make the past while the programs run, load it into Prometheus, and show the progress."""
+    """Create the past while the programs run, load it into Prometheus, and show the progress."""
     clock = asyncio.get_running_loop().time
     days, begun, said = f"{options.history_days} days of a fleet's past", clock(), 0
     maker = Program(name="past", command=past.command, ready_url="", log=directory / "past.log")
@@ -419,19 +419,19 @@ async def _make_past(options: StackOptions, past: Past, directory: Path, say: Ca
             percent = int(last) if last.isdigit() else 0
             if percent >= said + _STEP_PERCENT:
                 said = percent
-                say(f"{days}: {percent} % made, about {(clock() - begun) * (100 - percent) / percent:.0f} s left")
+                say(f"{days}: {percent} % created, about {(clock() - begun) * (100 - percent) / percent:.0f} s left")
     finally:
         await maker.end()
     if not await asyncio.to_thread(past.load, directory / "prometheus"):
-        say(f"{days}: not made: {maker.tail()}; the cost service has no figures")
+        say(f"{days}: not created: {maker.tail()}; the cost service has no figures")
         return
-    say(f"{days}: made; Prometheus reads it within a minute")
+    say(f"{days}: created; Prometheus loads it within a minute")
     if await _is_read(options, past):
-        say(f"{days}: there, and kept in {past.kept.parent.name}/: {options.cost_page}/")
+        say(f"{days}: loaded, and cached in {past.kept.parent.name}/: {options.cost_page}/")
 
 
 async def _is_read(options: StackOptions, past: Past) -> bool:
-    """Wait until Prometheus answers from the past."""
+    """Wait until Prometheus has loaded the past."""
     url = f"http://127.0.0.1:{options.prometheus_port}/api/v1/query"
     query = {"query": "count(gpu_node_info)", "time": str(past.fleet.end_seconds)}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS)) as session:
@@ -452,26 +452,26 @@ async def run(
     tools: Tools,
     screen: Screen | None = None,
 ) -> int:
-    """Show the scenario until ``stop`` is set.
+    """Run the demo until ``stop`` is set.
 
     Args:
-        options: What to show.
-        say: Takes every text for the user.
-        stop: Set it to end everything.
-        tools: Programs to use; without one of them the agent is shown alone.
-        screen: How alerts are shown.
+        options: Options of the demo.
+        say: Called with every text for the user.
+        stop: Event that stops the demo.
+        tools: Programs; if one is missing, only the agent runs.
+        screen: Properties of the output for alerts.
 
     Returns:
-        Exit code: 0 after a stop, else that of the agent that did not come up or ended by itself.
+        Exit code: 0 after a stop, else that of the agent, which did not start or exited.
 
     Raises:
-        ConfigError: The rules file is missing or not of this version; nothing was started then.
+        ConfigError: The rules file is missing or has another version; no program was started.
     """
     webhook, options = Webhook(say=say, screen=screen or Screen()), options.with_free_ports()
     await webhook.start()
     missing = [name for name in ("prometheus", "alertmanager") if getattr(tools, name) is None]
     if missing:
-        say(f"not on the PATH: {' and '.join(missing)}; showing the agent alone ({GET_THEM})")
+        say(f"not on the PATH: {' and '.join(missing)}; running the agent only ({GET_THEM})")
     with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as name:
         directory, making = Path(name), None
         started: list[Program] = []
@@ -484,7 +484,7 @@ async def run(
             if code is not None:
                 return code
             pages = await page_addresses(options.prometheus_port, options.alertmanager_port) if len(started) > 1 else ()
-            shown = f"{NODES} simulated nodes, {options.history_days} days{'' if is_made else ', being made'}"
+            shown = f"{NODES} simulated nodes, {options.history_days} days{'' if is_made else ', in preparation'}"
             say(greeting(options, pages, shown if past else ""))
             if past is not None and not is_made:
                 making = asyncio.create_task(_make_past(options, past, directory, say))
@@ -502,7 +502,7 @@ async def _until_signalled(options: StackOptions) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     code = await run(options, say=_say, stop=stop, tools=find_tools(), screen=find_screen())
-    _say("ended: nothing of the demonstration is left running")
+    _say("stopped: all programs of the demo have exited")
     return code
 
 
@@ -512,13 +512,13 @@ def _say(text: str) -> None:
 
 
 def main(scenario: str) -> int:
-    """Run the stack until Ctrl-C or SIGTERM; the exit code.
+    """Run the stack until Ctrl-C or SIGTERM; return the exit code.
 
     Args:
         scenario: Name of a shipped scenario, or a scenario file.
 
     Raises:
-        ConfigError: There is no such scenario, or the rules file is missing or not of this version.
+        ConfigError: The scenario does not exist, or the rules file is missing or has another version.
     """
-    load(scenario)  # its mistakes are reported here, before anything is started
+    load(scenario)  # reports mistakes before a program is started
     return asyncio.run(_until_signalled(StackOptions(scenario=scenario, history_days=HISTORY_DAYS)))
