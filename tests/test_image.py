@@ -298,7 +298,7 @@ def test_the_health_check_says_that_nobody_listens(images: Images) -> None:
     options = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
     whole = container_command(images.storage, images.agent, ("-IS", check), options)
     done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "nobody listens in this container\n")
+    assert (done.returncode, done.stdout) == (1, "no process of this container listens on a port\n")
 
 
 def test_the_cost_service_runs_as_nobody_and_keeps_its_store_on_a_volume(images: Images) -> None:
