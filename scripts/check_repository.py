@@ -1,4 +1,4 @@
-"""Check what no linter checks: sizes of modules, functions and trees, names of this machine, language of the docs."""
+"""Checks what no linter checks: sizes of modules, functions and trees, names of this machine, language of texts."""
 
 import ast
 import io
@@ -20,7 +20,7 @@ CEILINGS = {"exporter": (137, 28_295), "simulator": (24, 5_667), "benchmarks": (
 LEAST_WORDS_RATIO = 0.17
 """Docstrings and comments per line of code in ``exporter``."""
 DOCS_WORDS = 40_000
-"""Words of README.md and docs/, without what is generated and the runbook: one section for each alert."""
+"""Words of README.md and docs/, without generated pages and tables, and without the runbook."""
 NOT_COUNTED = frozenset(f"docs/{name}.md" for name in ("configuration", "metrics", "runbook"))
 ADDRESS = re.compile(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host")
 
@@ -36,7 +36,7 @@ REPLACEMENTS = (
     (r"tells? (?:nothing|none)", "reports none"),
     (r"(?:told|tells?) apart", "distinguish"),
     (r"stands? (?:apart|beside)", "is separate, or is next to"),
-    (r"beside", "in addition to, next to or with"),
+    (r"beside(?!-)", "in addition to, next to or with"),
     (r"go(?:es)? on", "continue"),
     (r"in one go", "at once"),
     (r"as of old|as ever", "as before"),
@@ -45,34 +45,39 @@ REPLACEMENTS = (
     (r"lets? go of", "release"),
     (r"makes? way", "is closed, or yields"),
     (r"at hand", "available"),
-    (r"is none", "unknown X, not 'X is none'"),
+    (r"(?<!there )(?-i:is none)", "unknown X, not 'X is none'"),
 )
-"""Expressions that read like a translation, and the plain words for them."""
+"""Expressions that read like a translation, and the plain words for them; ``is None`` of code is allowed."""
 _VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
 """Code, quoted output and targets of links."""
+_QUOTED_CODE = re.compile(r"``[^`\n]*``|`[^`\n]*`|\{[^{}\n]*\}")
+"""Code in a comment, a docstring or a string, and the replacement fields of a string."""
+TEXT_FOLDERS = (("deploy",), ("rules", "src"), ("scripts",), ("simulator",), (".ci",), ())
+"""Folders of the checked texts other than Python and Markdown; the last one is the root."""
+TEXT_SUFFIXES = frozenset({"", ".env", ".html", ".service", ".sh", ".tmpl", ".toml", ".tpl", ".txt", ".yaml"})
 
 
 def tracked() -> list[Path]:
-    """Files that git knows and that exist, relative to the root of the repository."""
+    """Return the existing files that git tracks, relative to the root of the repository."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [Path(name) for name in listing.split("\0") if name and (ROOT / name).is_file()]
 
 
 def oversized(path: Path) -> Iterator[str]:
-    """Say which module or function of ``path`` is longer than it may be."""
+    """Report the module and the functions of ``path`` that exceed the limits."""
     text = (ROOT / path).read_text(encoding="utf-8")
     lines = text.count("\n")
     if lines >= MODULE_LINES:
-        yield f"{path}: {lines} lines; a module has fewer than {MODULE_LINES}: split it at a second reason to change"
+        yield f"{path}: {lines} lines; expected: fewer than {MODULE_LINES}; split it by responsibility"
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             length = node.end_lineno - node.lineno + 1
             if length >= FUNCTION_LINES:
-                yield f"{path}:{node.lineno}: {node.name} has {length} lines; allowed are fewer than {FUNCTION_LINES}"
+                yield f"{path}:{node.lineno}: {node.name} has {length} lines; expected: fewer than {FUNCTION_LINES}"
 
 
 def lines_of(path: Path) -> tuple[int, int]:
-    """Return how many lines of a module are code, and how many are docstrings or comments."""
+    """Return the number of lines of code of a module, and of docstrings and comments."""
     text = (ROOT / path).read_text(encoding="utf-8")
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -88,17 +93,17 @@ def lines_of(path: Path) -> tuple[int, int]:
 
 
 def overgrown(files: list[Path]) -> Iterator[str]:
-    """Say which tree has more modules or code than its ceiling, or too few words of explanation."""
+    """Report the trees with more modules or code than their ceiling, or too few docstrings and comments."""
     for tree, (most_modules, most_code) in CEILINGS.items():
         modules = [path for path in files if path.parts[0] == tree and path.suffix == ".py"]
         sizes = [lines_of(path) for path in modules if path.name != "__init__.py"]
         code, words = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         if len(sizes) > most_modules:
-            yield f"{tree}/: {len(sizes)} modules; at most {most_modules}: put it into the module of its subject"
+            yield f"{tree}/: {len(sizes)} modules; expected: at most {most_modules}; move code to an existing module"
         if code > most_code:
-            yield f"{tree}/: {code} lines of code; at most {most_code}: remove as much as you add"
+            yield f"{tree}/: {code} lines of code; expected: at most {most_code}; remove code"
         if tree == "exporter" and words < LEAST_WORDS_RATIO * code:
-            yield f"{tree}/: {words} lines of docstrings and comments; at least {LEAST_WORDS_RATIO:.0%} of the code"
+            yield f"{tree}/: {words} lines of docstrings and comments; expected: {LEAST_WORDS_RATIO:.0%} of the code"
 
 
 def namesakes(files: list[Path]) -> Iterator[str]:
@@ -111,22 +116,22 @@ def namesakes(files: list[Path]) -> Iterator[str]:
                     homes.setdefault(node.name, []).append(str(path))
     for name, paths in sorted(homes.items()):
         if len(paths) > 1:
-            yield f"{', '.join(paths)}: class {name} is there {len(paths)} times; give each a name of its own"
+            yield f"{', '.join(paths)}: class {name} is defined {len(paths)} times; rename all but one"
 
 
 def machine_words() -> list[str]:
-    """Strings that would tie the tree to the machine that it was written on."""
+    """Return the strings that identify this machine: root of the tree, home directory, host name."""
     words = [str(ROOT)]
     host, home = socket.gethostname(), str(Path.home())
     if home != "/":
         words.append(f"{home}/")
-    if re.search(r"\d", host):  # a generated name; "localhost" or "debian" may stand in any text
+    if re.search(r"\d", host):  # a generated name; "localhost" or "debian" can appear in any text
         words.append(host)
     return words
 
 
 def strays(path: Path, words: list[str]) -> Iterator[str]:
-    """Say which line of ``path`` names this machine, or in requirements any address."""
+    """Report the lines of ``path`` that name this machine, or contain an address in requirements."""
     try:
         text = (ROOT / path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -136,21 +141,47 @@ def strays(path: Path, words: list[str]) -> Iterator[str]:
             if re.search(rf"(?<![\w}}.]){re.escape(word)}", line):
                 yield f"{path}:{number}: names this machine ({word}); use a relative path or an argument"
         if path.parts[0] == "requirements" and ADDRESS.search(line):
-            yield f"{path}:{number}: an index address; requirements carry versions and hashes only"
+            yield f"{path}:{number}: an index address; expected: versions and hashes only; remove it"
 
 
-def stilted(text: str) -> Iterator[tuple[int, str, str]]:
+def stilted(text: str, verbatim: re.Pattern[str] = _VERBATIM) -> Iterator[tuple[int, str, str]]:
     """Yield line, expression and replacement for each expression of ``text`` that reads like a translation."""
-    prose = _VERBATIM.sub(lambda match: "\n" * match[0].count("\n"), text)
+    prose = verbatim.sub(lambda match: "\n" * match[0].count("\n"), text)
     for number, line in enumerate(prose.splitlines(), start=1):
         for pattern, plain in REPLACEMENTS:
             for match in re.finditer(rf"\b(?:{pattern})\b", line, re.IGNORECASE):
                 yield number, match[0], plain
 
 
+def spoken(text: str) -> str:
+    """Return comments, docstrings and strings of a module on their lines, without ``REPLACEMENTS``."""
+    table: set[int] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "REPLACEMENTS":
+            table.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    lines = [""] * (text.count("\n") + 1)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in kinds and token.start[0] not in table:
+            for number, line in enumerate(token.string.split("\n"), start=token.start[0] - 1):
+                lines[number] += f" {line}"
+    return "\n".join(lines)
+
+
+def is_text(path: Path) -> bool:
+    """Return whether the language of a file other than Python and Markdown is checked."""
+    folders = (path.parts[: len(folder)] == folder if folder else len(path.parts) == 1 for folder in TEXT_FOLDERS)
+    return path.suffix in TEXT_SUFFIXES and any(folders)
+
+
 def language(path: Path) -> Iterator[str]:
-    """Report the expressions to replace in a page of the documentation."""
-    for number, words, plain in stilted((ROOT / path).read_text(encoding="utf-8")):
+    """Report the expressions to replace in a page, in the texts of a module, or in another text."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        found = stilted(text)
+    else:
+        found = stilted(spoken(text) if path.suffix == ".py" else text, _QUOTED_CODE)
+    for number, words, plain in found:
         yield f'{path}:{number}: "{words}": write {plain}'
 
 
@@ -165,11 +196,11 @@ def wordy(pages: list[Path]) -> Iterator[str]:
     counted = [page for page in pages if page.as_posix() not in NOT_COUNTED]
     total = sum(words_of((ROOT / page).read_text(encoding="utf-8")) for page in counted)
     if total > DOCS_WORDS:
-        yield f"docs/: {total} words; at most {DOCS_WORDS}: remove repetition, or move results to benchmarks/results"
+        yield f"docs/: {total} words; expected: at most {DOCS_WORDS}; shorten pages, or move results to benchmarks"
 
 
 def unproven(root: Path) -> Iterator[str]:
-    """Report the alerts without a heading in the runbook, or without a test in which they fire or stay silent."""
+    """Report the alerts without a heading in the runbook, or without a test in which they fire or are silent."""
     rules = yaml.safe_load((root / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
     runbook = (root / "docs" / "runbook.md").read_text(encoding="utf-8")
@@ -181,16 +212,16 @@ def unproven(root: Path) -> Iterator[str]:
     headings = set(re.findall(r"^#+ (\w+)$", runbook, re.MULTILINE))
     for alert in sorted(alerts):
         for there, what in (
-            (headings, "docs/runbook.md has no heading of its name"),
-            (fires, "no test of tests/rules/ in which it fires"),
-            (silent, "no test of tests/rules/ in which it is silent"),
+            (headings, "docs/runbook.md has no heading with its name; add one"),
+            (fires, "no test of tests/rules/ in which it fires; add one"),
+            (silent, "no test of tests/rules/ in which it is silent; add one"),
         ):
             if alert not in there:
                 yield f"rules/prometheus-rules.yaml: {alert}: {what}"
 
 
 def main() -> int:
-    """Print every finding; the exit code is 1 when there is one."""
+    """Print every finding; exit code 1 for a finding."""
     files = tracked()
     words = machine_words()
     findings = [line for path in files for line in strays(path, words)]
@@ -200,7 +231,10 @@ def main() -> int:
     findings += overgrown(files)
     findings += namesakes(files)
     pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
-    findings += [line for path in pages for line in language(path)]
+    modules = [path for path in files if path.suffix == ".py" and path.parts[0] not in {"tests", "benchmarks"}]
+    manuals = [path for path in files if path.suffix == ".md" and path.parts[0] in {"contrib", "deploy"}]
+    texts = [*pages, *manuals, *modules, *filter(is_text, files)]
+    findings += [line for path in texts for line in language(path)]
     findings += wordy(pages)
     findings += unproven(ROOT)
     for line in findings:

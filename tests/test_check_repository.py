@@ -39,6 +39,45 @@ def test_language_of_a_page_names_the_page(tmp_path: Path, monkeypatch: pytest.M
     assert list(check_repository.language(Path("docs/new.md"))) == ['docs/new.md:1: "Mend": write fix']
 
 
+MODULE = '''"""Counts anew."""
+
+REPLACEMENTS = (("mend", "fix"),)
+beside = None  # it goes on, unless ``anew`` is None
+
+
+def told(mend: str) -> str:
+    """A long text.
+
+    There is none beside-me; an owner is none.
+    """
+    return f"{mend} was told"
+'''
+
+
+def test_language_of_a_module_is_that_of_comments_docstrings_and_strings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.setattr(check_repository, "ROOT", tmp_path)
+    assert list(check_repository.language(Path("new.py"))) == [
+        'new.py:1: "anew": write again',
+        'new.py:4: "goes on": write continue',
+        "new.py:10: \"is none\": write unknown X, not 'X is none'",
+        'new.py:12: "was told": write is reported, is shown or is logged',
+    ]
+
+
+def test_language_of_manifests_scripts_and_build_files_is_checked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Makefile").write_text("help: ## Mend it\n", encoding="utf-8")
+    monkeypatch.setattr(check_repository, "ROOT", tmp_path)
+    assert list(check_repository.language(Path("Makefile"))) == ['Makefile:1: "Mend": write fix']
+    checked = ["Makefile", "deploy/a/b.tpl", "rules/src/a.yaml", "scripts/a.sh"]
+    left = ["requirements/dev.txt", "rules/a.yaml", "deploy/a.json", "tests/a.yaml"]
+    assert [path for path in [*checked, *left] if check_repository.is_text(Path(path))] == checked
+
+
 def test_classes_of_one_name_in_two_modules_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [Path("exporter/a.py"), Path("simulator/b.py")]
     for path in paths:
@@ -46,7 +85,7 @@ def test_classes_of_one_name_in_two_modules_are_reported(tmp_path: Path, monkeyp
         (tmp_path / path).write_text("class Window:\n    pass\n\n\nclass _Own:\n    pass\n", encoding="utf-8")
     monkeypatch.setattr(check_repository, "ROOT", tmp_path)
     assert list(check_repository.namesakes(paths)) == [
-        "exporter/a.py, simulator/b.py: class Window is there 2 times; give each a name of its own"
+        "exporter/a.py, simulator/b.py: class Window is defined 2 times; rename all but one"
     ]
 
 
@@ -65,7 +104,7 @@ def test_documentation_beyond_its_ceiling_is_reported(tmp_path: Path, monkeypatc
     assert list(check_repository.wordy(pages)) == []
     monkeypatch.setattr(check_repository, "DOCS_WORDS", 3)
     (finding,) = check_repository.wordy(pages)
-    assert finding.startswith("docs/: 4 words; at most 3")
+    assert finding.startswith("docs/: 4 words; expected: at most 3")
 
 
 def test_an_alert_has_a_heading_in_the_runbook_and_a_test_in_which_it_fires_and_one_in_which_it_is_silent(
@@ -82,6 +121,6 @@ def test_an_alert_has_a_heading_in_the_runbook_and_a_test_in_which_it_fires_and_
         " {alertname: GPUOther, exp_alerts: []}]}]"
     )
     assert list(check_repository.unproven(tmp_path)) == [
-        "rules/prometheus-rules.yaml: GPUOther: docs/runbook.md has no heading of its name",
-        "rules/prometheus-rules.yaml: GPUOther: no test of tests/rules/ in which it fires",
+        "rules/prometheus-rules.yaml: GPUOther: docs/runbook.md has no heading with its name; add one",
+        "rules/prometheus-rules.yaml: GPUOther: no test of tests/rules/ in which it fires; add one",
     ]
