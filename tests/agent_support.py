@@ -22,6 +22,8 @@ from fork_server import Fork, fork
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 60.0
+POLL_SECONDS = 0.25
+"""A scrape costs the agent and its test as much as a tenth of a second of sampling."""
 _OF_A_START = frozenset({"LD_PRELOAD", "PYTHONPATH"})
 """Variables that a process takes when it starts, and a fork does not."""
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
@@ -63,7 +65,7 @@ class AgentProcess:
                 page = self.series()
                 if check(page):
                     return page
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
         raise AssertionError(f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self.lines[-5:]}")
 
     def children(self) -> list[int]:

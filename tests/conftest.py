@@ -1,8 +1,9 @@
 """Fixtures that are dear to make and cheap to share."""
 
+import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 # As the product does before it loads gRPC; tests may load gRPC first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -68,6 +69,17 @@ _SLOWEST_FIRST = (
     "test_service_pages.py",
     "test_report_scale.py",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without looking for garbage, which takes a seventh of the time: what is made here stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -123,22 +123,23 @@ async def test_engines_of_other_versions_tell_the_same(version: str, tmp_path: P
 async def test_a_gpu_in_trouble_is_down_through_either_source_and_the_others_are_well(
     source: str, second: int, index: int, states: set[DeviceState], tmp_path: Path
 ) -> None:
-    async with pipeline(scenario.load("chaos"), tmp_path, start=second - 20.0, source=source) as node:
-        snapshot = await node.until(float(second), steps=20)
+    async with pipeline(scenario.load("chaos"), tmp_path, start=second - 14.0, source=source) as node:
+        snapshot = await node.until(float(second), steps=15)
         assert shown(snapshot, "gpu_up", gpu=str(index)) == [0]
         assert shown(snapshot, "gpu_up").count(1) == 3
         assert shown(snapshot, "gpu_power_watts", gpu=str(index)) == []
         newest = node.node.record.newest
         assert newest is not None
         assert newest.gpus[index].state in states
-        well = await node.until(second + 20.0, steps=20)
+        well = await node.until(second + 20.0, steps=5)
         assert shown(well, "gpu_up") == [1] * 4
         assert len(shown(well, "gpu_power_watts")) == 4
 
 
 async def test_xids_are_heard_through_dcgm_alone(tmp_path: Path) -> None:
-    async with pipeline(scenario.load("chaos"), tmp_path, start=20.0, source="dcgm") as node:
-        snapshot = await node.until(75.0, steps=55)
+    async with pipeline(scenario.load("chaos"), tmp_path, start=28.0, source="dcgm") as node:
+        await node.until(32.0, steps=5)
+        snapshot = await node.until(72.0, steps=6)
         assert shown(snapshot, "gpu_xid_errors_total", gpu="0", xid="79") == [1]
         assert shown(snapshot, "gpu_xid_errors_total", gpu="1", xid="48") == [1]
 
