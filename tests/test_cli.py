@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from agent_support import AgentProcess, answering
+from fork_server import run_fork
 from yaml_support import read_yaml
 
 from exporter import __version__
@@ -30,10 +31,6 @@ except SystemExit:
 PROGRAM = [sys.executable, "-m", "exporter"]
 
 
-def run(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=timeout, check=False)
-
-
 def test_help_documents_every_option_with_its_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,17 +47,8 @@ def test_help_documents_every_option_with_its_default(
 
 
 def test_help_loads_neither_grpc_nor_the_web_server_nor_the_driver() -> None:
-    looked = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            HELP_THEN_HEAVY_MODULES,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", HELP_THEN_HEAVY_MODULES]
+    looked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert looked.stderr.strip() == ""
 
 
@@ -144,8 +132,9 @@ def test_bash_completes_commands_flags_and_values() -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_read_their_script(shell: str) -> None:
-    script = run("completion", shell).stdout
+def test_other_shells_read_their_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
     assert "recommend" in script
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, timeout=60, check=True)
@@ -210,9 +199,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def test_a_port_in_use_is_one_line_and_exit_code_1_as_it_may_pass() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ended = run("agent", "--simulate", "demo", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = run_fork("agent", "--simulate", "demo", "--listen", address)
     assert ended.returncode == 1
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("gpu-cost-exporter: ")]
+    assert address in line
     assert "in use" in line
     assert "--listen" in line
     assert "Traceback" not in ended.stderr

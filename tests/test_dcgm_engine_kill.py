@@ -1,4 +1,4 @@
-"""The whole agent while its DCGM host engine is killed and started again, a hundred times, under load."""
+"""The whole agent while its DCGM host engine is killed and started again, many times, under load."""
 
 import contextlib
 import logging
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(
     nvml.compiler() is None, reason="the simulated driver and engine need a C compiler (gcc)"
 )
 
-GPUS = 8
+GPUS = 2
 INTERVAL_SECONDS = 0.2
-KILLS, WARM_UP_KILLS = 100, 15
+KILLS, WARM_UP_KILLS = 60, 10
 PATIENCE_SECONDS = 20.0
 SLOWEST_SCRAPE_SECONDS = 2.0
 PROF, TEMPERATURE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_TEMP"
@@ -36,7 +36,7 @@ SHORTLY_LATE_SECONDS = 0.3
 """The same where nothing else is measured at that moment."""
 MOST_INTERVALS_AWAY = 2
 """From the engine's return until the page has its fields again: an interval is what a first value takes."""
-LONG_INTERVAL_SECONDS, FEW_KILLS = 1.0, 6
+LONG_INTERVAL_SECONDS, FEW_KILLS = 1.0, 4
 
 _log = logging.getLogger(__name__)
 
@@ -195,9 +195,9 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     """An agent on GPUs that only DCGM's profiling module profiles; takes the sample interval, in seconds."""
     interval_seconds = getattr(request, "param", INTERVAL_SECONDS)
     driver = nvml.build(tmp_path / "driver", without=dcgm.WITHOUT_GPM)
-    nvml.control(tmp_path / "nvml")
+    nvml.control(tmp_path / "nvml", gpus=GPUS)
     library = dcgm.build(tmp_path / "dcgm")
-    control = dcgm.control(tmp_path / "dcgm-control")
+    control = dcgm.control(tmp_path / "dcgm-control", gpus=GPUS)
     both = dcgm.environment(library, tmp_path / "dcgm-control", beside=nvml.environment(driver, tmp_path / "nvml"))
     options = ("--node-name", "kill", "--sample-interval", f"{interval_seconds}s", "--attribution", "off")
     with (
@@ -226,7 +226,7 @@ def kill_and_return(node: Node, watcher: Watcher) -> tuple[float, float]:
     return gone_at - killed_at, max(0.0, seen_at - back_at - waited)
 
 
-def test_an_engine_killed_a_hundred_times_costs_its_own_fields_and_leaves_nothing_behind(node: Node) -> None:
+def test_an_engine_killed_many_times_costs_its_own_fields_and_leaves_nothing_behind(node: Node) -> None:
     watcher = Watcher(node.agent)
     outlived: list[float] = []
     away: list[float] = []
