@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 __all__ = ["fleet_blocks", "fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
 # Tests do not time: an example that takes long only shows that the machine is busy. The settings of a test change this
-# profile, as it is loaded before the modules of tests.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# profile, as it is loaded before the modules of tests. Every run draws other examples.
+settings.register_profile("untimed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 # Files go to a few processes one by one: who is given a slow one last works on alone, for minutes. These take 10 s and

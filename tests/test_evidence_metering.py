@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from join_support import GPU_MIB, join
 from metering_support import plain_viewer
@@ -50,7 +50,6 @@ def sample(utilisation: int | None, at: float) -> Reading:
     return Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.01, gpus=gpus)
 
 
-@settings(deadline=None, max_examples=100)  # a busy machine is no error
 @given(STEPS)
 def test_every_second_of_every_gpu_is_somebodys_who_was_listed(
     steps: list[tuple[list[ContainerAllocation], Evidence, float, int | None]],

@@ -644,7 +644,7 @@ def test_an_agent_on_a_full_disk_goes_on_in_memory_says_so_and_saves_when_there_
     with tmpfs(disk, "size=64k"):
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
-        arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
+        arguments = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms", "--state-interval", "1s")
         with running_agent(*arguments, "--state-dir", str(disk)) as agent:
             page = agent.until(
                 lambda page: matching(page, "gpu_exporter_errors_total", part="state", reason="disk_full"),
@@ -689,7 +689,7 @@ def test_an_agent_started_on_a_disk_that_turned_read_only_meters_in_memory(tmp_p
     disk = tmp_path / "disk"
     with tmpfs(disk, "size=64k"):
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with running_agent("--simulate", "demo", "--state-dir", str(disk)) as agent:
+        with running_agent("--simulate", "t4-timeslicing", "--state-dir", str(disk)) as agent:
             page = agent.until(
                 lambda page: matching(page, "gpu_exporter_errors_total", part="state", reason="read_only"),
                 "the failure",
@@ -699,7 +699,7 @@ def test_an_agent_started_on_a_disk_that_turned_read_only_meters_in_memory(tmp_p
 
 
 def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -> None:
-    arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "300s")
+    arguments = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms", "--state-interval", "300s")
     with running_agent(*arguments, "--state-dir", str(tmp_path)) as agent:
         first = agent.until(lambda page: page.get("gpu_exporter_state_saved"), "the first save, of nothing yet")
         began = first[SAMPLED_AT]

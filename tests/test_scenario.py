@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.attribution import processes as cgroup
@@ -74,6 +74,7 @@ def test_a_shipped_scenario_gives_the_same_truth_whenever_and_whoever_asks(name:
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
+@settings(max_examples=15)
 @given(t=st.floats(0.0, 20_000.0))
 def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float) -> None:
     truth = loaded(name).at(t)
@@ -90,6 +91,7 @@ def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float)
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
+@settings(max_examples=15)
 @given(t=st.floats(0.0, 5000.0), dt=st.floats(0.5, 400.0))
 def test_integrals_and_energy_only_grow_and_never_faster_than_the_hardware_can(name: str, t: float, dt: float) -> None:
     before, after = loaded(name).at(t), loaded(name).at(t + dt)
@@ -111,6 +113,7 @@ def test_the_mean_of_a_window_follows_from_two_integrals_also_across_pods_that_c
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
+@settings(max_examples=15)
 @given(t=st.floats(0.0, 5000.0))
 def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: float) -> None:
     truth = loaded(name).at(t)

@@ -1,11 +1,11 @@
 """Under STRICT=1 nothing passes by not being run."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = """
@@ -24,31 +24,38 @@ def test_without_its_tool():
 """
 
 
+Tested = Callable[[str], pytest.RunResult]
+
+
+@pytest.fixture
+def tested(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Tested:
+    """Run the tests of the folder with this value of ``STRICT``."""
+    options = ["-p", "tests.strict_plugin", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+
+    def run(strict: str) -> pytest.RunResult:
+        monkeypatch.setenv("STRICT", strict)
+        return pytester.runpytest_inprocess(*options, "--rootdir", str(pytester.path), str(pytester.path))
+
+    return run
+
+
 @pytest.mark.parametrize(("strict", "failed"), [("1", 1), ("", 0), ("0", 0)])
-def test_strict_fails_what_is_skipped_but_for_real_gpus(tmp_path: Path, strict: str, failed: int) -> None:
-    (tmp_path / "test_some.py").write_text(SUITE, encoding="utf-8")
-    (tmp_path / "test_module.py").write_text("def test_of_another_module():\n    pass\n", encoding="utf-8")
-    result = run(tmp_path, strict)
-    assert result.returncode == failed, result.stdout
-    assert ("skipped under STRICT=1: Skipped: no tool here" in result.stdout) is bool(failed)
+def test_strict_fails_what_is_skipped_but_for_real_gpus(
+    pytester: pytest.Pytester, tested: Tested, strict: str, failed: int
+) -> None:
+    pytester.makepyfile(test_some=SUITE, test_module="def test_of_another_module():\n    pass\n")
+    result = tested(strict)
+    assert result.ret == failed
+    assert ("skipped under STRICT=1: Skipped: no tool here" in result.stdout.str()) is bool(failed)
 
 
-def test_strict_fails_a_module_that_skips_itself(tmp_path: Path) -> None:
-    (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module')\n", encoding="utf-8")
-    assert run(tmp_path, "1").returncode != 0
-    assert run(tmp_path, "").returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+def test_strict_fails_a_module_that_skips_itself(pytester: pytest.Pytester, tested: Tested) -> None:
+    pytester.makepyfile(test_module="import pytest\npytest.importorskip('no_such_module')\n")
+    assert tested("1").ret != 0
+    assert tested("").ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_the_last_lines_of_a_run_name_what_failed(tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(
-        "def test_some():\n    assert list(range(999)) == [], 'many'\n", encoding="utf-8"
-    )
-    last = run(tmp_path, "").stdout.splitlines()[-1]
+def test_the_last_lines_of_a_run_name_what_failed(pytester: pytest.Pytester, tested: Tested) -> None:
+    pytester.makepyfile(test_some="def test_some():\n    assert list(range(999)) == [], 'many'\n")
+    last = [line for line in tested("").outlines if line][-1]
     assert last == "failed: test_some.py::test_some: AssertionError: many"
-
-
-def run(directory: Path, strict: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pytest", "-p", "tests.strict_plugin", "-c", str(ROOT / "pyproject.toml")]
-    command += ["--rootdir", str(directory), "-p", "no:cacheprovider", str(directory)]
-    environ = {**os.environ, "STRICT": strict}
-    return subprocess.run(command, cwd=ROOT, env=environ, check=False, capture_output=True, text=True)

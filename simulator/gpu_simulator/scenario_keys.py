@@ -280,7 +280,7 @@ def _scalar(node: yaml.Node, problems: Problems) -> str | int | float | bool | N
     if node.tag == "tag:yaml.org,2002:timestamp":
         return str(node.value)
     try:
-        value = yaml.SafeLoader("").construct_object(node)
+        value = yaml.constructor.SafeConstructor().construct_object(node)
     except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:  # of !!bool maybe, !!int ''
         problems.add(node.start_mark.line + 1, f"cannot be read: {str(error).partition(chr(10))[0]}")
         return None
