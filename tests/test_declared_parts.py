@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
@@ -44,6 +44,7 @@ def sums(truth: NodeTruth) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("ids", ["hami", "volcano-vgpu", "kai", "dra"])
+@settings(max_examples=25)
 @given(PARTS)
 def test_declared_shares_of_a_gpu_never_sum_to_more_than_the_gpu(
     ids: str, parts: list[tuple[int, int, int, float, float | None]]

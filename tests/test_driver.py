@@ -274,6 +274,22 @@ def test_a_metric_is_the_mean_between_its_two_samples(before: Load, after: Load,
             assert value == pytest.approx(mean * 100, abs=1e-9)
 
 
+def test_a_sample_has_time_and_load_of_one_instant_while_the_truth_moves_on() -> None:
+    """A process that gets no time between two steps of a call finds another truth at each of them."""
+    with simulated(gpu(0)) as node:
+
+        def moved() -> object:
+            seconds = 1.5 * node.truth.at_seconds
+            node.change(at=seconds, load_integral=Load(engine=seconds))
+            return node.truth
+
+        driver.install(moved, cache_seconds=0.0, monotonic=lambda: node.seconds, sleep=node.sleep)
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        old, new = [_sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample)) for _ in range(2)]
+        assert _values(old, new, 1) == [pytest.approx(100.0, abs=1e-9)]
+
+
 def test_an_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None:
     first = instance(2, "1c.3g.40gb", compute_instance=0)
     second = instance(2, "2c.3g.40gb", compute_instance=1)

@@ -327,19 +327,19 @@ def test_a_shared_device_that_is_idle_for_two_hours_is_shown_as_a_whole() -> Non
 
 
 @pytest.mark.parametrize(
-    "node",
+    "told",
     [
-        shared_node(1.8),
-        shared_node(ratio=0.02),  # of a quarter each
-        shared_node(workload_class="inference"),
-        shared_node(workload_class="reserved"),
-        shared_node(off_until=math.inf),
-        shared_node(off_until=2.06 * HOUR),
+        {"hours": 1.8},
+        {"ratio": 0.02},  # of a quarter each
+        {"workload_class": "inference"},
+        {"workload_class": "reserved"},
+        {"off_until": math.inf},
+        {"off_until": 2.06 * HOUR},
     ],
     ids=["young", "at work", "inference", "reserved", "for good", "opted out"],
 )
-def test_a_shared_device_is_left_alone(node: OwnedNode) -> None:
-    assert node.view().shared_idle == ()
+def test_a_shared_device_is_left_alone(told: dict[str, object]) -> None:
+    assert shared_node(**told).view().shared_idle == ()  # type: ignore[arg-type]
 
 
 def test_an_opt_out_that_is_over_mutes_no_shared_device() -> None:

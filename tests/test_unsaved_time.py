@@ -185,7 +185,7 @@ def test_without_a_lock_of_the_host_nothing_can_be_noted(tmp_path: Path) -> None
 
 def test_a_killed_agent_whose_disk_failed_charges_every_second_once(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    options = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
+    options = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms", "--state-interval", "1s")
     options += ("--state-dir", str(tmp_path / "state"), "--lock-dir", str(tmp_path / "lock"))
     with running_agent(*options) as agent:
         agent.until(lambda page: gpu_seconds(page) > 1, "the ledger")

@@ -398,9 +398,9 @@ class DriverSession(Double):
                 self.handles[self.pointers[key]] = key
             return self.pointers[key]
 
-    def find_gpu(self, uuid: str) -> GpuTruth:
-        """Return the enumerated GPU; refuse it as lost if the truth no longer has it."""
-        gpu = next((gpu for gpu in self.now().gpus if gpu.uuid == uuid), None)
+    def find_gpu(self, uuid: str, node: NodeTruth | None = None) -> GpuTruth:
+        """Return the enumerated GPU, now or in a truth; refuse it as lost if the truth no longer has it."""
+        gpu = next((gpu for gpu in (node or self.now()).gpus if gpu.uuid == uuid), None)
         if gpu is None:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         return gpu
@@ -423,13 +423,14 @@ class DriverSession(Double):
         if handle not in self.handles:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         gpu_uuid, uuid = self.handles[handle]
-        gpu = self.find_gpu(gpu_uuid)
-        self.refuse_faulty(name, gpu, static=static)
+        self.refuse_faulty(name, self.find_gpu(gpu_uuid), static=static)
+        node = self.now()
+        gpu = self.find_gpu(gpu_uuid, node)
         instances = gpu.instances if gpu.mig_enabled else ()
         instance = next((instance for instance in instances if instance.uuid == uuid), None)
         if uuid and instance is None:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return Target(session=self, node=self.now(), gpu=gpu, instance=instance)
+        return Target(session=self, node=node, gpu=gpu, instance=instance)
 
     def mig_slots(self, gpu: GpuTruth) -> list[str | None]:
         """Return the MIG UUIDs by device index; ``None`` for an unused index."""
