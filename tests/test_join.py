@@ -304,6 +304,14 @@ def test_a_whole_gpu_id_on_a_partitioned_gpu_holds_the_gpu() -> None:
     assert only(attribution, gpu_uuid(0)).share_ratio == 1
 
 
+def test_a_gpu_held_whole_and_its_instance_are_the_gpu_together() -> None:
+    attribution = join(
+        [held("a", gpu_uuid(0)), held("b", mig_uuid(3))], [gpu(0, mig=True)], [instance(3, 0, "3g.40gb")]
+    )
+    whole, part = only(attribution, gpu_uuid(0)), only(attribution, mig_uuid(3))
+    assert whole.share_ratio + part.share_ratio == pytest.approx(1.0)
+
+
 def test_two_pods_listed_with_one_whole_gpu_never_have_more_than_it_together() -> None:
     attribution = join([held("finished", gpu_uuid(0)), held("running", gpu_uuid(0))], [gpu(0)])
     holders = attribution.holders[gpu_uuid(0)]
