@@ -68,7 +68,7 @@ async def seen(name: str, source: str, directory: Path) -> Seen:
         start = INSTANT_SECONDS - STEPS + 1
         loaded = scenario.load(name)
         async with pipeline(
-            loaded, directory / source, start=start, collectors=EVERYTHING, with_api=True, source=source
+            loaded, directory / source, start=start, collectors=EVERYTHING, with_api=name == "owners", source=source
         ) as node:
             snapshot = await node.until(INSTANT_SECONDS, steps=STEPS)
             reading = node.node.record.newest
