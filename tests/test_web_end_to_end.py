@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from agent_support import AgentProcess, running_agent
-from fleet_support import FleetServer, tool
+from fleet_support import tool
 from test_service_run import serving
 from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
 
@@ -178,11 +178,11 @@ def test_a_broken_web_configuration_starts_nothing(tmp_path: Path, capsys: pytes
 
 
 def test_prometheus_reaches_a_service_with_tls_and_a_password(
-    fleet_prometheus: FleetServer, certificates: Certificates, password: Path, tmp_path: Path
+    certificates: Certificates, password: Path, tmp_path: Path
 ) -> None:
     path = web_file(tmp_path, tls={}, users={"prometheus": hashed()})
     context = certificates.client()
-    options = ("--prometheus", fleet_prometheus.url, "--web-config", str(path))
+    options = ("--prometheus", "http://127.0.0.1:9", "--web-config", str(path))
     with serving(tmp_path / "serve.log", *options, "--external-url", "https://a.example/cost", tls=context) as (_, url):
         for page in ("/", "/metrics", "/cost/", "/cost/metrics", "/api/v1/freshness", "/static/none"):
             assert status(url + page, context) == 401, page
