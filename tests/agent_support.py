@@ -90,6 +90,14 @@ def _timeouts() -> Iterator[None]:
         raise
 
 
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Wait until something is so, without an event loop."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {PATIENCE_SECONDS} s: {what}"
+        time.sleep(0.05)
+
+
 async def until(check: Callable[[], object]) -> None:
     """Wait until something in this process is so."""
     end = time.monotonic() + PATIENCE_SECONDS

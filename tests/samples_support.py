@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import Family, Labels
+from exporter.model import Snapshot
 
 _PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -28,6 +30,16 @@ def samples_of(family: Family) -> tuple[Sample, ...]:
     return tuple(Sample(carried, value) for carried, value in family.values.items())
 
 
+def rows(snapshot: Snapshot, name: str, options: ExpositionOptions | None = None) -> list[tuple[dict[str, str], float]]:
+    """Return labels and value of every series that a metric has on the page of a snapshot."""
+    return [
+        (dict(sample.pairs), sample.value)
+        for family in families(snapshot, options or ExpositionOptions())
+        if family.name == name
+        for sample in samples_of(family)
+    ]
+
+
 def pairs(carried: Labels) -> tuple[tuple[str, str], ...]:
     """Return names and values of a label set, in its order."""
     return tuple((name, _ESCAPED.sub(_unescaped, value)) for name, value in _PAIR.findall(carried))
@@ -37,11 +49,11 @@ def _unescaped(found: re.Match[str]) -> str:
     return "\n" if found[1] == "n" else found[1]
 
 
-def duplicate_series(families: Iterable[Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
+def duplicate_series(page: Iterable[Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
     """Return name and label set of every series after the first of its kind; Prometheus refuses a page with one."""
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     twice = []
-    for family in families:
+    for family in page:
         for sample in samples_of(family):
             key = (family.name, frozenset(sample.pairs))
             if key in seen:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
-from samples_support import samples_of
+from samples_support import rows
 
 from exporter.gpu import wire
 from exporter.gpu.merge import supplement
-from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import DeviceState, Field, Reading, Snapshot, SourceState, SourceStatus
 from gpu_simulator import scenario
 from gpu_simulator.node import SimulatedNode
@@ -37,13 +36,7 @@ async def a100(directory: Path, more: str, source: str = "auto") -> AsyncIterato
 
 
 def shown(snapshot: Snapshot, name: str, **wanted: str) -> list[float]:
-    return [
-        sample.value
-        for family in families(snapshot, ExpositionOptions())
-        if family.name == name
-        for sample in samples_of(family)
-        if wanted.items() <= dict(sample.pairs).items()
-    ]
+    return [value for labels, value in rows(snapshot, name) if wanted.items() <= labels.items()]
 
 
 def measured(snapshot: Snapshot) -> Sequence[float]:

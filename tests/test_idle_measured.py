@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
-from samples_support import samples_of
+from samples_support import rows
 
-from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Activity, ActivitySource, Bottleneck, ResourceProfile, Snapshot, SourceState
 from gpu_simulator import scenario
 
@@ -57,14 +56,8 @@ class Told:
     def counted(self, reason: str) -> float:
         return sum(self._rows("gpu_exporter_errors_total", part="activity", reason=reason))
 
-    def _rows(self, family: str, **labels: str) -> list[float]:
-        return [
-            sample.value
-            for one in families(self.snapshot, ExpositionOptions())
-            if one.name == family
-            for sample in samples_of(one)
-            if labels.items() <= dict(sample.pairs).items()
-        ]
+    def _rows(self, family: str, **wanted: str) -> list[float]:
+        return [value for labels, value in rows(self.snapshot, family) if wanted.items() <= labels.items()]
 
 
 async def told(directory: Path, gpu: str, pods: str, *, source: str) -> Told:

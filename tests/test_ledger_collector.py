@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, one_ledger, snapshot
-from samples_support import samples_of
+from samples_support import rows
 from snapshot_support import changed
 
 from exporter.accounting.ledger import Ledgers
@@ -12,11 +12,6 @@ from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Account, ByState, LedgerView, Owner, Portion, Price, ShareMode, Snapshot, Totals
 
 NOW = 1_760_000_200.25
-
-
-def rows(view: Snapshot, name: str, options: ExpositionOptions | None = None) -> list[tuple[dict[str, str], float]]:
-    page = {family.name: family for family in families(view, options or ExpositionOptions())}
-    return [(dict(one.pairs), one.value) for one in samples_of(page[name])] if name in page else []
 
 
 def showing(**changes: object) -> Snapshot:

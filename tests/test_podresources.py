@@ -3,11 +3,12 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from agent_support import until
 
 from exporter.errors import AttributionError
 from exporter.kube import kubelet as _proto
@@ -85,12 +86,6 @@ async def failure(client: KubeletClient) -> AttributionError:
         await client.fetch(NOW)
     assert "\n" not in str(caught.value)
     return caught.value
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - waits for another process's socket, which sets no event
-            await asyncio.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -430,13 +425,13 @@ async def test_the_poller_runs_until_it_is_cancelled_and_follows_a_kubelet_that_
 ) -> None:
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=0.05, clock=lambda: NOW)
     task = asyncio.create_task(poller.run())
-    await eventually(lambda: poller.latest is not None)
+    await until(lambda: poller.latest is not None)
     node.faults[Fault.KUBELET_DOWN] = 0
-    await eventually(lambda: "no_socket" in poller.errors)
+    await until(lambda: "no_socket" in poller.errors)
     assert poller.latest is not None
     node.faults.clear()
     node.holders = ()
-    await eventually(lambda: poller.latest is not None and not poller.latest.containers)
+    await until(lambda: poller.latest is not None and not poller.latest.containers)
     assert poller.problem == ""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -5,16 +5,15 @@ import json
 import re
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from agent_support import running_agent
+from agent_support import running_agent, wait_until
 from aiohttp import web
 from api_support import write_kubeconfig
 from digest_support import digest
@@ -26,7 +25,6 @@ from web_support import hashed, make_certificates, web_file
 
 from exporter.cli import main
 
-PATIENCE_SECONDS = 30.0
 PLANT = "PLANTED"
 WEB_PASSWORD, API_TOKEN, BEARER = f"{PLANT}-web-pass", f"{PLANT}-api-token", f"{PLANT}-bearer"
 PROMETHEUS_PASSWORD, HEADER, ENVIRONMENT = f"{PLANT}-prom-pass", f"{PLANT}-api-key", f"{PLANT}-environment"
@@ -115,13 +113,6 @@ def contents(folder: Path) -> str:
     return "\n".join(path.read_bytes().decode("latin-1") for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {PATIENCE_SECONDS} s: {what}"
-        time.sleep(0.05)
-
-
 def innocent(told: str, *hashes: str) -> None:
     """No secret is in it, nor a password's hash, nor the pair of user and password as HTTP sends it."""
     assert PLANT not in told, told[max(0, told.index(PLANT) - 300) :][:600]
@@ -152,10 +143,10 @@ def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path:
     environment = {"SOME_PASSWORD": ENVIRONMENT, "HTTP_PROXY": "", "http_proxy": "", "NO_PROXY": "*"}
     with running_agent(*options, *where, env=environment, is_fork=False) as agent:
         url = f"https://localhost:{agent.port}"
-        until(lambda: echo.asked, "the API was asked")
-        until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is told")
+        wait_until(lambda: echo.asked, "the API was asked")
+        wait_until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is told")
         web.write_text(f"basic_auth_users:\n  prometheus: {IN_A_FILE}\n")
-        until(lambda: any("keeping the previous" in line for line in agent.lines), "a broken file")
+        wait_until(lambda: any("keeping the previous" in line for line in agent.lines), "a broken file")
         told = pages(url, AGENT_PAGES, certificates.client()) + command_lines(agent.process.pid)
         assert "gpu_exporter_build_info" in told, "with the password all is told"
         agent.process.terminate()
@@ -185,7 +176,7 @@ def test_the_service_tells_no_secret_of_itself_or_of_prometheus(tmp_path: Path, 
         )
         log = tmp_path / f"log-{number}"
         with serving(log, *options, ready=False) as (process, url):
-            until(lambda: echo.asked > 3, "Prometheus was asked")
+            wait_until(lambda: echo.asked > 3, "Prometheus was asked")
             told = pages(url, SERVICE_PAGES) + command_lines(process.pid)
         config.unlink()
         told += log.read_text() + contents(folder)

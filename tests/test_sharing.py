@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import AgentSettings, Pipeline, pipeline, save_now
-from samples_support import samples_of
+from samples_support import rows
 
-from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Snapshot
 from gpu_simulator import driver
 from gpu_simulator.scenario import Scenario, load
@@ -23,10 +22,7 @@ def column(snapshot: Snapshot, name: str) -> Values:
     """Values of a metric by pod and container; those of the device itself by two empty names."""
     return {
         (pairs.get("pod_name", pairs.get("pod", "")), pairs.get("container_name", pairs.get("container", ""))): value
-        for family in families(snapshot, ExpositionOptions())
-        for sample in samples_of(family)
-        if family.name == name
-        for pairs, value in [(dict(sample.pairs), sample.value)]
+        for pairs, value in rows(snapshot, name)
     }
 
 

@@ -4,18 +4,13 @@ import dataclasses
 
 import pytest
 from exposition_support import FACTS, exclusive, gpu, holder, partitioned, snapshot
-from samples_support import samples_of
+from samples_support import rows, samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse, Snapshot
+from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse
 
 OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"}
-
-
-def rows(view: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
-    page = {family.name: family for family in families(view, ExpositionOptions())}
-    return [(dict(one.pairs), one.value) for one in samples_of(page[name])] if name in page else []
 
 
 def held_by(facts: PodFacts | None) -> DeviceView:

@@ -3,14 +3,12 @@
 import json
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_support import AgentProcess, running_agent
+from agent_support import AgentProcess, running_agent, wait_until
 from fleet_support import tool
 from test_service_run import serving
 from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
@@ -19,8 +17,6 @@ from exporter.cli import main
 from exporter.doctor import machine
 from exporter.doctor.findings import Level
 from gpu_simulator.stack import free_port
-
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -33,13 +29,6 @@ def password(tmp_path: Path) -> Path:
     path = tmp_path / "password"
     path.write_text(PASSWORD + "\n")
     return path
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {PATIENCE_SECONDS} s: {what}"
-        time.sleep(0.1)
 
 
 def status(url: str, context: ssl.SSLContext) -> int:
@@ -73,7 +62,7 @@ scrape_configs:
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([tool("prometheus"), *arguments], stderr=log, stdout=log)
     try:
-        until(lambda: up(own) == "1", f"up; it says {(folder / 'prometheus.log').read_text()[-500:]}")
+        wait_until(lambda: up(own) == "1", f"up; it says {(folder / 'prometheus.log').read_text()[-500:]}")
     finally:
         process.kill()
         process.wait()
@@ -96,7 +85,7 @@ def test_prometheus_and_the_report_reach_an_agent_with_tls_and_a_password(
     with running_agent("--simulate", "demo", "--web-config", str(path)) as agent:
         url = f"https://localhost:{agent.port}"
         assert status(f"{url}/metrics", certificates.client()) == 401
-        until(lambda: status(f"{url}/readyz", certificates.client()) == 200, "ready")
+        wait_until(lambda: status(f"{url}/readyz", certificates.client()) == 200, "ready")
         scraped(tmp_path, agent.port, certificates, password)
 
         ca = ("--agent-ca-file", str(certificates.path("ca.pem")))
@@ -145,7 +134,7 @@ def test_an_agent_that_asks_for_certificates_is_reached_with_one(
     path = web_file(tmp_path, tls={"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"})
     with running_agent("--simulate", "demo", "--web-config", str(path)) as agent:
         url = f"https://localhost:{agent.port}"
-        until(lambda: status(f"{url}/readyz", certificates.client(shown=True)) == 200, "ready")
+        wait_until(lambda: status(f"{url}/readyz", certificates.client(shown=True)) == 200, "ready")
         ca = ("--agent-ca-file", str(certificates.path("ca.pem")))
         pair = ("--agent-cert-file", str(certificates.path("client.pem")))
         key = ("--agent-key-file", str(certificates.path("client.key")))

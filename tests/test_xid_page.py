@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 from pipeline_support import Pipeline, pipeline
-from samples_support import samples_of
+from samples_support import rows
 
-from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import Snapshot
 from gpu_simulator import driver, scenario
 
 NOT_SUPPORTED, RESET_REQUIRED = 3, 16
@@ -30,15 +28,6 @@ xids: [{gpu: 0, code: 94, at: 4.5}, {gpu: 0, code: 119, at: 9.5}]
 """
 
 
-def shown(snapshot: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
-    return [
-        (dict(sample.pairs), sample.value)
-        for family in families(snapshot, ExpositionOptions())
-        if family.name == name
-        for sample in samples_of(family)
-    ]
-
-
 def loaded(directory: Path, text: str) -> scenario.Scenario:
     path = directory / "scenario.yaml"
     path.write_text(text)
@@ -47,14 +36,14 @@ def loaded(directory: Path, text: str) -> scenario.Scenario:
 
 async def alert_fires(node: Pipeline, scrapes: range) -> list[bool]:
     """Evaluate ``DCGM_FI_DEV_XID_ERRORS == 79`` at each scrape of the page."""
-    return [any(value == 79 for _, value in shown(await node.until(second), LAST)) for second in scrapes]
+    return [any(value == 79 for _, value in rows(await node.until(second), LAST)) for second in scrapes]
 
 
 @pytest.mark.parametrize("source", ["nvml", "dcgm", "auto"])
 async def test_a_public_alert_on_xid_79_fires_at_every_scrape_after_it(source: str, tmp_path: Path) -> None:
     async with pipeline(loaded(tmp_path, FALLEN), tmp_path, source=source) as node:
         assert await alert_fires(node, range(15, 106, 15)) == [False, True, True, True, True, True, True]
-        ((labels, value),) = shown(await node.step(106), LAST)
+        ((labels, value),) = rows(await node.step(106), LAST)
         assert (labels["gpu"], labels["err_code"], value) == ("0", "79", 79)
 
 
@@ -63,11 +52,11 @@ async def test_a_gpu_that_needs_a_reset_keeps_the_rows_that_the_driver_answers(t
         before = await node.until(15)
         driver.fail("nvmlDeviceGetPowerUsage", RESET_REQUIRED)
         after = await node.until(30)
-    rows = ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_FB_USED", LAST)
-    assert [len(shown(before, name)) for name in rows] == [1, 1, 1, 1]
+    kept = ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_FB_USED", LAST)
+    assert [len(rows(before, name)) for name in kept] == [1, 1, 1, 1]
     assert after.devices[0].state == "reset_required"
-    assert [len(shown(after, name)) for name in rows] == [1, 1, 1, 1]
-    assert shown(after, "DCGM_FI_DEV_POWER_USAGE") == []
+    assert [len(rows(after, name)) for name in kept] == [1, 1, 1, 1]
+    assert rows(after, "DCGM_FI_DEV_POWER_USAGE") == []
 
 
 async def test_xids_are_shown_where_nvml_answers_and_delivers_no_events(tmp_path: Path) -> None:
@@ -76,5 +65,5 @@ async def test_xids_are_shown_where_nvml_answers_and_delivers_no_events(tmp_path
         nvml.close()
         driver.fail("nvmlDeviceGetSupportedEventTypes", NOT_SUPPORTED)
         page = await node.until(12.0, steps=12)
-    assert [(labels["xid"], value) for labels, value in shown(page, OWN)] == [("94", 1), ("119", 1)]
-    assert [value for _, value in shown(page, LAST)] == [119]
+    assert [(labels["xid"], value) for labels, value in rows(page, OWN)] == [("94", 1), ("119", 1)]
+    assert [value for _, value in rows(page, LAST)] == [119]
