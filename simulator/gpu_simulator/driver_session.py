@@ -409,8 +409,7 @@ class DriverSession(Double):
         """Refuse ``name`` for a fault of the GPU or an injected error; most faults do not affect ``static`` values."""
         while gpu.fault is Fault.HANG:
             self.sleep(_HANG_POLL_SECONDS)
-            self.now(fresh=True)
-            gpu = self.find_gpu(gpu.uuid)
+            gpu = self.find_gpu(gpu.uuid, self.now(fresh=True))
         if gpu.fault is Fault.SLOW:
             self.sleep(_SLOW_GPU_SECONDS)
         self.refuse(name, [gpu.index])
