@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -358,43 +357,6 @@ async def test_a_driver_that_is_unloaded_while_running_is_named_and_comes_back(n
     assert node.worker.status.reason == "driver_not_loaded"
     node.control.driver_error = 0
     await node.until(all_up, "reading again")
-
-
-async def test_a_library_replaced_while_running_is_loaded_by_a_fresh_child(
-    tmp_path: Path, control: stub.StubControl
-) -> None:
-    library = stub.build(tmp_path / "driver")
-    async with watched(library, tmp_path / "control", control) as node:
-        await node.until(all_up, "all up")
-        first_pid = node.worker.pid
-        # An upgrade: the kernel module first, so that for a while nothing fits.
-        control.kernel_release = stub.NEXT_RELEASE.encode()
-        await node.state(SourceState.FAILED)
-        assert node.worker.status.reason == "library_mismatch"
-        stub.build(library, release=stub.NEXT_RELEASE)
-        reading = await node.until(lambda reading: reading if all_up(reading) else None, "the new library")
-    assert reading.driver_version == stub.NEXT_RELEASE
-    assert node.worker.pid != first_pid
-
-
-async def test_a_killed_child_is_replaced(node: Watched) -> None:
-    await node.until(all_up, "all up")
-    pid = node.worker.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    await node.until(lambda reading: all_up(reading) and node.worker.pid != pid, "reading by another child")
-    assert node.worker.errors["died"] == 1
-
-
-async def test_a_release_closes_the_driver_and_opens_it_again(node: Watched) -> None:
-    await node.until(all_up, "all up")
-    pid = node.worker.pid
-    assert pid is not None
-    node.worker.release(1.0)
-    await node.state(SourceState.RELEASED)
-    # Nobody may be left who holds the driver open: that is the whole point.
-    assert not runs(pid)
-    await node.until(all_up, "reading after the release")
 
 
 async def test_an_xid_is_told_once(node: Watched) -> None:

@@ -151,14 +151,15 @@ def test_a_killed_child_is_replaced_and_the_page_stays(node: Node) -> None:
 
 
 def test_a_release_leaves_nobody_in_the_driver_until_it_opens_again(library: Path, node: Node) -> None:
-    mapped = str(library / "libnvidia-ml.so.1")
-    assert mapped in Path(f"/proc/{node.child()}/maps").read_text(encoding="utf-8")
+    mapped, child = str(library / "libnvidia-ml.so.1"), node.child()
+    assert mapped in Path(f"/proc/{child}/maps").read_text(encoding="utf-8")
     assert mapped not in Path(f"/proc/{node.agent.process.pid}/maps").read_text(encoding="utf-8")
     assert node.agent.ask("POST", "/-/release?seconds=2")[0] in {200, 202}
     page = node.agent.until(lambda page: up(page) and 1.0 not in up(page).values(), "the driver released")
     assert matching(page, "gpu_activity_ratio") == {}, "what is not measured is not shown"
     status, reasons = node.agent.get("/readyz")
     assert (status, "released" in reasons) == (503, True)
+    assert not Path(f"/proc/{child}").exists()
     node.agent.until(all_up, "all up after the release")
     node.agent.process.send_signal(signal.SIGUSR1)
     node.agent.until(lambda page: 1.0 not in up(page).values(), "SIGUSR1 releases as well")

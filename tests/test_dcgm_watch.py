@@ -335,15 +335,6 @@ def test_a_child_for_dcgm_never_loads_nvml() -> None:
     assert told.stderr.split() == ["dcgm", "False"]
 
 
-def test_the_agents_own_process_loads_no_binding_of_either_source() -> None:
-    script = (
-        "import sys, exporter.agent.run, exporter.cli.agent\n"
-        "print({'ctypes', 'pynvml', 'exporter.gpu.dcgm.library'} & sys.modules.keys())\n"
-    )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "set()"
-
-
 def test_the_childs_waits_are_short_enough_to_be_back_in_time() -> None:
     for interval in (0.1, 0.2, 1.0, 5.0, 30.0):
         first, longest = DcgmSource(FIELDS, address="localhost:5555", interval_seconds=interval).waits_seconds
