@@ -79,7 +79,7 @@ def test_a_prometheus_that_asks_for_openmetrics_gets_it(demo_agent: AgentProcess
 
 @NEEDS_NAMESPACES
 def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
-    with running_agent("--simulate", "demo", prefix=AS_PROCESS_1) as agent:
+    with running_agent("--simulate", "t4-timeslicing", prefix=AS_PROCESS_1) as agent:
         agent.until(sampled, "a first sample")
         (inner,) = agent.children()
         status = Path(f"/proc/{inner}/status").read_text(encoding="ascii")
@@ -178,7 +178,7 @@ def test_a_tick_that_fails_is_counted_on_the_page_and_ends_readiness(tmp_path: P
     script, fails = tmp_path / "agent.py", tmp_path / "agent.py.fails"
     script.write_text(FAILING_TICKS)
     fails.touch()
-    arguments = ("--simulate", "demo", "--sample-interval", "250ms")
+    arguments = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms")
     with running_agent(*arguments, prefix=(sys.executable, str(script)), env={"PYTHONPATH": str(ROOT)}) as agent:
         counted = 0.0
         for _ in ("from the start", "once it was ready"):

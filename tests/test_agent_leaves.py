@@ -96,7 +96,7 @@ def test_an_agent_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path) -> No
     state.mkdir()
     control.write_bytes(bytes(16))
     env = {"LD_PRELOAD": str(library), "CHAOS_CONTROL": str(control)}
-    options = ("--simulate", "demo", "--state-dir", str(state), "--state-interval", "1s")
+    options = ("--simulate", "t4-timeslicing", "--state-dir", str(state), "--state-interval", "1s")
     with running_agent(*options, env=env) as agent:
         agent.until(lambda page: page.get("gpu_exporter_state_saved") == 1, "a first save")
         with control.open("r+b") as file, mmap.mmap(file.fileno(), 16) as block:

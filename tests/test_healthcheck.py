@@ -32,7 +32,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 def agent(listen: str, ipv6: str) -> Iterator[AgentProcess]:
     """An agent in a network of its own."""
     prefix = ("unshare", "--net", sys.executable, "-c", LOOPBACK, "1" if ipv6 == "off" else "0")
-    with running_agent("--simulate", "demo", "--listen", listen, prefix=prefix) as one:
+    with running_agent("--simulate", "t4-timeslicing", "--listen", listen, prefix=prefix) as one:
         yield one
 
 
