@@ -99,7 +99,7 @@ def test_when_nvml_hangs_dcgm_carries_on_and_no_gpu_is_down_on_any_page() -> Non
 
 def test_an_engine_that_pauses_goes_and_hangs_costs_its_own_figures_and_nothing_else(tmp_path: Path) -> None:
     paused = "kind: profiling_paused, from: 0, for: 10, every: 60"
-    gone, hung = "kind: engine_down, from: 16, for: 5, every: 60", "kind: engine_hang, from: 28, for: 6, every: 60"
+    gone, hung = "kind: engine_down, from: 16, for: 5, every: 60", "kind: engine_hang, from: 34, for: 6, every: 60"
     with both(with_faults(tmp_path, paused, gone, hung)) as agent:
         page = agent.until(lambda page: matching(page, "gpu_profiling_state", state="paused"), "paused")
         assert not profiled(page)

@@ -11,11 +11,11 @@ from pathlib import Path
 from agent_support import ROOT, AgentProcess, matching, running_agent
 from kill_support import gpus_and_capacity
 
-ROUNDS = 80
+ROUNDS = 100
 AGENTS = 4
 
 
-def test_eighty_kills_lose_no_second_and_take_nothing_back(tmp_path: Path) -> None:
+def test_a_hundred_kills_lose_no_second_and_take_nothing_back(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "kill_support.py", tmp_path, str(ROUNDS), "20261121"],
         cwd=ROOT,
@@ -30,7 +30,7 @@ def test_eighty_kills_lose_no_second_and_take_nothing_back(tmp_path: Path) -> No
     assert seen["rounds"] == ROUNDS
     assert seen["saved"] > ROUNDS / 10, "many were killed after a save"
     assert seen["visible"] > ROUNDS / 2
-    assert seen["ledgers"] > 3, "the disk failed now and then"
+    assert seen["ledgers"] > ROUNDS / 50, "the disk failed now and then"
     assert 0 < seen["unknown"] < seen["gpu_seconds"], "what was seen is known, what was not is not"
     kept = {"ledger.json", "windows.json"}
     assert set(seen["left"]) <= kept | {f"{name}.new" for name in kept}, "nothing was found damaged"
