@@ -13,16 +13,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
 import chaos_schedule
 import chaos_world
-from chaos_invariants import Judge, Violation
+from chaos_invariants import Judge
 from chaos_machine import Machine, Tools, Weight, tools
 from chaos_node import ChaosNode
 from chaos_schedule import GPU_HANG, Injection, Schedule
+from page_checks import tables
 
 from gpu_simulator.truth import Fault
 
@@ -44,35 +45,40 @@ class Outcome:
     """What came of one node."""
 
     seeds: tuple[int, ...]
-    faults: Counter[str] = field(default_factory=Counter)
-    checks: Counter[str] = field(default_factory=Counter)
-    violations: list[Violation] = field(default_factory=list)
-    pages: int = 0
+    faults: Counter[str]
+    judge: Judge
     recovered_seconds: list[float] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
-    storm: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        """Return it in a line, with some violations of each kind."""
+        checks, violations = self.judge.checks, self.judge.violations
+        well = ", ".join(f"{seconds:.1f}" for seconds in self.recovered_seconds) or "?"
+        counts = f"{self.faults.total()} faults, {checks.total()} checks, {checks['page valid']} pages"
+        shown: dict[str, list[str]] = {}
+        for at, kind, what in violations:
+            shown.setdefault(kind, []).append(f"    {at:7.2f}  {kind}: {what}")
+        some = (line for lines in shown.values() for line in lines[:3])
+        return "\n".join([f"seeds {self.seeds}: {counts}, well after {well} s, {len(violations)} violations", *some])
 
 
 async def live(schedules: list[Schedule], at_hand: Tools, log: Path | None = None) -> Outcome:
     """Let one agent live through schedules, one after the other."""
     starts, injections = _chained(schedules)
-    in_pod = schedules[0].in_pod
-    outcome = Outcome(seeds=tuple(one.seed for one in schedules), faults=Counter(one.kind for one in injections))
-    with_dcgm = schedules[0].with_dcgm
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    plan = chaos_world.plan(injections, epoch_unix=time.time(), epoch_monotonic=time.monotonic())
+    world = chaos_world.World(plan)
+    judge = Judge(world=world, injections=injections, with_dcgm=schedules[0].with_dcgm)
+    faults = Counter(one.kind for one in injections)
+    outcome = Outcome(seeds=tuple(one.seed for one in schedules), faults=faults, judge=judge)
     try:
-        plan = chaos_world.plan(injections, epoch_unix=time.time(), epoch_monotonic=time.monotonic())
-        world = chaos_world.World(plan)
-        judge = Judge(world=world, injections=injections, with_dcgm=with_dcgm, in_pod=in_pod)
         with Machine(directory, at_hand) as machine:
             async with ChaosNode(directory=directory, world=world, judge=judge, machine=machine) as node:
                 for begin, schedule in zip(starts, schedules, strict=True):
                     await _through(node, begin, schedule, outcome)
-                outcome.checks, outcome.violations = judge.checks, judge.violations
-                outcome.pages, outcome.storm = node.pages, node.storm
         return outcome
     finally:
-        if log is not None and outcome.violations:
+        if log is not None and judge.violations:
             kept = log / f"seed-{schedules[0].seed}"
             shutil.copytree(
                 directory, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "proc", "pods")
@@ -107,7 +113,7 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
     for pid, ratio in busy.items():
         told = f"{ratio:.2f} of a core, process {pid}"
         node.judge.expect("not busy for nothing", ratio <= BUSY_RATIO, node.now(), told)
-    _weigh(node, node.judge, outcome)
+    _weigh(node, outcome)
     node.sum_up()
 
 
@@ -124,16 +130,11 @@ def _chained(schedules: list[Schedule]) -> tuple[list[float], tuple[Injection, .
             if each.kind != Fault.API_OTHER_NODE_NAME or len(starts) == 1
         ]
         begin += one.seconds + BETWEEN_SECONDS
-    if not schedules[0].in_pod:
-        found = [
-            replace(one, parameter=chaos_schedule.PARTIAL_SECONDS) if one.kind == Fault.KUBELET_PARTIAL else one
-            for one in found
-        ]
     return starts, tuple(sorted(found, key=lambda one: one.at))
 
 
-def _weigh(node: ChaosNode, judge: Judge, outcome: Outcome) -> None:
-    weight = node.weigh()
+def _weigh(node: ChaosNode, outcome: Outcome) -> None:
+    judge, weight = node.judge, node.weigh()
     if weight is None:
         return
     outcome.weights.append(weight)
@@ -163,7 +164,7 @@ async def run(arguments: argparse.Namespace, at_hand: Tools) -> list[Outcome]:
                 print("\n".join(each.text() for each in group), flush=True)
             outcome = await live(group, at_hand, arguments.log)
             outcomes.append(outcome)
-            _tell(outcome, len(outcomes), len(groups))
+            print(f"{len(outcomes)}/{len(groups)} {outcome}", flush=True)
 
     await asyncio.gather(*(one(group) for group in groups))
     return outcomes
@@ -177,57 +178,22 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _tell(outcome: Outcome, done: int, of: int) -> None:
-    seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"seeds {outcome.seeds[0]}..{outcome.seeds[-1]}"
-    well = ", ".join(f"{seconds:.1f}" for seconds in outcome.recovered_seconds) or "?"
-    counts = (
-        f"{outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.pages} pages, well after {well} s"
-    )
-    print(f"{done}/{of} {seeds}: {counts}, {len(outcome.violations)} violations", flush=True)
-    shown: Counter[str] = Counter()
-    for one in outcome.violations:
-        shown[one.kind] += 1
-        if shown[one.kind] <= 3:  # noqa: PLR2004 - the rest says the same
-            print(f"    {one.at:7.2f}  {one.what}", flush=True)
-
-
 def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
     """Print the tables."""
-    faults, checks, broken = Counter[str](), Counter[str](), Counter[str]()
-    for one in outcomes:
-        faults += one.faults
-        checks += one.checks
-        broken += Counter(each.kind for each in one.violations)
-    print("\n| fault | injected |\n|---|---:|")
-    print("\n".join(f"| {kind} | {count} |" for kind, count in faults.most_common()))
-    print(f"| **all** | **{faults.total()}** |")
-    print("\n| invariant | checked | violated |\n|---|---:|---:|")
-    print("\n".join(f"| {kind} | {checks[kind]} | {broken[kind]} |" for kind in sorted({*checks, *broken})))
-    print(f"| **all** | **{checks.total()}** | **{broken.total()}** |")
+    faults = sum((one.faults for one in outcomes), Counter[str]())
+    checks = sum((one.judge.checks for one in outcomes), Counter[str]())
+    print(tables(faults, checks, (each for one in outcomes for each in one.judge.violations)))
     recovered = sorted(seconds for one in outcomes for seconds in one.recovered_seconds)
     if recovered:
-        high = quantiles(recovered, n=100, method="inclusive")[98] if len(recovered) > 1 else recovered[0]
-        print(f"\nwell again after median {median(recovered):.1f} s, p99 {high:.1f} s, longest {recovered[-1]:.1f} s")
-    storm = sum((one.storm for one in outcomes), Counter[str]())
-    told = ", ".join(f"{count:,} times {status}" for status, count in storm.most_common())
-    print(f"scrape storms: {told or 'none'}; pages held to the truth: {sum(one.pages for one in outcomes)}")
+        high = quantiles([*recovered, recovered[-1]], n=100, method="inclusive")[98]
+        print(f"well again after median {median(recovered):.1f} s, p99 {high:.1f} s, longest {recovered[-1]:.1f} s")
     for one in outcomes:
         if len(one.weights) > 1:
-            _show_weights(one.weights)
+            print(*one.weights, sep="\n")
+        if one.judge.violations:
+            print(f"VIOLATED with seeds {one.seeds}: again with `make chaos SEEDS={one.seeds[0]}`")
     if cannot:
         print(f"left out on this machine: {', '.join(sorted(cannot))}")
-    for one in outcomes:
-        if one.violations:
-            print(f"VIOLATED with seeds {one.seeds}: again with `make chaos SEEDS={one.seeds[0]}`")
-
-
-def _show_weights(weights: list[Weight]) -> None:
-    print(
-        "\n| schedule | threads | descriptors | children | series | PSS of all, MiB |\n|---:|---:|---:|---:|---:|---:|"
-    )
-    for number, one in enumerate(weights, 1):
-        figures = f"{one.threads} | {one.descriptors} | {one.children} | {one.series} | {one.memory_kib / 1024:.1f}"
-        print(f"| {number} | {figures} |")
 
 
 def main() -> int:
@@ -248,7 +214,7 @@ def main() -> int:
         outcomes = asyncio.run(run(arguments, at_hand))
     show(outcomes, at_hand.cannot)
     print(f"{time.monotonic() - began:.0f} s in all")
-    return 1 if any(one.violations for one in outcomes) else 0
+    return 1 if any(one.judge.violations for one in outcomes) else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """What must be true of a node under chaos, whatever happens: pages held to the truth and to the pages before."""
 
 import math
-import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chaos_schedule import GPU_HANG, GPUS, OF_ALL_GPUS, OF_ONE_GPU, Act, Injection
 from chaos_world import EXACT_SECONDS, HELD_MODEL, STEADY, World
+from page_checks import Page, PageChecks
 
 from gpu_simulator.truth import GPU_FAULTS, Fault, GpuTruth, Load, NodeTruth
 
@@ -33,7 +33,6 @@ CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
 """An answer's stamp is of the question, which may be asked twice."""
 MUST_BE_COUNTED = (
     ("attribution", {Fault.KUBELET_DOWN, Fault.KUBELET_GARBAGE, Fault.KUBELET_SILENT, Fault.KUBELET_RATE_LIMIT}, 6.0),
-    ("metadata", {Fault.API_DOWN, Fault.API_CUT}, 2.0),
     ("nvml", {Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING}, 2.0),
 )
 """Parts that cannot have missed faults of these kinds if they lasted for so long without a pause."""
@@ -53,12 +52,6 @@ PER_GPU_HOUR = 3.6
 LATE_SECONDS = 10.0
 """For so long a machine that had no time is taken for one that has not."""
 KUBELET_FAULTS = frozenset(one for one in Fault if one.value.startswith("kubelet_"))
-_STARTING = (Fault.KUBELET_STARTING, Fault.KUBELET_PARTIAL)
-"""Faults of a kubelet that does not list all its pods."""
-STARTED_SECONDS = 1.5
-"""An agent asks its kubelet for the first time so long before it serves, at most; and again after as long."""
-SHOWN_SECONDS = 3.0
-"""Within this the ledger's seconds are on a page: it is saved each second, and a new series is at 0 for a second."""
 BOARD_ROWS: Mapping[str, Callable[[GpuTruth], tuple[float, float]]] = {
     "gpu_up": lambda _: (1.0, 1.0),
     "gpu_power_watts": lambda gpu: (gpu.model.idle_watts, gpu.model.power_limit_watts),
@@ -78,113 +71,17 @@ OF_WHOLE_GPUS = frozenset({"gpu_activity_ratio", "DCGM_FI_DEV_GPU_UTIL"})
 """Rows that a partitioned GPU has of its instances alone, or not at all."""
 EXPIRY_SECONDS = 5.0
 _STEP_SECONDS = 0.1
-
-Labels = Mapping[str, str]
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_OF_A_POD = re.compile(r"gpu_pod_\w+_total\b")
-_PROMISED = ("gpu_ledger_", "gpu_exporter_ledger_capacity_")
-"""Counters under an identity: no agent that shows it again shows less."""
-_KEPT = "gpu_pod_"
-"""Counters that outlive an agent that has saved them."""
 SAVE_SECONDS = 1.0
 """How often the agent saves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """Something that must not be, and when."""
-
-    what: str
-    """Its kind, then a colon and the rest."""
-    at: float
-
-    @property
-    def kind(self) -> str:
-        """What is counted."""
-        return self.what.partition(":")[0]
-
-
-@dataclass(slots=True)
-class Page:
-    """A page as it was served."""
-
-    values: dict[str, float]
-    """By name and labels as they stand there."""
-    counters: frozenset[str]
-    """Names of the families that count."""
-
-    def rows(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
-        """Labels and value of every series of a name."""
-        for key, value in self.values.items():
-            if key.startswith(name) and key[len(name) : len(name) + 1] in ("{", ""):
-                yield dict(_LABEL.findall(key)), value
-
-    def living(self) -> int:
-        """How many series tell of what is there: all but owners' totals, and those of pods that have ended.
-
-        Both are meant to stay, those of a pod for an hour; the soak shows them go.
-        """
-        here = {_held(carried) for carried, _ in self.rows("gpu_pod_info")}
-
-        def stays(key: str) -> bool:
-            if _OF_A_POD.match(key):
-                return _held(dict(_LABEL.findall(key))) not in here
-            return key.startswith("gpu_ledger_")
-
-        return sum(not stays(key) for key in self.values)
-
-    def one(self, name: str, **labels: str) -> float | None:
-        """Value of the first series of a name that has the labels."""
-        wanted = labels.items()
-        return next((value for carried, value in self.rows(name) if wanted <= carried.items()), None)
-
-
-def parse(text: str) -> Page:
-    """Read a page.
-
-    Raises:
-        ValueError: It is not one: a series twice, a value that is no number, a broken line.
-    """
-    values: dict[str, float] = {}
-    counters: set[str] = set()
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ", 3)
-            if kind == "counter":
-                counters.add(name)
-        if not line or line.startswith("#"):
-            continue
-        key, _, number = line.rpartition(" ")
-        value = float(number)
-        if math.isnan(value):
-            raise ValueError(f"NaN: {key}")
-        if key in values:
-            raise ValueError(f"twice: {key}")
-        values[key] = value
-    if not values:
-        raise ValueError("an empty page")
-    return Page(values, frozenset(counters))
-
-
-def _name(key: str) -> str:
-    return key.partition("{")[0]
-
-
-def _held(carried: Labels) -> tuple[str, ...]:
-    return tuple(carried.get(one, "") for one in ("pod_uid", "container_name", "uuid"))
-
-
 @dataclass(slots=True, kw_only=True)
-class Judge:
-    """Holds one node's pages to the truth; times are the world's."""
+class Judge(PageChecks):
+    """Compares one node's pages with the truth; times are the world's."""
 
     world: World
     injections: tuple[Injection, ...]
     with_dcgm: bool
-    in_pod: bool = True
-    """Whether the agent has the name of its own pod, by which it judges whether an answer is complete."""
-    checks: Counter[str] = field(default_factory=Counter)
-    violations: list[Violation] = field(default_factory=list)
     steps: list[tuple[float, float, float]] = field(default_factory=lambda: [(-1.0, math.inf, 0.0)])
     """From when to when at most the wall clock was off, and by how much."""
     late: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
@@ -192,79 +89,30 @@ class Judge:
     agent_since: float = math.inf
     """When the agent that serves began; infinite before."""
     unsaved_ends: int = 0
-    """How many agents ended whose last totals had not been saved."""
-    _last: dict[str, float] = field(default_factory=dict)
-    _ledgers: dict[str, float] = field(default_factory=dict)
-    """The most seconds that were shown under each identity."""
-    _gpus: set[str] = field(default_factory=set)
-    """GPUs that a page has shown."""
-    _samples: deque[tuple[float, float]] = field(default_factory=deque)
-    """When a page was seen and when its sample was taken; pages after the last save that is known."""
-    _never: float = 0.0
-    """GPU-seconds of the world's time that no ledger can have any more."""
-    _has_sampled: bool = False
-    """Whether a page of this agent had a sample: all time since is charged, also while no sample is fresh."""
-    _believed_until: float | None = None
-    """Until when the agent's first answer and those like it were given; ``None`` before it has one."""
-    _believed_at: float = -math.inf
-    """When a page told of such an answer."""
-    _unallocated_before: float = 0.0
-    """Seconds of the held model that are ``Unallocated`` for such answers."""
-    _settled: bool = True
-    """Whether a page has shown all of them."""
+    """Agents that ended before their last totals were saved."""
 
     def stepped(self, begin: float, end: float, seconds: float) -> None:
         """Take note that at some instant of a time the wall clock was set to be off by so much."""
         since, _, off = self.steps.pop()
         self.steps += [(since, end, off), (begin, math.inf, seconds)]
 
-    def agent_began(self, t: float, *, all_was_saved: bool) -> None:
-        """Note the start of another agent process: its own counters begin at 0, an identity goes on or is over.
-
-        What the former one charged for first answers that no page has shown is on the first page of this one.
-        """
-        if not self.in_pod and self._believed_until is None and self._first_answers_end(t) > -math.inf:
-            self._settled, self._believed_at = False, t
+    def agent_began(self, *, all_was_saved: bool) -> None:
+        """Note another agent process, and whether time is charged again that the former one could not save."""
+        PageChecks.agent_began(self, all_was_saved=all_was_saved)
         self.unsaved_ends += not all_was_saved
-        self._has_sampled = False
-        self._last = {
-            key: value
-            for key, value in self._last.items()
-            if key.startswith(_PROMISED) or (all_was_saved and key.startswith(_KEPT))
-        }
-        self._believed_until = None
-
-    def note(self, what: str, t: float) -> None:
-        """Take down what must not be."""
-        self.violations.append(Violation(what=what, at=t))
-
-    def expect(self, kind: str, right: bool, t: float, told: str = "") -> None:  # noqa: FBT001 - the point of it
-        """Count a check, and take down that it failed."""
-        self.checks[kind] += 1
-        if not right:
-            self.note(f"{kind}: {told}", t)
 
     def look(self, text: str, seen_at: float) -> Page | None:
-        """Hold one page to all that must be; ``None`` where it is no page."""
-        try:
-            page = parse(text)
-        except ValueError as error:
-            self.expect("page valid", False, seen_at, str(error)[:300])  # noqa: FBT003 - as above
-            return None
-        self.checks["page valid"] += 1
-        took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
-        sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at, took)
-        self._identities(page, sampled, seen_at)
-        self._counters(page, seen_at)
-        self._conservation(page, seen_at)
-        answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
-        self._money(page, seen_at)
-        self._activity(page, sampled, seen_at)
-        believes = self._believes(page, answered, seen_at)
-        if not believes:
+        """Check one page; return ``None`` where it is no page."""
+        page = self.read(text, seen_at, GPUS * (seen_at + AROUND_SECONDS + self.unsaved_ends * 2 * SAVE_SECONDS))
+        if page is not None:
+            took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
+            sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at, took)
+            answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
+            self._money(page, seen_at)
+            self._activity(page, sampled, seen_at, took)
             self._holders(page, sampled, answered, seen_at)
-        self._unallocated(page, answered, seen_at, believes=believes)
-        self._others(page, seen_at)
+            self._unallocated(page, answered, seen_at)
+            self._others(page, seen_at)
         return page
 
     def world_time(self, stamp: float | None, seen_at: float, took: float = 0.0) -> float | None:
@@ -316,105 +164,32 @@ class Judge:
                 best = max(best, until - max(since, begin))
         return best
 
-    def told(self, page: Page, since: float, t: float, *, asks_since: float, children_killed: int) -> None:
-        """Hold what an agent has counted to what it must have met; nothing of it where this machine had no time.
+    def told(self, page: Page, since: float, t: float, *, children_killed: int) -> None:
+        """Compare what an agent has counted with what it must have met, unless this machine had no time.
 
         Args:
             page: Of this agent.
             since: When it began to serve.
             t: Now.
-            asks_since: From when on it can have asked the Kubernetes API; infinite where it cannot yet.
-            children_killed: How many of its children were, that had not been told to go.
+            children_killed: How many of its children were killed, without those that were to go anyway.
         """
         if self.late:
             return
         counted = {carried["part"] for carried, value in page.rows("gpu_exporter_errors_total") if value}
         away = self.touched(_CHILD_AWAY, since, t)
         for part, kinds, seconds in MUST_BE_COUNTED:
-            if part == "nvml" and away:
-                continue
-            lasted = self.longest(kinds, asks_since if part == "metadata" else since, t)
-            if lasted >= seconds:
+            lasted = self.longest(kinds, since, t)
+            if lasted >= seconds and not (part == "nvml" and away):
                 told = f"{part} has no error after {lasted:.1f} s"
                 self.expect("faults are counted", part in counted, t, told)
-        restarts = sum(value for _, value in page.rows("gpu_exporter_worker_restarts_total"))
-        self.expect(
-            "faults are counted", restarts > 0 or not children_killed, t, f"{children_killed} killed, none told"
-        )
-
-    def _identities(self, page: Page, sampled: float | None, t: float) -> None:
-        """Hold every ledger to its promise: it begins at 0, and none of them has a second of another."""
-        sums = Counter[str]()
-        for carried, value in page.rows("gpu_ledger_seconds_total"):
-            sums[carried["ledger"]] += value
-        created = {carried["ledger"] for carried, _ in page.rows("gpu_ledger_created_timestamp_seconds")}
-        self.expect("every ledger has a beginning", sums.keys() <= created, t, f"{sorted(sums.keys() - created)}")
-        writes = page.one("gpu_exporter_ledger_writer") != 0
-        self.expect("only the writer shows the ledger", writes or not (sums or created), t)
-        most = GPUS * (t + AROUND_SECONDS) - self._never
-        left = most - sum(self._ledgers.values())
-        for identity in (sums.keys() & created) - self._ledgers.keys():
-            self.expect("a ledger begins at 0", sums[identity] <= left, t, f"{sums[identity]:.3f} s of {left:.3f}")
-            left -= sums[identity]
-        for identity, seconds in sums.items():
-            self._ledgers[identity] = max(seconds, self._ledgers.get(identity, 0.0))
-        total = sum(self._ledgers.values()) + (page.one("gpu_exporter_ledger_withheld_seconds") or 0.0)
-        most += GPUS * self.unsaved_ends * 2 * SAVE_SECONDS
-        self.expect("no second is in two ledgers", total <= most, t, f"{total:.3f} s of {most:.3f}")
-        if writes:
-            self._note_never(page, sampled, total, t)
-
-    def _note_never(self, page: Page, sampled: float | None, total: float, t: float) -> None:
-        """Note how much time no ledger can have any more: all up to an instant, without the total of the pages so far.
-
-        A page with a sample does not prove that the time up to the sample is charged. After a restart the agent charges
-        nothing before the kubelet has answered; then one charge has all time since the last save of the agent before,
-        and waits for a save. Only a save proves it, for the samples of the pages that were seen before the save began.
-        """
-        gpus = {carried.get("uuid", "") for carried, _ in page.rows("gpu_up")}
-        self._gpus |= gpus
-        self._has_sampled |= page.one("gpu_exporter_sample_timestamp_seconds") is not None
-        begun = self._ledgers or page.one("gpu_ledger_created_timestamp_seconds") is not None
-        if not begun and not self._has_sampled:
-            # The first sample is charged nothing, and is no older than this when it comes.
-            self._never = max(self._never, GPUS * (t - STALE_SECONDS))
-        saved = self.world_time(page.one("gpu_exporter_state_saved_timestamp_seconds"), t)
-        while saved is not None and self._samples and self._samples[0][0] <= saved - AROUND_SECONDS:
-            self._never = max(self._never, GPUS * self._samples.popleft()[1] - total)
-        # A GPU that an agent has not seen yet is charged when it appears, for all time since the agent before.
-        if sampled is not None and gpus == self._gpus:
-            self._samples.append((t, sampled))
-
-    def _counters(self, page: Page, t: float) -> None:
-        wrong = []
-        for key, value in page.values.items():
-            name = _name(key)
-            if name in page.counters or name.removesuffix("_total") in page.counters:
-                before = self._last.get(key, -math.inf)
-                if value < before:
-                    wrong.append(f"{key} from {before!r} to {value!r}")
-                self._last[key] = max(value, before)
-        self.expect("counters never go back", not wrong, t, f"{len(wrong)}: {wrong[:2]}")
-
-    def _conservation(self, page: Page, t: float) -> None:
-        allocated, whole = Counter[str](), 0.0
-        for carried, value in page.rows("gpu_ledger_seconds_total"):
-            allocated[carried["ledger"]] += value
-        for carried, capacity in page.rows("gpu_exporter_ledger_capacity_seconds_total"):
-            off = allocated.pop(carried["ledger"], 0.0) - capacity
-            right = abs(off) <= 1e-6 + 1e-9 * capacity
-            self.expect("owners sum to capacity", right, t, f"off by {off!r} of {capacity!r} s")
-            whole += capacity
-        self.expect("every ledger has a capacity", not allocated, t, f"{sorted(allocated)}")
-        error = page.one("gpu_exporter_conservation_error_seconds") or 0.0
-        self.expect("conservation error", error <= 1e-6 + 1e-9 * whole, t, f"{error!r} s")
+        restarts = page.total("gpu_exporter_worker_restarts_total")
+        told = f"{children_killed} killed, none counted"
+        self.expect("faults are counted", restarts > 0 or not children_killed, t, told)
 
     def _money(self, page: Page, t: float) -> None:
-        """Hold the cost to the price of the node's instance type: before its labels are read, nothing is charged."""
-        cost = sum(value for _, value in page.rows("gpu_ledger_cost_total"))
-        priced = sum(value for _, value in page.rows("gpu_ledger_seconds_total")) - sum(
-            value for _, value in page.rows("gpu_ledger_unpriced_seconds_total")
-        )
+        """Compare the cost with the price of the instance type: before the labels are read, nothing is charged."""
+        cost = page.total("gpu_ledger_cost_total")
+        priced = page.total("gpu_ledger_seconds_total") - page.total("gpu_ledger_unpriced_seconds_total")
         most = priced * PER_GPU_HOUR / 3600
         self.expect("no price is guessed", cost <= most + 1e-6, t, f"{cost:.4f} for {most:.4f} at most")
         metered = {frozenset(carried.items()) for carried, _ in page.rows("gpu_ledger_seconds_total")}
@@ -424,14 +199,13 @@ class Judge:
         }
         self.expect("money is for seconds", paid <= metered, t, f"{[dict(one) for one in paid - metered][:2]}")
 
-    def _activity(self, page: Page, sampled: float | None, t: float) -> None:
+    def _activity(self, page: Page, sampled: float | None, t: float, took: float) -> None:
         shown = [
             (name, carried, value)
             for name in ("gpu_activity_ratio", "gpu_pod_activity_ratio")
             for carried, value in page.rows(name)
             if carried.get("source") != "estimated"
         ]
-        took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
         newest = self.world_time(page.one("gpu_exporter_snapshot_timestamp_seconds"), t)
         up = any(value for _, value in page.rows("gpu_up"))
         if sampled is not None and newest is not None and (shown or up):
@@ -502,47 +276,18 @@ class Judge:
         told = f"{sorted(extra)} too many, {sorted(missing)} missing, answered {t - answered:.2f} s before"
         self.expect("attribution is the kubelet's", not extra and not missing, t, told)
 
-    def _believes(self, page: Page, answered: float | None, t: float) -> bool:
-        """Return whether the holders may be those of a kubelet that did not know its pods when the agent began.
-
-        Outside a pod nothing contradicts a first answer, as docs/reliability.md says; the next full one ends it.
-        """
-        if self.in_pod or page.one("gpu_exporter_attribution_timestamp_seconds") is None:
-            return False
-        if self._believed_until is None:
-            self._believed_until = self._first_answers_end(t)
-        return self._believed_until > -math.inf and (answered is None or answered <= self._believed_until)
-
-    def _first_answers_end(self, t: float) -> float:
-        """Return until when a kubelet that starts gave the agent's first answers; minus infinity where none did."""
-        begin = reached = self.agent_since - STARTED_SECONDS
-        for one in self.injections:  # in order of their begin
-            if one.kind in _STARTING and one.at <= max(reached + STARTED_SECONDS, t) and one.end >= begin:
-                reached = max(reached, one.end)
-        return reached if reached > begin else -math.inf
-
-    def _unallocated(self, page: Page, answered: float | None, t: float, *, believes: bool) -> None:
-        free = {
-            carried["uuid"]
-            for carried, value in page.rows("gpu_allocation_state")
-            if carried["state"] == "unallocated" and value
-        }
+    def _unallocated(self, page: Page, answered: float | None, t: float) -> None:
+        states = page.rows("gpu_allocation_state")
+        free = {carried["uuid"] for carried, value in states if carried["state"] == "unallocated" and value}
         begin = answered - AROUND_SECONDS if answered is not None else t - 8.0
         always = set.intersection(*({one.device_uuid for one in truth.holders} for truth in self.truths(begin, t)))
-        self.expect("never unallocated while held", believes or not free & always, t, f"{sorted(free & always)}")
+        self.expect("never unallocated while held", not free & always, t, f"{sorted(free & always)}")
         charged = sum(
             value
             for carried, value in page.rows("gpu_ledger_seconds_total")
             if carried.get("workload_kind") == "Unallocated" and carried.get("model") == HELD_MODEL
         )
-        if believes:
-            self._settled, self._believed_at = False, t
-        if not self._settled:
-            self._unallocated_before = charged
-            shown = t > self._believed_at + SHOWN_SECONDS
-            self._settled = shown and page.one("gpu_exporter_state_saved") == 1.0
-        more = charged - self._unallocated_before
-        self.expect("no held time is Unallocated", more <= 0, t, f"{more:.3f} s of {HELD_MODEL}")
+        self.expect("no held time is Unallocated", charged <= 0, t, f"{charged:.3f} s of {HELD_MODEL}")
 
     def _others(self, page: Page, t: float) -> None:
         """Hold GPUs to be up and measured while nothing but other GPUs, or what is no part of the driver, is faulty."""

@@ -10,12 +10,12 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from chaos_schedule import CLOCK_LIKE, Act
+from measure import family
 
 HERE = Path(__file__).parent
 _DISK_BYTES = 512 * 1024
@@ -163,36 +163,24 @@ def weigh(pid: int, state: Path, series: int) -> Weight | None:
     """
     try:
         own = Path(f"/proc/{pid}")
-        family = [pid, *children(pid)]
+        processes = family(pid)
         return Weight(
             threads=len(list((own / "task").iterdir())),
             descriptors=len(list((own / "fd").iterdir())),
-            children=len(family) - 1,
+            children=len(processes) - 1,
             files=len(list(state.iterdir())),
             series=series,
-            memory_kib=sum(map(_pss_kib, family)),
+            memory_kib=sum(map(_pss_kib, processes)),
         )
     except OSError:
         return None
 
 
-def children(pid: int) -> Iterator[int]:
-    """Ids of a process's children; none where it is gone."""
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-        yield from (int(one) for one in text.split())
-
-
 def cpu_seconds(pid: int) -> dict[int, float]:
     """What an agent and each of its children have used of a core, by process id; nothing of those that began lately."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    family = ((one, *_times(one)) for one in (pid, *children(pid)))
-    return {one: used for one, used, began in family if now - began >= BEGINS_SECONDS}
-
-
-def used_seconds(pid: int) -> float:
-    """What a process has used of a core; 0 where it is gone."""
-    return _times(pid)[0]
+    processes = ((one, *_times(one)) for one in family(pid))
+    return {one: used for one, used, began in processes if now - began >= BEGINS_SECONDS}
 
 
 def _times(pid: int) -> tuple[float, float]:

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-from chaos_invariants import PER_GPU_HOUR, Judge, Page
-from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, used_seconds, weigh
+from chaos_invariants import PER_GPU_HOUR, Judge
+from chaos_machine import HERE, Machine, Weight, cpu_seconds, send, weigh
 from chaos_schedule import Act, Injection
 from chaos_world import INSTANCE_TYPE, NODE, World
+from load_source import Source
+from measure import family
+from page_checks import Page
 
 from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer
@@ -25,9 +28,6 @@ from gpu_simulator.node import write_filesystem
 from gpu_simulator.stack import free_port
 from gpu_simulator.truth import NodeTruth
 
-STORM_CLIENTS = 40
-HALF_OPEN_CLIENTS = 25
-_WAIT_SECONDS = 10.0
 SCRAPE_SECONDS = 0.5
 LATE_SECONDS = 0.2
 SCRAPE_LIMIT_SECONDS = 10.0
@@ -38,8 +38,6 @@ START_SECONDS, END_SECONDS = 120.0, 30.0
 """As the kubelet waits by default for the end."""
 GOES_SECONDS = 2.0
 """A child that was told to go is gone after this, killed if need be."""
-LOADING_SECONDS = 2.5
-"""Of CPU time it takes an agent 2 to load what reads a kubeconfig; before, the API is not asked."""
 _PRICES = f"""currency: USD
 rows:
   - {{model: '*', instance_type: {INSTANCE_TYPE}, per_gpu_hour: {PER_GPU_HOUR}, source: chaos, as_of: 2026-01-01}}
@@ -47,7 +45,7 @@ rows:
 """
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
-_AGENT = (
+_AGENT = [
     "--sample-interval",
     "200ms",
     "--kubelet-interval",
@@ -56,7 +54,7 @@ _AGENT = (
     "5s",
     "--state-interval",
     "1s",
-)
+]
 _FAULTY_DISKS = frozenset({Act.DISK_FULL, Act.DISK_READ_ONLY, Act.DISK_HANG})
 
 
@@ -68,8 +66,6 @@ class ChaosNode:
     world: World
     judge: Judge
     machine: Machine
-    pages: int = 0
-    storm: Counter[str] = field(default_factory=Counter)
     newest: Page | None = None
     _process: asyncio.subprocess.Process | None = None
     _serving: bool = False
@@ -83,7 +79,6 @@ class ChaosNode:
     _saved_at: float = -1e9
     _killed: int = 0
     _serving_since: float = 0.0
-    _asks_since: float = math.inf
     _released_at: float = -math.inf
 
     async def __aenter__(self) -> Self:
@@ -126,6 +121,10 @@ class ChaosNode:
         await self._kubelet.stop()
 
     @property
+    def _pages(self) -> int:
+        return self.judge.checks["page valid"]
+
+    @property
     def log(self) -> Path:
         """What all agents of the node have said."""
         return self.directory / "agent.log"
@@ -146,7 +145,7 @@ class ChaosNode:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self.judge.note(f"harness: {error!r}", self.now())
+            self.judge.note("harness", self.now(), f"{error!r}")
 
     async def _watch_own_time(self) -> None:
         """Notice when this process gets no time: then the node's servers answer late, and no page is to blame."""
@@ -191,16 +190,15 @@ class ChaosNode:
         """Let an agent that listens since a time of the world be the one of the node."""
         self._process, self._told, self._killed = process, False, 0
         self._serving, self._serving_since = True, since
-        self._asks_since, self.judge.agent_since = math.inf, since
+        self.judge.agent_since = since
         self._spawn(self._watch(process))
-        self._spawn(self._see_it_load(process))
 
     async def _launch(self, port: int) -> tuple[asyncio.subprocess.Process, float] | None:
         """Start an agent; return it and the time at which it listens, ``None`` where it never does."""
         (self.directory / "prices.yaml").write_text(_PRICES, encoding="utf-8")
         (self.directory / "web.yaml").write_text(_WEB, encoding="utf-8")
         own = next(one for one in self.truth().pods if one.owner_kind == "DaemonSet" and one.namespace == "kube-system")
-        names = {"POD_NAMESPACE": own.namespace, "POD_NAME": own.name} if self.judge.in_pod else {}
+        names = {"POD_NAMESPACE": own.namespace, "POD_NAME": own.name}
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command(port),
@@ -218,23 +216,14 @@ class ChaosNode:
                         return process, self.now()
             await asyncio.sleep(0.05)
         ended = f"ended with code {process.returncode}" if process.returncode is not None else "does not listen"
-        self.judge.note(f"agent starts: {ended}: {self._last_words()}", self.now())
+        self.judge.note("agent starts", self.now(), f"{ended}: {self._last_words()}")
         return None
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         if process is self._process and not self._told:
             self._serving = False
-            self.judge.note(f"agent lives: it ended by itself with code {code}: {self._last_words()}", self.now())
-
-    async def _see_it_load(self, process: asyncio.subprocess.Process) -> None:
-        """Note from when on an agent can ask the Kubernetes API: it has asked, or has had time to load what asks."""
-        asked = self._api.requests.total()
-        while process.returncode is None and process is self._process:
-            if self._api.requests.total() > asked or used_seconds(process.pid) >= LOADING_SECONDS:
-                self._asks_since = self.now()
-                return
-            await asyncio.sleep(0.05)
+            self.judge.note("agent lives", self.now(), f"it ended with code {code}: {self._last_words()}")
 
     def _last_words(self) -> str:
         return " | ".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])[-600:]
@@ -282,11 +271,11 @@ class ChaosNode:
                 f"{number.name}: exit code {code}: {self._last_words()}",
             )
         except TimeoutError:
-            self.judge.note(f"agent ends as told: not within {END_SECONDS:g} s of {number.name}", self.now())
+            self.judge.note("agent ends as told", self.now(), f"not within {END_SECONDS:g} s of {number.name}")
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGABRT)
             await process.wait()
-        self.judge.agent_began(self.now(), all_was_saved=saved and self._all_is_saved())
+        self.judge.agent_began(all_was_saved=saved and self._all_is_saved())
         self._ended += 1
         return True
 
@@ -321,7 +310,6 @@ class ChaosNode:
         seen_at = self.now()
         self.judge.expect("page served", not told, seen_at, told)
         if not told:
-            self.pages += 1
             before = len(self.judge.violations)
             page = self.judge.look(text, seen_at)
             if len(self.judge.violations) > before:
@@ -347,8 +335,8 @@ class ChaosNode:
 
     async def until_pages(self, count: int, seconds: float) -> None:
         """Wait for pages that are held to the truth, for so many seconds of a machine that has time at most."""
-        began, wanted, until = self.now(), self.pages + count, self.now() + seconds
-        while self.pages < wanted and (now := self.now()) < until:
+        began, wanted, until = self.now(), self._pages + count, self.now() + seconds
+        while self._pages < wanted and (now := self.now()) < until:
             if self._had_no_time(max(began, now - 1.0)):
                 until = min(now + seconds, began + STARVED_PAGES_SECONDS)
             await asyncio.sleep(0.05)
@@ -374,9 +362,9 @@ class ChaosNode:
                     self._released_at = self.now()
                     self._signal(signal.SIGUSR1)
                 case Act.STORM:
-                    await self._storm(one.seconds)
+                    await self._crowd(one.seconds, "scrapes", 40)
                 case Act.HALF_OPEN:
-                    await half_open(self._port, one.seconds)
+                    await self._crowd(one.seconds, "begins", 25)
                 case Act.MIG | Act.XID:
                     pass
                 case _:
@@ -384,11 +372,14 @@ class ChaosNode:
         finally:
             self._lasting[act] -= 1
 
-    async def _storm(self, seconds: float) -> None:
+    async def _crowd(self, seconds: float, kind: str, count: int) -> None:
+        """Let clients of a kind come for so long; each is answered or sent off."""
+        options = ("--count", str(count), "--rate", "400", "--seconds", str(seconds), "--port", str(self._port))
+        source = Source([kind, "--again", *options])
         # In a loop of its own: a scraper that waits for turns of a storm would connect and then say nothing for long.
-        came = await asyncio.to_thread(asyncio.run, storm(self._url("/metrics"), seconds, lambda: self._serving))
-        self.storm += came
-        wrong = {told: count for told, count in came.items() if told.isdigit() and told not in ("200", "503")}
+        await asyncio.to_thread(asyncio.run, source.run())
+        came = source.tally.outcomes
+        wrong = {told: number for told, number in came.items() if told.isdigit() and told not in ("200", "408", "503")}
         self.judge.expect("a storm is served or sent off", not wrong, self.now(), f"{wrong}")
 
     async def _last(self, act: Act, one: Injection) -> None:
@@ -445,7 +436,7 @@ class ChaosNode:
 
     def _signal_child(self, number: signal.Signals) -> int:
         """Send a signal to one of the agent's children, the one or the other; its id, 0 where there was none."""
-        there = list(children(self._process.pid)) if self._process else []
+        there = family(self._process.pid)[1:] if self._process else ()
         if not there:
             return 0
         pid = there[int(self.now() * 1000) % len(there)]
@@ -457,13 +448,7 @@ class ChaosNode:
         if self.newest is not None:
             self.judge.shares(self.newest, self.now())
             if self._serving:
-                self.judge.told(
-                    self.newest,
-                    self._serving_since,
-                    self.now(),
-                    asks_since=self._asks_since,
-                    children_killed=self._killed,
-                )
+                self.judge.told(self.newest, self._serving_since, self.now(), children_killed=self._killed)
 
     def weigh(self) -> Weight | None:
         """What the agent takes now; ``None`` where it is not there."""
@@ -495,43 +480,3 @@ class ChaosNode:
                 starved, until = True, min(now + seconds, began + STARVED_SECONDS)
             await asyncio.sleep(0.05)
         return seconds, why
-
-
-async def storm(url: str, seconds: float, there: Callable[[], bool]) -> Counter[str]:
-    """Ask for a page from many clients without pause; what came: status, or the error's name.
-
-    Args:
-        url: Of the page.
-        seconds: How long.
-        there: Whether there is still somebody to be asked.
-    """
-    came: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-
-    async def client(session: aiohttp.ClientSession) -> None:
-        while time.monotonic() < until and there():
-            try:
-                async with session.get(url) as answer:
-                    await answer.read()
-                    came[str(answer.status)] += 1
-            except (aiohttp.ClientError, TimeoutError) as error:
-                came[type(error).__name__] += 1
-
-    connector = aiohttp.TCPConnector(limit=STORM_CLIENTS)
-    wait = aiohttp.ClientTimeout(total=_WAIT_SECONDS)
-    async with aiohttp.ClientSession(connector=connector, timeout=wait) as session:
-        await asyncio.gather(*(client(session) for _ in range(STORM_CLIENTS)))
-    return came
-
-
-async def half_open(port: int, seconds: float) -> None:
-    """Begin many requests at a port of this machine, say no more, and go away after a time."""
-    writers: list[asyncio.StreamWriter] = []
-    for _ in range(HALF_OPEN_CLIENTS):
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nX-Half: ")
-            writers.append(writer)
-    await asyncio.sleep(seconds)
-    for writer in writers:
-        writer.close()

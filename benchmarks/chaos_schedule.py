@@ -82,10 +82,6 @@ _NOT_DRAWN = frozenset({Fault.API_OTHER_NODE_NAME, Fault.API_UPGRADED})
 """A wrong name holds from the start, see ``WRONG_NAME_CHANCE``; an upgrade concerns claims, which this node lacks."""
 WRONG_NAME_CHANCE = 0.1
 """Of a schedule in which the API has the node under another name than the agent, until the first burst is over."""
-PARTIAL_SECONDS = 0.8
-"""For so long after its start a kubelet lists some of its pods only, beside an agent outside a pod: such an agent takes
-two answers in a row, a second apart, for the truth. A real kubelet knows all its pods within a tenth of a second after
-the first, see docs/reliability.md."""
 BEFORE_SECONDS = 3.0
 """A schedule begins so long after the node."""
 ONE_GPU_CHANCE = 0.2
@@ -131,11 +127,6 @@ class Schedule:
     injections: tuple[Injection, ...]
     with_dcgm: bool
     """Whether the node has a host engine and the agent asks it."""
-
-    @property
-    def in_pod(self) -> bool:
-        """Whether the agent has the name of its own pod, by which it judges whether an answer is complete."""
-        return bool(self.seed % 2)
 
     def text(self) -> str:
         """All of it, one thing per line."""

@@ -11,17 +11,13 @@ import io
 import json
 import logging
 import math
-import socket
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from aiohttp import web
 from fuzz_page import NOW, BrokenPromise, lived, node_in, require, require_finite, require_json
 from pipeline_support import save_now
 from yarl import URL
@@ -32,7 +28,6 @@ from exporter.accounting.state_file import VERSION, StateFile, encode, to_json
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
 from exporter.config import price_book, web_config
-from exporter.config.options import OPTIONS
 from exporter.config.price_book import KNOWN_MODELS
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.config.resolve import load_agent
@@ -46,18 +41,15 @@ from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.cost.window import Now, Window
-from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
+from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError
 from exporter.gpu import wire
-from exporter.kube import api_client, metadata
+from exporter.kube import metadata
 from exporter.kube.api_client import ApiClient
 from exporter.kube.credentials import Credentials
 from exporter.kube.list_watch import ListWatch
-from exporter.metrics.collector import ExpositionOptions
 from exporter.model import NodeFacts, PodMetadata, Reading
 from exporter.service import opencost_query, parameters
 from exporter.service.page_frame import read_view
-from exporter.web.http_server import Connection, HttpServer
-from exporter.web.server import NodeSite, Renderer
 from gpu_simulator import scenario
 
 CORPORA = Path(__file__).resolve().parent.parent / "tests" / "corpora"
@@ -170,13 +162,6 @@ def check_message(error: Exception) -> None:
 # ---- wire: lines of a child process
 
 
-@target("wire", "line", SourceError)
-def _line(data: bytes) -> None:
-    message = wire.decode(data)
-    again = wire.encode(message)
-    require(wire.decode(again) == message, "what was decoded is not what it is encoded to")
-
-
 @target("wire", "page", SourceError, most_bytes=8192)
 def _page(data: bytes) -> None:
     """A line of a child becomes a page."""
@@ -186,13 +171,13 @@ def _page(data: bytes) -> None:
         EventLog().add(SourceRecord().add(message), None, 0.0)
         lived(world, agent, odd=message.gpus)
     else:
-        agent.pipe.told = message
+        agent.pipe.status = message
         lived(world, agent)
     agent.end()
     StateFile(Scratch.folder() / "wire" / "state").path.unlink(missing_ok=True)
 
 
-# ---- yaml, prices, options: what people and programs write
+# ---- yaml, prices: what people and programs write
 
 
 @target("yaml", "config", ConfigError)
@@ -248,43 +233,6 @@ def _book(data: bytes) -> None:
     _priced(price_book.load(path))
 
 
-_PATHS = frozenset(
-    {"collectors", "price-book", "web-config", "state-dir", "kubelet-socket", "kubeconfig", "simulate", "config"}
-)
-"""Options whose values are looked up on the disk: what lies there is another target's."""
-_KEYS = frozenset(option.key for option in OPTIONS)
-
-
-@target("options", "agent", ConfigError, most_bytes=512)
-def _agent(data: bytes) -> None:
-    """Lines of ``key=value``, as flags, and as variables where they begin with a capital."""
-    flags, environ = _given(data)
-    given = {key: value for key, value in flags.items() if key in _KEYS and key not in _PATHS}
-    # What the system gives a process in its environment it gives as surrogates where it is no UTF-8.
-    found = load_agent(given, environ, check_paths=False)
-    require_finite(
-        (
-            found.sampling.interval_seconds,
-            found.attribution.kubelet_interval_seconds,
-            found.attribution.expiry_seconds,
-            found.exposition.linger_seconds,
-            found.sampling.idle_threshold_ratio,
-        ),
-        "a setting",
-        least=0.0,
-    )
-    require(0 <= found.serving.listen.port < 65536, "a port")  # noqa: PLR2004 - as TCP has them
-
-
-def _given(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    pairs = [line.partition("=") for line in data.decode("utf-8", "surrogateescape").replace("\0", "").split("\n")]
-    flags = {key: value for key, _, value in pairs if key and not key[0].isupper()}
-    environ = {
-        key: value for key, _, value in pairs if key[:1].isupper() and not key.endswith(("CONFIG", "BOOK", "SIMULATE"))
-    }
-    return flags, environ
-
-
 # ---- state: the file of the ledger, of this release or another, on a disk that damaged it
 
 
@@ -294,19 +242,6 @@ def _folder() -> Path:
     for path in folder.iterdir():
         path.unlink()
     return folder
-
-
-@target("state", "file", StateError)
-def _file(data: bytes) -> None:
-    """The bytes of the file."""
-    file = StateFile(_folder())
-    file.path.write_bytes(data)
-    try:
-        state = file.load()
-    except StateError:
-        require(not file.path.exists(), "a bad file stays where the next save replaces it")
-        raise
-    require(state is not None and isinstance(state, dict), "no state of a file that is there")
 
 
 @target("state", "content", most_bytes=8192)
@@ -425,22 +360,6 @@ def _watch(data: bytes) -> None:
         check_message(ApiError("", pods.problem))
 
 
-@target("api", "error", ApiError, most_bytes=1024)
-def _error(data: bytes) -> None:
-    """A status, the Retry-After header and the body of an answer that is none."""
-    status, after, body = [*data.split(b"\n", 2), b"", b""][:3]
-    code: object = int(status) if status.isdigit() and len(status) < 4 else status.decode("latin-1")  # noqa: PLR2004 - HTTP
-    error = api_client.of_status(
-        code,
-        "https://api",
-        api_client.Request("/api/v1/pods"),
-        details=api_client.message_of(body),
-        retry_after=after.decode("latin-1"),
-    )
-    require(0 < FedApi([]).retry_seconds(error, 3) < 400, "a wait")  # noqa: PLR2004 - the longest, and a bit
-    raise error
-
-
 # ---- prometheus: answers that are read over HTTP, and an agent's ledger
 
 
@@ -518,107 +437,7 @@ def _ledger_of_agent(data: bytes) -> None:
                 require_json(text.getvalue())
 
 
-# ---- http: requests over a real socket, and query strings
-
-
-_LONGEST_SECONDS = 60.0
-_QUIET_TURNS = 6
-_PATIENCE_SECONDS = 0.3
-"""A body that does not come is waited for as long as the limits of the server say, which is tested elsewhere."""
-
-
-class _Face:
-    """An application behind real connections of this process, its loop kept from input to input."""
-
-    def __init__(self, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(b"")  # an address that the kernel chooses; with ports of TCP a long run would run out of them
-        listener.listen()
-        self.address = listener.getsockname()
-        self.server = HttpServer(app=app, listener=listener, shutdown_seconds=1.0)
-        self.running = self.server.running()
-        loop.run_until_complete(self.running.__aenter__())
-
-    def ask(self, request: bytes) -> bytes:
-        """Send it and read until the server has nothing more to say."""
-        return self.loop.run_until_complete(asyncio.wait_for(self._exchange(request), _LONGEST_SECONDS))
-
-    async def _exchange(self, request: bytes) -> bytes:
-        reader, writer = await asyncio.open_unix_connection(self.address)
-        while not (connections := list(self.server._open)) or connections[-1].channel is None:  # noqa: SLF001, ASYNC110 - nothing else tells
-            await asyncio.sleep(0)
-        connection = connections[-1]
-        try:
-            writer.write(request)
-            await _answered(connection)
-            if writer.can_write_eof():
-                writer.write_eof()
-            return await reader.read()
-        except ConnectionError:
-            return b""  # it has said what it had to say before all was sent
-        finally:
-            writer.close()
-            if connection.channel:
-                connection.channel.abort()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-
-def _is_over(protocol: Connection) -> bool:
-    return protocol.transport is None or protocol.transport.is_closing()
-
-
-async def _answered(protocol: Connection) -> None:
-    """Wait until the server waits for more: aiohttp takes the end of what is sent for the end of who sends it."""
-    quiet, until = 0, time.monotonic() + _PATIENCE_SECONDS
-    while quiet < _QUIET_TURNS and not _is_over(protocol) and time.monotonic() < until:
-        busy = bool(protocol._current_request or protocol._messages)  # noqa: SLF001 - nothing else tells
-        await asyncio.sleep(0.0005 if busy else 0)
-        quiet = 0 if busy else quiet + 1
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(_keep)
-    return loop
-
-
-def _keep(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    error = context.get("exception")
-    if isinstance(error, Exception) and not isinstance(error, ConnectionError):
-        UNEXPECTED.emit(logging.makeLogRecord({"exc_info": (type(error), error, None)}))
-
-
-@cache
-def _agent_face() -> _Face:
-    snapshot = lived(*node_in(Scratch.folder() / "http"))
-    renderer = Renderer(ExpositionOptions(), list)
-    app = NodeSite(
-        snapshot=lambda: snapshot,
-        metrics=lambda accept: renderer.metrics(snapshot, accept),
-        release=lambda _seconds: None,
-        steady=lambda: snapshot.taken_steady_seconds or 0.0,  # readiness judges the snapshot's age, which stays 0 here
-    ).app()
-    return _Face(app, _loop())
-
-
-def _check_answer(answer: bytes, *allowed: int) -> None:
-    """Each head is one of HTTP's, and no answer says that a page could not be made."""
-    if not answer:
-        return
-    require(answer.startswith(b"HTTP/"), f"the answer {answer[:80]!r}")
-    head, _, _ = answer.partition(b"\r\n\r\n")
-    status = int(head.split(b" ", 2)[1])
-    require(status < 500 or status in allowed, f"status {status}: {answer[:300]!r}")  # noqa: PLR2004 - HTTP
-    for line in head.split(b"\r\n")[1:]:
-        require(b":" in line and b"\n" not in line and line.isascii(), f"the header {line!r}")
-
-
-@target("http", "agent")
-def _http(data: bytes) -> None:
-    """A connection's bytes, to the agent."""
-    _check_answer(_agent_face().ask(data), 501, 505)
+# ---- http: query strings
 
 
 _TABLES = (

@@ -1,43 +1,36 @@
 """What a second scraper, the sampler and the memory notice of clients that are many, slow or odd."""
 
 import argparse
-import contextlib
 import http.client
 import json
+import math
 import re
-import resource
-import shutil
-import signal
 import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from measure import percentile
+
 SOURCE = Path(__file__).with_name("load_source.py")
-SCRAPE_SECONDS, TIMEOUT_SECONDS = 0.2, 10.0
+sys.path.insert(0, str(SOURCE.parents[1] / "tests"))
+
+from agent_support import AgentProcess, running_agent  # noqa: E402 - found among the tests
+from web_support import make_certificates, web_file  # noqa: E402 - as above
+
+SCRAPE_SECONDS, TIMEOUT_SECONDS = 0.1, 10.0
 FLOOD = 10_000
-_LISTENING = re.compile(r"listening on \S*:(\d+)")
 _SAMPLE = re.compile(r"^gpu_exporter_sample_timestamp_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
 MANY = tuple(f"127.0.{third}.{fourth}" for third in range(1, 5) for fourth in range(1, 251))
 """A thousand addresses."""
 ELSEWHERE = ("--source", "127.0.9.9")
-
-
-class Told(TypedDict):
-    """What a source prints."""
-
-    opened: int
-    most_open: int
-    outcomes: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,151 +79,70 @@ SCENARIOS = (
 )
 
 
-@dataclass(slots=True)
-class Watch:
-    """What a second scraper saw; a thread of its own."""
+class Told(NamedTuple):
+    """What clients of the scenario, a second scraper and a look at the process found."""
 
-    port: int
-    context: ssl.SSLContext | None
-    latencies: list[float] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    samples: list[float] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        """Scrape with a fresh connection each until told to stop."""
-        while not self.stop.is_set():
-            began = time.perf_counter()
-            try:
-                self._scrape()
-            except (OSError, http.client.HTTPException) as error:
-                self.failures[type(error).__name__] += 1
-            else:
-                self.latencies.append(time.perf_counter() - began)
-            self.stop.wait(SCRAPE_SECONDS)
-
-    def _scrape(self) -> None:
-        kind = http.client.HTTPSConnection if self.context else http.client.HTTPConnection
-        more = {"context": self.context} if self.context else {}
-        connection = kind("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, **more)
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            body = answer.read().decode()
-        if answer.status != http.HTTPStatus.OK:
-            raise http.client.HTTPException(answer.status)
-        found = _SAMPLE.search(body)
-        if found and float(found[1]) not in self.samples[-1:]:
-            self.samples.append(float(found[1]))
+    outcomes: Counter[str]
+    opened: int
+    most_open: int
+    latencies: list[float]
+    failures: Counter[str]
+    samples: list[float]
+    rss_kib: int
+    descriptors: int
 
 
-@dataclass(slots=True)
-class Gauge:
-    """Peaks of a process; a thread of its own."""
-
-    pid: int
-    rss_kib: int = 0
-    descriptors: int = 0
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        """Look ten times a second."""
-        while not self.stop.wait(0.1):
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
-                self.rss_kib = max(self.rss_kib, int((re.findall(r"VmRSS:\s+(\d+)", text) or [0])[0]))
-                self.descriptors = max(self.descriptors, len(list(Path(f"/proc/{self.pid}/fd").iterdir())))
-
-
-@contextmanager
-def subject(scenario: Scenario, folder: Path) -> Iterator[tuple[int, int, list[str]]]:
-    """Run the agent as a process; yield its id, port and log."""
-    command = [sys.executable, "-m", "exporter", "agent", "--simulate", "a100-mig", "--listen", "127.0.0.1:0"]
-    if scenario.tls:
-        command += ["--web-config", str(certificate(folder))]
-
-    def limit() -> None:
-        most = scenario.descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=limit)  # noqa: PLW1509 - no threads yet
-    lines: list[str] = []
-    ports: list[int] = []
-
-    def read() -> None:
-        for line in process.stderr or ():
-            lines.append(line.rstrip())
-            ports.extend(int(number) for number in _LISTENING.findall(line))
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        until = time.monotonic() + 30
-        while not ports and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
-        if not ports:
-            raise SystemExit("\n".join(lines) or "it does not listen")
-        time.sleep(3)  # the first samples, and what is loaded with them
-        yield process.pid, ports[0], lines
-    finally:
-        process.send_signal(signal.SIGTERM)
+def watch(agent: AgentProcess, context: ssl.SSLContext | None, sources: list[subprocess.Popen[str]]) -> Told:
+    """Scrape with a fresh connection each, and look at the process, until the sources have ended."""
+    latencies, failures, samples = list[float](), Counter[str](), list[float]()
+    url, process = f"http{'s' if context else ''}://localhost:{agent.port}/metrics", Path(f"/proc/{agent.process.pid}")
+    descriptors = 0
+    while any(source.poll() is None for source in sources):
+        began = time.perf_counter()
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def certificate(folder: Path) -> Path:
-    """A web configuration with a certificate of its own."""
-    if not (folder / "web.yaml").exists():
-        openssl = shutil.which("openssl") or "openssl"
-        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-        files = ("-keyout", "k.pem", "-out", "c.pem")
-        subprocess.run(
-            [openssl, "req", "-x509", *key, *files, "-subj", "/CN=localhost"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-        (folder / "web.yaml").write_text("tls_server_config: {cert_file: c.pem, key_file: k.pem}\n")
-    return folder / "web.yaml"
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=context) as answer:  # noqa: S310 - http
+                found = _SAMPLE.search(answer.read().decode())
+        except (OSError, http.client.HTTPException) as error:
+            failures[type(getattr(error, "reason", error)).__name__] += 1
+        else:
+            latencies.append(time.perf_counter() - began)
+            if found and float(found[1]) not in samples[-1:]:
+                samples.append(float(found[1]))
+        descriptors = max(descriptors, len(list((process / "fd").iterdir())))
+        time.sleep(SCRAPE_SECONDS)
+    peak = re.findall(r"VmHWM:\s+(\d+)", (process / "status").read_text(encoding="ascii"))
+    told = [json.loads(source.communicate()[0].splitlines()[-1]) for source in sources]
+    return Told(
+        outcomes=sum((Counter(one["outcomes"]) for one in told), Counter()),
+        opened=sum(one["opened"] for one in told),
+        most_open=sum(one["most_open"] for one in told),
+        latencies=latencies,
+        failures=failures,
+        samples=samples,
+        rss_kib=int(peak[0]),
+        descriptors=descriptors,
+    )
 
 
 def measure(scenario: Scenario, folder: Path, seconds: float) -> str:
-    """One row."""
+    """Return a row of the table."""
+    options = ["--simulate", "a100-mig"]
     context = None
     if scenario.tls:
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with subject(scenario, folder) as (pid, port, lines):
-        before = len(lines)
-        watch, gauge = Watch(port, context), Gauge(pid)
-        threads = [threading.Thread(target=one.run, daemon=True) for one in (watch, gauge)]
-        for thread in threads:
-            thread.start()
-        began = time.monotonic()
-        sources = started(scenario, port, seconds)
-        told = [json.loads(source.communicate(timeout=seconds + 60)[0].splitlines()[-1]) for source in sources]
-        lasted = time.monotonic() - began
-        watch.stop.set()
-        gauge.stop.set()
-        for thread in threads:
-            thread.join(TIMEOUT_SECONDS + 1)
-        return row(scenario, watch, gauge, told, lasted, len(lines) - before)
+        context = make_certificates(folder).client()
+        options += ["--web-config", str(web_file(folder, tls={}))]
+    prefix = ("sh", "-c", f'ulimit -n {scenario.descriptors or "$(ulimit -Hn)"}; exec "$@"', "sh")
+    with running_agent(*options, prefix=prefix) as agent:
+        time.sleep(3)  # the first samples, and what is loaded with them
+        before, began = len(agent.lines), time.monotonic()
+        told = watch(agent, context, started(scenario, agent.port, seconds))
+        return row(scenario, told, time.monotonic() - began, len(agent.lines) - before)
 
 
 def started(scenario: Scenario, port: int, seconds: float) -> list[subprocess.Popen[str]]:
     """Its sources, as processes that leave the others the CPU first."""
-    each = (
-        "--count",
-        str(max(1, scenario.count // scenario.sources)),
-        "--rate",
-        str(scenario.rate / scenario.sources),
-        "--seconds",
-        str(seconds),
-        "--port",
-        str(port),
-    )
+    each = ["--count", str(max(1, scenario.count // scenario.sources)), "--rate", str(scenario.rate / scenario.sources)]
+    each += ["--seconds", str(seconds), "--port", str(port)]
     return [
         subprocess.Popen(
             ["nice", "-n", "5", sys.executable, str(SOURCE), *scenario.arguments, *each, "--seed", str(number)],
@@ -241,30 +153,21 @@ def started(scenario: Scenario, port: int, seconds: float) -> list[subprocess.Po
     ]
 
 
-def row(scenario: Scenario, watch: Watch, gauge: Gauge, told: Sequence[Told], lasted: float, lines: int) -> str:
-    """What was seen, as a row of the table."""
-    outcomes: Counter[str] = Counter()
-    opened = most = 0
-    for one in told:
-        outcomes.update(one["outcomes"])
-        opened += one["opened"]
-        most += one["most_open"]
-    asked = len(watch.latencies) + watch.failures.total()
-    ordered = sorted(watch.latencies) or [float("nan")]
-    p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    steps = [later - earlier for earlier, later in zip(watch.samples, watch.samples[1:], strict=False)]
-    cadence = f"{len(watch.samples)} / {lasted:.0f}, {max(steps, default=float('nan')):.1f} s"
-    failed = ", ".join(f"{count} {name}" for name, count in watch.failures.items())
-    answers = ", ".join(f"{name}: {count}" for name, count in sorted(outcomes.items()))
+def row(scenario: Scenario, told: Told, lasted: float, lines: int) -> str:
+    """Return what was seen, as a row of the table."""
+    asked = len(told.latencies) + told.failures.total()
+    p50, p99 = (1000 * percentile(tuple(told.latencies) or (math.nan,), percent) for percent in (50, 99))
+    gap = max((later - earlier for earlier, later in pairwise(told.samples)), default=math.nan)
+    failed = ", ".join(f"{count} {name}" for name, count in told.failures.items())
     cells = (
         scenario.name,
-        f"{opened} / {most}",
-        f"{len(watch.latencies)} / {asked}" + (f" ({failed})" if failed else ""),
-        f"{p50 * 1000:.0f} / {p99 * 1000:.0f}",
-        cadence,
-        f"{gauge.rss_kib / 1024:.0f}",
-        str(gauge.descriptors),
-        answers or "-",
+        f"{told.opened} / {told.most_open}",
+        f"{len(told.latencies)} / {asked}" + (f" ({failed})" if failed else ""),
+        f"{p50:.0f} / {p99:.0f}",
+        f"{len(told.samples)} / {lasted:.0f}, {gap:.1f} s",
+        f"{told.rss_kib / 1024:.0f}",
+        str(told.descriptors),
+        ", ".join(f"{name}: {count}" for name, count in sorted(told.outcomes.items())) or "-",
         str(lines),
     )
     return f"| {' | '.join(cells)} |"

@@ -13,6 +13,7 @@ import ssl
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -73,11 +74,13 @@ class Source:
     """Opens clients of one kind until the time is over.
 
     Args:
-        options: As given on the command line.
+        arguments: Of the command line.
+        on_begun: What to do once there are many.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, arguments: Sequence[str], on_begun: Callable[[], None] = lambda: None) -> None:
+        self.options = options = parsed(arguments)
+        self.on_begun = on_begun
         self.stopped = False
         self.tally = Tally()
         self.context = None
@@ -91,7 +94,6 @@ class Source:
         """Hold up to ``count`` clients, opened at ``rate``, for ``seconds``; then let go of all."""
         options, tasks, begun = self.options, set[asyncio.Task[None]](), False
         began = time.monotonic()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
         while (
             not self.stopped
             and time.monotonic() - began < options.seconds
@@ -107,7 +109,7 @@ class Source:
                 task.add_done_callback(tasks.discard)
             if not begun and self.tally.opened >= min(options.count, ENOUGH):
                 begun = True
-                print("begun", flush=True)
+                self.on_begun()
             await asyncio.sleep(0.01)
         while tasks and not self.stopped and time.monotonic() - began < options.seconds:
             await asyncio.wait(tasks, timeout=0.1)
@@ -252,8 +254,8 @@ async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"x")
 
 
-def main() -> int:
-    """Be a source."""
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a source."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--port", type=int, required=True)
@@ -265,8 +267,18 @@ def main() -> int:
     parser.add_argument("--source", nargs="+", default=["127.0.0.1"], help="addresses to come from")
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    source = Source(parser.parse_args())
-    asyncio.run(source.run())
+    return parser.parse_args(arguments)
+
+
+async def _run(source: Source) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, source.stop)
+    await source.run()
+
+
+def main() -> int:
+    """Be a source."""
+    source = Source(sys.argv[1:], lambda: print("begun", flush=True))
+    asyncio.run(_run(source))
     tally = source.tally
     print(json.dumps({"opened": tally.opened, "most_open": tally.most_open, "outcomes": tally.outcomes}))
     return 0

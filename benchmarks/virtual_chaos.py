@@ -9,18 +9,17 @@ the price of their time.
 
 import argparse
 import logging
-import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from virtual_checks import Checks
+from page_checks import Violation, tables
+from virtual_checks import Checks, Expected
 from virtual_node import Settings
 from virtual_run import LAST_WALL, Run
 from virtual_world import LAYOUTS, new_world
@@ -28,6 +27,7 @@ from virtual_world import LAYOUTS, new_world
 from exporter.accounting.state_file import VERSION
 from exporter.model import DeviceState
 
+Fault = Callable[[Run], None]
 SEEDS, FAULTS = 300, 50
 STEPS_PER_FAULT = 8
 QUIET_STEPS = 100
@@ -60,28 +60,29 @@ DAMAGES: Mapping[str, Callable[[Run, bytes], bytes]] = {
 }
 
 
-def _lines(what: str, most: int) -> Callable[[Run], None]:
+def _lines(what: str, most: int) -> Fault:
     return lambda run: run.transport.extend([what] * run.random.randint(1, most))
 
 
-def _gpu_fails(run: Run) -> None:
-    board = run.random.choice(run.world.boards)
-    board.state = run.random.choice((DeviceState.LOST, DeviceState.RESET_REQUIRED, DeviceState.FAILED))
+def _lasts(part: str, whats: Sequence[object], *seconds: float) -> Fault:
+    """Return the fault that something is wrong with a part for a time."""
 
-    def back() -> None:
-        board.state = DeviceState.UP
+    def fault(run: Run) -> None:
+        run.troubles[part] = run.random.choice(whats)
+        run.later(run.random.choice(seconds), lambda: run.troubles.pop(part, None))
 
-    run.later(run.random.choice((1.0, 3.0, 20.0, 90.0)), back)
+    return fault
 
 
-def _gpu_goes(run: Run) -> None:
-    board = run.random.choice(run.world.boards)
-    board.is_there = False
+def _gpu(states: Sequence[DeviceState], *seconds: float) -> Fault:
+    """Return the fault that a GPU fails, or that the driver does not list it."""
 
-    def back() -> None:
-        board.is_there = True
+    def fault(run: Run) -> None:
+        board = run.random.choice(run.world.boards)
+        board.state = run.random.choice(states)
+        run.later(run.random.choice(seconds), board.recover)
 
-    run.later(run.random.choice((1.0, 5.0, 50.0, 120.0)), back)
+    return fault
 
 
 def _gpu_replaced(run: Run) -> None:
@@ -101,44 +102,9 @@ def _mig_changes(run: Run) -> None:
 
 
 def _driver_restarts(run: Run) -> None:
-    run.driver_down = True
-
-    def back() -> None:
-        run.driver_down = False
-        for board in run.world.boards:
-            board.energy_joules = 0.0
-
-    run.later(run.random.choice((2.0, 5.0, 30.0)), back)
-
-
-def _kubelet(what: str, *seconds: float) -> Callable[[Run], None]:
-    def fault(run: Run) -> None:
-        run.kubelet_trouble = what
-
-        def back() -> None:
-            run.kubelet_trouble = ""
-
-        run.later(run.random.choice(seconds), back)
-
-    return fault
-
-
-def _api_down(run: Run) -> None:
-    run.api_down = True
-
-    def back() -> None:
-        run.api_down = False
-
-    run.later(run.random.choice((5.0, 60.0, 200.0)), back)
-
-
-def _api_late(run: Run) -> None:
-    run.api_late = run.random.choice((5.0, 40.0, 120.0))
-
-    def back() -> None:
-        run.api_late = 1.0
-
-    run.later(100.0, back)
+    _lasts("driver", ("down",), 2.0, 5.0, 30.0)(run)
+    for board in run.world.boards:
+        board.energy_joules = 0.0
 
 
 def _recreated(run: Run) -> None:
@@ -163,21 +129,9 @@ def _lone_pod(run: Run) -> None:
         run.world.start(run.random.choice(free), job="")
 
 
-def _many_short(run: Run) -> None:
-    """Let pods of seconds fill every unit for a while."""
-    before = run.world.churn, run.world.life_seconds
-    run.world.churn, run.world.life_seconds = 0.9, 3.0
-
-    def back() -> None:
-        run.world.churn, run.world.life_seconds = before
-
-    if before[1] > 3.0:  # noqa: PLR2004 - else it is so already
-        run.later(30.0, back)
-
-
-def _killed(run: Run) -> None:
+def _killed(run: Run, *seconds: float) -> None:
     run.kill()
-    run.later(run.random.choice((0.0, 1.0, 10.0, 100.0)), run.start_agent)
+    run.later(run.random.choice(seconds), run.start_agent)
 
 
 def _ended(run: Run) -> None:
@@ -186,57 +140,34 @@ def _ended(run: Run) -> None:
 
 
 def _rebooted(run: Run) -> None:
-    run.kill()
+    _killed(run, 0.0, 30.0)
     run.boot += 1
     run.boot_t = run.world.t - run.random.uniform(5, 60)
     for board in run.world.boards:
         board.energy_joules = 0.0
-    run.later(run.random.choice((0.0, 30.0)), run.start_agent)
 
 
 def _damaged(run: Run) -> None:
     """Kill the agent and damage what it saved."""
-    run.kill()
+    _killed(run, 0.0, 5.0)
     path = run.settings.directory / "state" / "ledger.json"
     if path.exists():
         kind = run.random.choice(sorted(DAMAGES))
         path.write_bytes(DAMAGES[kind](run, path.read_bytes()))
-        run.lose_state()
-    run.later(run.random.choice((0.0, 5.0)), run.start_agent)
+        run.on_disk = Expected()
+        run.checks.agent_began(all_was_saved=False)
 
 
 def _half_written(run: Run) -> None:
     """Kill the agent in the middle of writing: half a file beside the whole one."""
-    run.kill()
+    _killed(run, 0.0)
     path = run.settings.directory / "state" / "ledger.json"
     if path.exists():
         content = path.read_bytes()
         path.with_name("ledger.json.new").write_bytes(content[: run.random.randrange(len(content) + 1)])
-    run.later(0.0, run.start_agent)
 
 
-def _disk(what: str) -> Callable[[Run], None]:
-    def fault(run: Run) -> None:
-        run.disk = what
-
-        def back() -> None:
-            run.disk = ""
-
-        run.later(run.random.choice((5.0, 30.0, 90.0)), back)
-
-    return fault
-
-
-def _slow_disk(run: Run) -> None:
-    run.save_takes = run.random.choice((10.0, 45.0))
-
-    def back() -> None:
-        run.save_takes = 0.0
-
-    run.later(60.0, back)
-
-
-def _clock(*steps: float) -> Callable[[Run], None]:
+def _clock(*steps: float) -> Fault:
     def fault(run: Run) -> None:
         step = run.random.choice(steps)
         if 0 < run.wall + step < LAST_WALL:
@@ -251,71 +182,47 @@ def _clock_at(run: Run) -> None:
 
 
 def _paused(run: Run) -> None:
-    run.pause(run.random.choice((2.5, 10.0, 100.0, 4000.0)))
+    """Suspend the machine: time passes without a sample."""
+    run.world.pass_time(run.random.choice((2.5, 10.0, 100.0, 4000.0)))
 
 
 YEAR = 365.25 * 86_400
 
-KINDS: Mapping[str, Callable[[Run], None]] = {
+KINDS: Mapping[str, Fault] = {
     "readings lost": _lines("lost", 8),
     "readings late": _lines("late", 4),
     "readings twice": _lines("twice", 2),
     "readings out of order": _lines("swapped", 1),
     "readings broken": _lines("broken", 2),
     "driver restarts": _driver_restarts,
-    "GPU fails": _gpu_fails,
-    "GPU goes and returns": _gpu_goes,
+    "GPU fails": _gpu((DeviceState.LOST, DeviceState.RESET_REQUIRED, DeviceState.FAILED), 1.0, 3.0, 20.0, 90.0),
+    "GPU goes and returns": _gpu((DeviceState.MISSING,), 1.0, 5.0, 50.0, 120.0),
     "GPU replaced": _gpu_replaced,
     "MIG changes": _mig_changes,
-    "kubelet away, shorter than expiry": _kubelet("refused", 5.0, 30.0),
-    "kubelet away, longer than expiry": _kubelet("deadline", 70.0, 150.0),
-    "kubelet lists no pod": _kubelet("starting", 2.0, 30.0, 150.0),
-    "kubelet answers garbage": _kubelet("garbage", 5.0, 70.0),
-    "API away": _api_down,
-    "metadata late": _api_late,
+    "kubelet away, shorter than expiry": _lasts("kubelet", ("refused",), 5.0, 30.0),
+    "kubelet away, longer than expiry": _lasts("kubelet", ("deadline",), 70.0, 150.0),
+    "kubelet lists no pod": _lasts("kubelet", ("starting",), 2.0, 30.0, 150.0),
+    "kubelet answers garbage": _lasts("kubelet", ("garbage",), 5.0, 70.0),
+    "API away": _lasts("API", ("down",), 5.0, 60.0, 200.0),
+    "metadata late": _lasts("metadata", (5.0, 40.0, 120.0), 100.0),
     "pod again under its name": _recreated,
     "pod without a controller": _lone_pod,
-    "hundreds of short pods": _many_short,
-    "agent killed": _killed,
+    "hundreds of short pods": _lasts("pods", ("short",), 30.0),
+    "agent killed": lambda run: _killed(run, 0.0, 1.0, 10.0, 100.0),
     "agent ended": _ended,
     "reboot": _rebooted,
     "state damaged": _damaged,
     "state half written": _half_written,
-    "disk full": _disk("full"),
-    "disk refuses": _disk("refuses"),
-    "disk gone": _disk("gone"),
-    "disk slow or hung": _slow_disk,
+    "disk full": _lasts("disk", ("full",), 5.0, 30.0, 90.0),
+    "disk refuses": _lasts("disk", ("refuses",), 5.0, 30.0, 90.0),
+    "disk gone": _lasts("disk", ("gone",), 5.0, 30.0, 90.0),
+    "disk slow or hung": _lasts("save", (10.0, 45.0), 60.0),
     "clock steps by seconds to days": _clock(-86_400.0, -3600.0, -70.0, -3.0, 3.0, 70.0, 3600.0, 86_400.0),
     "clock steps by years": _clock(-20 * YEAR, -1 * YEAR, YEAR, 5 * YEAR, 50 * YEAR),
     "clock at a leap day or an epoch": _clock_at,
     "machine suspended": _paused,
     "prices change": Run.reprice,
 }
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What seeds have come to."""
-
-    faults: Counter[str] = field(default_factory=Counter)
-    checks: Counter[str] = field(default_factory=Counter)
-    broken: Counter[str] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)
-    """Violations, told."""
-    ticks: int = 0
-    seconds: float = 0.0
-    pods: int = 0
-
-    def add(self, seed: int, run: Run) -> None:
-        """Add a seed."""
-        self.faults += run.faults
-        self.checks += run.checks.counts
-        self.broken += Counter(name for _, name, _ in run.checks.violations)
-        first = {name: (at, what) for at, name, what in reversed(run.checks.violations)}
-        self.lines += [f"seed {seed}, {at:.1f} s, {name}: {what}" for name, (at, what) in first.items()]
-        self.ticks += run.ticks
-        self.seconds += run.world.t
-        self.pods += len(run.world.known)
 
 
 def chaos(seed: int, directory: Path, faults: int = FAULTS) -> Run:
@@ -333,12 +240,7 @@ def chaos(seed: int, directory: Path, faults: int = FAULTS) -> Run:
     )
     world.churn = random.choice((0.02, 0.1, 0.3))
     world.life_seconds = random.choice((20.0, 100.0, 400.0))
-    run = Run(
-        random=random,
-        world=world,
-        settings=settings,
-        checks=Checks(world, settings.interval_seconds),
-    )
+    run = Run(random=random, world=world, settings=settings, checks=Checks(world=world))
     kinds = sorted(KINDS)
     for _ in range(faults):
         for _ in range(random.randint(1, 2 * STEPS_PER_FAULT)):
@@ -362,20 +264,6 @@ def _come_right(run: Run) -> None:
         run.checks.owners(run.agent, run.expected)
 
 
-def show(outcome: Outcome, seeds: int) -> None:
-    """Print the tables."""
-    print(f"| fault ({seeds} seeds) | times |\n|---|---:|")
-    print("\n".join(f"| {kind} | {outcome.faults[kind]:,} |" for kind in KINDS))
-    print(f"| in all | {outcome.faults.total():,} |")
-    print("\n| invariant | checks | violations |\n|---|---:|---:|")
-    print(
-        "\n".join(f"| {name} | {count:,} | {outcome.broken[name]} |" for name, count in sorted(outcome.checks.items()))
-    )
-    print(f"| in all | {outcome.checks.total():,} | {outcome.broken.total()} |")
-    days = outcome.seconds / 86_400
-    print(f"\n{outcome.ticks:,} ticks, {days:.1f} days of virtual time, {outcome.pods:,} pods")
-
-
 def main() -> int:
     """Run and print; 1 if anything did not hold."""
     parser = argparse.ArgumentParser(description="Chaos of the meter in virtual time.")
@@ -384,20 +272,21 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=FAULTS, help="of each schedule [default: %(default)s]")
     options = parser.parse_args()
     logging.getLogger("exporter").setLevel(logging.CRITICAL)  # faults are logged, as they should be
-    outcome, started = Outcome(), time.monotonic()
-    with TemporaryDirectory() as directory:
-        for seed in range(options.first, options.first + options.seeds):
-            place = Path(directory) / str(seed)
-            place.mkdir()
-            outcome.add(seed, chaos(seed, place, options.faults))
-            shutil.rmtree(place)
-            checks, broken = outcome.checks.total(), outcome.broken.total()
-            told = f"{seed}: {outcome.faults.total()} faults, {checks} checks, {broken} broken"
-            print(told, file=sys.stderr, flush=True)
-    show(outcome, options.seeds)
+    faults, checks, violations, started = Counter[str](), Counter[str](), list[Violation](), time.monotonic()
+    for seed in range(options.first, options.first + options.seeds):
+        with TemporaryDirectory() as directory:
+            run = chaos(seed, Path(directory), options.faults)
+        faults += run.faults
+        checks += run.checks.checks
+        found = run.checks.violations
+        violations += found
+        counts = f"{run.ticks} ticks, {len(run.world.known)} pods, {run.world.t / 3600:.1f} h, {len(found)} violations"
+        print(f"seed {seed}: {counts}", file=sys.stderr, flush=True)
+        first = {one.kind: one for one in reversed(found)}
+        print("".join(f"seed {seed}, {at:.1f} s, {kind}: {what}\n" for at, kind, what in first.values()), end="")
+    print(tables(faults, checks, violations))
     print(f"{time.monotonic() - started:.0f} s")
-    print("\n".join(outcome.lines[:50]))
-    return 1 if outcome.broken else 0
+    return 1 if violations else 0
 
 
 if __name__ == "__main__":

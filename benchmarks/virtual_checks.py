@@ -1,18 +1,16 @@
 """What must hold after every tick of a node whose truth is known; every breach is kept with its seed and instant."""
 
-import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from virtual_node import EXPIRY_SECONDS, Agent, Charge
+from page_checks import NEAR_RATIO, PageChecks, near
+from virtual_node import EXPIRY_SECONDS, INTERVAL_SECONDS, Agent, Charge
 from virtual_world import BUSY_WATTS, HISTORY_SECONDS, IDLE_WATTS, Board, Held, Span, World, place_of
 
 from exporter.accounting.ledger import Sheet
 from exporter.model import UNALLOCATED, UNATTRIBUTED, DeviceState, Field, Portion, Price, Reading
 
-RELATIVE = 1e-9
 BUSY_RATIO = 0.06
 """A little above the threshold of idleness."""
 UNSEEN_SECONDS = 4.0
@@ -20,17 +18,8 @@ UNSEEN_SECONDS = 4.0
 ASKED_SECONDS = 6.0
 """By then the kubelet has been asked again."""
 Owner = tuple[str, str, str, str]
-_SERIES = re.compile(rb'[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*\})?')
-_LEDGER = re.compile(rb'ledger="(\w+)"')
-_MONOTONIC = b"gpu_pod_"
-_SECONDS, _CAPACITY = b"gpu_ledger_seconds_total{", b"gpu_exporter_ledger_capacity_seconds_total"
 MOST_FORMER = 9
 """Ledgers that have ended and stay."""
-
-
-def near(one: float, other: float, absolute: float = 1e-6) -> bool:
-    """Whether two sums of many floats are the same."""
-    return abs(one - other) <= absolute + RELATIVE * max(abs(one), abs(other))
 
 
 @dataclass(slots=True)
@@ -86,34 +75,20 @@ class Interval:
         return self.steady
 
 
-@dataclass(slots=True)
-class Checks:
+@dataclass(slots=True, kw_only=True)
+class Checks(PageChecks):
     """Counts what was checked and keeps what did not hold."""
 
     world: World
-    interval_seconds: float
-    counts: Counter[str] = field(default_factory=Counter)
-    violations: list[tuple[float, str, str]] = field(default_factory=list)
-    """(true time, check, what)."""
-    page_before: dict[bytes, float] = field(default_factory=dict)
-    promised: dict[bytes, float] = field(default_factory=dict)
-    """The most that was ever shown of each series of a ledger."""
+    counts: str = "gpu_pod_"
     metered: float = 0.0
     """Seconds of all GPUs that any agent has metered, each once."""
     metered_until: dict[str, float] = field(default_factory=dict)
     """True time up to which each GPU was metered."""
-    valid: set[bytes] = field(default_factory=set)
-    """Series whose form has been checked."""
-
-    def lose_unsaved(self) -> None:
-        """Take note that an agent ended whose last page was not on the disk: all but ledgers may go back."""
-        self.page_before = {}
 
     def hold(self, name: str, what: str, *, true: bool) -> None:
-        """Note one check."""
-        self.counts[name] += 1
-        if not true:
-            self.violations.append((self.world.t, name, what))
+        """Count one check, and note that it failed."""
+        self.expect(name, true, self.world.t, what)
 
     # ---- one reading
 
@@ -155,7 +130,7 @@ class Checks:
                 start=boot_t + before,
                 end=boot_t + steady,
                 steady=length,
-                seen=length <= max(3 * self.interval_seconds, 2.0),
+                seen=length <= max(3 * INTERVAL_SECONDS, 2.0),
                 state=states.get(uuid, DeviceState.MISSING),
                 devices=devices.get(uuid, frozenset([uuid])),
                 spans=list(self.world.spans(boot_t + before, boot_t + steady)),
@@ -379,53 +354,9 @@ class Checks:
                     busy_at = until
         return busy_at
 
-    def page(self, page: bytes) -> None:
-        """Check that a page can be read, has nothing twice, and nothing on it went back."""
-        series: dict[bytes, float] = {}
-        bad = b""
-        for line in page.splitlines():
-            if line.startswith(b"#"):
-                continue
-            name, _, value = line.rpartition(b" ")
-            if name in series or (name not in self.valid and not _SERIES.fullmatch(name)):
-                bad = line
-                break
-            series[name] = float(value)
-        self.valid.update(series)
-        self.hold("page", f"{bad!r}", true=not bad)
-        self._ledgers(series)
-        backwards = [
-            (name, value, series[name])
-            for name, value in self.page_before.items()
-            if name in series and series[name] < value
-        ]
-        self.hold("nothing goes back", f"{backwards[:2]}", true=not backwards)
-        self.page_before = {
-            name: value
-            for name, value in series.items()
-            if name.startswith(_MONOTONIC) and b"_total" in name.partition(b"{")[0]
-        }
-
-    def _ledgers(self, series: Mapping[bytes, float]) -> None:
-        """Check that no ledger takes back what it ever showed, and that the ledgers have all of the capacity."""
-        ledgers = {name: value for name, value in series.items() if name.startswith((b"gpu_ledger_", _CAPACITY))}
-        here = {found[1] for name in ledgers if (found := _LEDGER.search(name))}
-        wrong = [
-            (name, value, series.get(name))
-            for name, value in self.promised.items()
-            if (found := _LEDGER.search(name)) and found[1] in here and series.get(name, -1.0) < value
-        ]
-        self.hold("an identity never goes back", f"{wrong[:2]}", true=not wrong)
-        for name, value in ledgers.items():
-            if b"_total{" in name:
-                self.promised[name] = max(value, self.promised.get(name, 0.0))
-        ever = sum(value for name, value in self.promised.items() if name.startswith(_SECONDS))
-        self.hold(
-            "no second is in two ledgers", f"{ever} of {self.metered}", true=ever <= self.metered * (1 + 1e-9) + 1e-3
-        )
-        allocated = sum(value for name, value in ledgers.items() if name.startswith(_SECONDS))
-        capacity = sum(value for name, value in ledgers.items() if name.startswith(_CAPACITY))
-        self.hold("page adds up", f"{allocated} of {capacity}", true=near(allocated, capacity))
+    def page(self, text: str) -> None:
+        """Check a page."""
+        self.read(text, self.world.t, self.metered * (1 + NEAR_RATIO) + 1e-3)
 
     def bounds(self, agent: Agent, account_limit: int) -> None:
         """Check that nothing grows without end."""

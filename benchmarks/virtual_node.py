@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from virtual_world import AGENT_POD, NODE, Held, Pod, World
@@ -15,24 +14,21 @@ from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.facts import Attributor
-from exporter.agent.metering import Metering, Save
+from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
-from exporter.attribution.owner_rules import OwnerRules, facts_of
-from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
+from exporter.attribution.owner_rules import OwnerRules
+from exporter.attribution.pod_lifecycle import PodName
 from exporter.attribution.processes import PodLookup
-from exporter.errors import AttributionError, SourceError
+from exporter.errors import ApiError, AttributionError, SourceError
 from exporter.gpu import wire
 from exporter.kube.kubelet import LIST_METHOD, KubeletClient
-from exporter.kube.metadata import parse_pod
+from exporter.kube.metadata import Metadata, MetadataSettings, parse_pod
 from exporter.model import (
     Allocations,
-    MetadataStatus,
-    NodeFacts,
     Owner,
-    PodFacts,
     PodMetadata,
     Portion,
     Price,
@@ -44,101 +40,44 @@ from exporter.model import (
 from gpu_simulator.kubelet import allocatable_response, list_response
 
 EXPIRY_SECONDS = 60.0
+INTERVAL_SECONDS = 1.0
+UP = SourceStatus(name="nvml", state=SourceState.UP)
+DOWN = SourceStatus(name="nvml", state=SourceState.FAILED, reason="driver_not_loaded")
 RULES = OwnerRules(team_keys=("team",))
 
 
-@dataclass(slots=True)
-class Followed:
-    """The API's pods as a watch has them."""
+class Api(Metadata):
+    """The agent's reader of the Kubernetes API; its list of pods is made here instead of by requests."""
 
-    items: Mapping[PodName, PodMetadata] = field(default_factory=dict)
-    known: bool = False
-    at_seconds: float | None = None
-    problem: str = ""
+    def __init__(self, world: World, clock: Callable[[], float]) -> None:
+        settings = MetadataSettings(node=NODE, rules=RULES, namespace_teams=False)
+        super().__init__(settings, clock=clock, random=lambda: 0.5)
+        self._world, self._clock = world, clock
+        self._first_seen: dict[str, float] = {}
 
-
-@dataclass(slots=True)
-class Api:
-    """What the Kubernetes API says: real objects, owner rules and endings behind a watch that is made here."""
-
-    world: World
-    late_seconds: float = 1.0
-    is_down: bool = False
-    errors: dict[str, int] = field(default_factory=dict)
-    node_facts: NodeFacts | None = None
-    first_seen: dict[str, float] = field(default_factory=dict)
-    _followed: Followed = field(default_factory=Followed)
-    _endings: Endings = field(default_factory=Endings)
-    _evidence: Evidence = field(default_factory=Evidence)
-    _facts: dict[PodName, tuple[PodMetadata, PodFacts]] = field(default_factory=dict)
-    _steady: float = 0.0
-    _last_now: float | None = None
-
-    def follow(self, wall: float) -> None:
-        """Bring the watch up to date, as far as the API is there."""
-        for pod in self.world.pods.values():
-            self.first_seen.setdefault(pod.uid, self.world.t)
-        if self.is_down:
-            self._followed.problem = "api: refused"
+    def follow(self, late_seconds: float, *, is_down: bool) -> None:
+        """Bring the list up to date, as far as the API answers."""
+        for pod in self._world.pods.values():
+            self._first_seen.setdefault(pod.uid, self._world.t)
+        self._pods.failure = ApiError("refused", "api: refused") if is_down else None
+        if is_down:
             return
-        items: dict[PodName, PodMetadata] = {}
-        for pod in self.world.pods.values():
-            if self.world.t - self.first_seen[pod.uid] < self.late_seconds:
+        before, items = self._pods.items, dict[PodName, PodMetadata]()
+        for name, pod in self._world.pods.items():
+            known = before.get(name)
+            if self._world.t - self._first_seen[pod.uid] < late_seconds:
                 continue
-            before = self._followed.items.get((pod.namespace, pod.name))
-            if before is not None and before.uid == pod.uid:
-                items[pod.namespace, pod.name] = before
+            if known is not None and known.uid == pod.uid:
+                items[name] = known
             elif parsed := parse_pod(_object_of(pod), frozenset()):
-                items[pod.namespace, pod.name] = parsed
-        before = self._followed
-        if items != before.items:
-            before.items = MappingProxyType(items)
-        before.known, before.problem, before.at_seconds = True, "", wall
+                items[name] = parsed
+        self._pods.items = before if items == before else items
+        self._pods.at_seconds = self._clock()
 
     @property
     def ended(self) -> frozenset[PodName]:
-        """Whom the kubelet lists still and the API no more."""
+        """Pods that the kubelet still lists and the API no longer."""
         return self._endings.left
-
-    @property
-    def status(self) -> MetadataStatus:
-        """What is known of the pods."""
-        followed = self._followed
-        return MetadataStatus(known=followed.known, at_seconds=followed.at_seconds, problem=followed.problem)
-
-    def note(self, allocations: Allocations, now: float) -> None:
-        """Take note of a new answer of the kubelet."""
-        self._advance(now)
-        self._endings.note((one.namespace, one.pod) for one in allocations.containers)
-
-    def evidence(self, now: float) -> Evidence:
-        """Give what the join looks at."""
-        self._advance(now)
-        listed = self._followed.at_seconds is not None
-        self._endings.update(self._followed.items, self._steady)
-        new = Evidence(
-            pods=self._endings.pods if listed else None,
-            is_followed=self._followed.known and not self._followed.problem,
-            ended=self._endings.left,
-        )
-        if new != self._evidence:
-            self._evidence = new
-        return self._evidence
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Say whose a pod is."""
-        found = self._endings.find((namespace, pod))
-        if found is None:
-            return None
-        cached = self._facts.get((namespace, pod))
-        if cached is None or cached[0] is not found:
-            cached = self._facts[namespace, pod] = (found, facts_of(found, {}, {}, RULES))
-        return cached[1]
-
-    def _advance(self, now: float) -> None:
-        if self._last_now is not None:
-            self._steady += min(max(now - self._last_now, 0.0), 10.0)
-        self._last_now = now
 
 
 def _object_of(pod: Pod) -> dict[str, Any]:
@@ -159,23 +98,14 @@ def _object_of(pod: Pod) -> dict[str, Any]:
 class Pipe:
     """The way from the driver's child to the agent: lines, which may come late, twice, in another order or broken."""
 
-    state: SourceState = SourceState.UP
+    status: SourceStatus = UP
+    """As a worker reports it."""
     lines: deque[tuple[float, bytes]] = field(default_factory=deque)
     """(steady instant at which it comes, the line)."""
     steady: float = 0.0
     taken: list[Reading] = field(default_factory=list)
     """What the agent was given since the last look."""
     errors: dict[str, int] = field(default_factory=dict)
-    told: SourceStatus | None = None
-    """A status of the child's own."""
-
-    @property
-    def status(self) -> SourceStatus:
-        """As a worker tells it."""
-        if self.told is not None:
-            return self.told
-        reason = "" if self.state is SourceState.UP else "driver_not_loaded"
-        return SourceStatus(name="nvml", state=self.state, reason=reason)
 
     def take(self) -> tuple[Reading, ...]:
         """Decode what has come."""
@@ -206,24 +136,27 @@ class WatchedLedgers(Ledgers):
 
     __slots__ = ("_charges", "_readings", "dropped")
 
-    dropped: dict[str, Sheet]
-    """By identity; one that was dropped for a save that failed is still there."""
+    def __init__(self, dropped: Mapping[str, Sheet], **options: Any) -> None:  # noqa: ANN401 - of the ledgers
+        super().__init__(**options)
+        self._charges: list[Charge] = []
+        self._readings: list[list[Charge]] = []
+        self.dropped = dict(dropped)
+        """By identity; one that was dropped for a save that failed is still there."""
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], *, now: float, steady: float) -> None:
         """Enter portions and remember them; a gap over a change of price comes in parts."""
-        self._charges = [*getattr(self, "_charges", []), (tuple(portions), dict(prices))]
+        self._charges.append((tuple(portions), dict(prices)))
         super().charge(portions, prices, now=now, steady=steady)
 
     def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
         """Settle owners, which ends what is charged for a reading."""
-        self._readings = [*getattr(self, "_readings", []), getattr(self, "_charges", [])]
+        self._readings.append(self._charges)
         self._charges = []
         super().settle(owner_of, steady)
 
     def taken(self) -> list[list[Charge]]:
         """Return what was charged for each reading since the last call."""
-        readings: list[list[Charge]] = getattr(self, "_readings", [])
-        self._readings = []
+        readings, self._readings = self._readings, []
         return readings
 
     def sheets(self) -> list[Sheet]:
@@ -310,7 +243,6 @@ class Settings:
     with_api: bool = True
     in_pod: bool = True
     """Whether the agent has the name of its own pod."""
-    interval_seconds: float = 1.0
     save_seconds: float = 5.0
     account_limit: int = 2000
     series_limit: int = 20_000
@@ -325,25 +257,12 @@ class Agent:
     kubelet: Kubelet
     api: Api | None
     metering: Metering
-    saving: Save | None = None
+    ledgers: WatchedLedgers
     snapshot: Snapshot | None = None
-
-    @property
-    def ledgers(self) -> WatchedLedgers:
-        """The ledgers, which are watched."""
-        ledgers = self.metering.ledgers
-        if not isinstance(ledgers, WatchedLedgers):
-            raise TypeError(f"not watched: {ledgers!r}")
-        return ledgers
 
     def end(self) -> None:
         """Let go of the lock, as the kernel does when the process ends."""
         self.metering.lock.release()
-
-    @property
-    def noted_steady(self) -> float | None:
-        """Monotonic instant in the lock file: time up to it was shown and not saved. None where there is none."""
-        return self.metering.lock.noted().get("metered_steady")
 
     def tick(self, wall: float, steady: float) -> Snapshot:
         """Tick once."""
@@ -358,6 +277,7 @@ def start(
     book: PriceBook,
     *,
     boot_id: str,
+    clock: Callable[[], float],
     steady: float,
     dropped: Mapping[str, Sheet] | None = None,
 ) -> Agent:
@@ -368,22 +288,22 @@ def start(
         world: Its node.
         book: Prices.
         boot_id: Of the machine.
+        clock: Returns Unix time.
         steady: Monotonic time in seconds.
         dropped: Ledgers that the state had once and has no more.
     """
-    pipe, client = Pipe(), Told(world, in_pod=settings.in_pod)
-    kubelet = Kubelet(client, world)
-    api = Api(world) if settings.with_api else None
+    pipe, kubelet = Pipe(), Kubelet(Told(world, in_pod=settings.in_pod), world)
+    api = Api(world, clock) if settings.with_api else None
     owners = Owners(tenancy=api)
-    clock = IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale_after_seconds(settings.interval_seconds))
-    ledgers = WatchedLedgers(saves=True, account_limit=settings.account_limit)
-    ledgers.dropped = dict(dropped or {})
+    stale = stale_after_seconds(INTERVAL_SECONDS)
+    idle = IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale)
+    ledgers = WatchedLedgers(dropped or {}, saves=True, account_limit=settings.account_limit)
     metering = Metering(
-        meter=Meter(settings.interval_seconds, owners.owner_of),
+        meter=Meter(INTERVAL_SECONDS, owners.owner_of),
         owners=owners,
         ledgers=ledgers,
         prices=NodePrices(node=NODE, book=book),
-        clock=clock,
+        clock=idle,
         file=StateFile(settings.directory / "state"),
         lock=WriterLock(node=NODE, directory=settings.directory / "lock"),
         boot_id=boot_id,
@@ -394,7 +314,7 @@ def start(
     lookup = PodLookup(settings.directory / "proc", settings.directory / "pods")
     node = Node(
         name=NODE,
-        sources=Sources(nvml=pipe, stale_after_seconds=stale_after_seconds(settings.interval_seconds)),
+        sources=Sources(nvml=pipe, stale_after_seconds=stale),
         attributor=Attributor(
             kubelet=kubelet,
             lookup=lookup,
@@ -403,9 +323,9 @@ def start(
             metadata_wait_seconds=15.0,
             replicas=metering.replicas,
         ),
-        viewer=Viewer(lookup=lookup, clock=clock, owners=owners),
-        sample_interval_seconds=settings.interval_seconds,
+        viewer=Viewer(lookup=lookup, clock=idle, owners=owners),
+        sample_interval_seconds=INTERVAL_SECONDS,
         process_clock=lambda: 0.0,
         metering=metering,
     )
-    return Agent(node=node, pipe=pipe, kubelet=kubelet, api=api, metering=metering)
+    return Agent(node=node, pipe=pipe, kubelet=kubelet, api=api, metering=metering, ledgers=ledgers)

@@ -6,13 +6,14 @@ import json
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
+from typing import Any, NamedTuple
 
 from virtual_checks import Checks, Expected
-from virtual_node import Agent, Settings, start
+from virtual_node import DOWN, INTERVAL_SECONDS, UP, Agent, Settings, start
 from virtual_world import World
 
 from exporter.accounting.prices import PriceBook
@@ -22,7 +23,6 @@ from exporter.errors import StateError
 from exporter.gpu import wire
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
-from exporter.model import Reading, SourceState
 from exporter.web import node_api, node_page
 
 EPOCH = 1_800_000_000
@@ -34,15 +34,12 @@ PAGE_STEPS = 5
 DOCUMENT_STEPS = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceSpan:
+class PriceSpan(NamedTuple):
     """A price and the wall-clock time in which it holds."""
 
     start: int
     end: int
     per_hour: float
-    per_kwh: float
-    currency: str
 
 
 @dataclass(slots=True)
@@ -67,20 +64,17 @@ class Run:
     boot_t: float = -1000.0
     boot: int = 0
     agent: Agent | None = None
-    prices: tuple[PriceSpan, ...] = ()
+    book: PriceBook = field(init=False)
+    prices: list[PriceSpan] = field(default_factory=list)
+    currency: str = "USD"
     expected: Expected = field(default_factory=Expected)
     on_disk: Expected = field(default_factory=Expected)
     noted: Expected | None = None
     """What was metered by the instant in the lock file."""
     noted_steady: float | None = None
     saving: Saving | None = None
-    disk: str = ""
-    """What is wrong with it."""
-    save_takes: float = 0.0
-    kubelet_trouble: str = ""
-    api_down: bool = False
-    api_late: float = 1.0
-    driver_down: bool = False
+    troubles: dict[str, Any] = field(default_factory=dict)
+    """What is wrong with a part of the node; a part that works has none."""
     transport: list[str] = field(default_factory=list)
     """What happens to the next lines of the driver's child."""
     faults: Counter[str] = field(default_factory=Counter)
@@ -126,8 +120,9 @@ class Run:
         self.agent = start(
             self.settings,
             self.world,
-            self.book(),
+            self.book,
             boot_id=f"boot-{self.boot}",
+            clock=lambda: self.wall,
             steady=self.steady,
             dropped=self.expected.dropped,
         )
@@ -138,8 +133,7 @@ class Run:
         if self.agent is None:
             return
         shown = self.agent.metering.shown
-        if shown is not None and shown.saved_at_seconds is None:
-            self.checks.lose_unsaved()
+        self.checks.agent_began(all_was_saved=shown is None or shown.saved_at_seconds is not None)
         if self.saving is not None and self.random.random() < 0.5:  # noqa: PLR2004 - a coin
             self._write(self.saving)
         self.agent.end()
@@ -154,40 +148,21 @@ class Run:
         last = self.agent.metering.begin_save(self.wall, self.steady, last=True)
         if last is not None:
             self._finish(Saving(last, self._expected_of(self.agent), 0.0))
-        if self.agent.metering.problem:
-            self.checks.lose_unsaved()
+        self.checks.agent_began(all_was_saved=not self.agent.metering.problem)
         self.agent.end()
         self.agent = self.saving = None
-
-    def lose_state(self) -> None:
-        """Take note that what was on the disk cannot be read any more."""
-        self.on_disk = Expected()
-        self.checks.lose_unsaved()
 
     # ---- prices
 
     def reprice(self) -> None:
-        """Make a new price book with changes and gaps around now."""
-        spans: list[PriceSpan] = []
+        """Make a new price book with changes and gaps around now, and read it as from its file."""
+        self.prices, self.currency = [], self.random.choice(("USD", "EUR"))
         at = int(max(0.0, self.wall - 100.0))
-        currency = self.random.choice(("USD", "EUR"))
         for _ in range(self.random.randint(1, 5)):
             end = at + self.random.randint(5, 200)
-            if not spans or self.random.random() < 0.7:  # noqa: PLR2004 - else a gap
-                per_kwh = self.random.choice((0.0, 0.3))
-                spans.append(
-                    PriceSpan(
-                        start=at, end=end, per_hour=self.random.uniform(0.1, 9), per_kwh=per_kwh, currency=currency
-                    )
-                )
+            if not self.prices or self.random.random() < 0.7:  # noqa: PLR2004 - else a gap
+                self.prices.append(PriceSpan(at, end, self.random.uniform(0.1, 9)))
             at = end
-        self.prices = tuple(spans)
-        if self.agent is not None:
-            self.agent.metering.use_prices(self.book())
-
-    def book(self) -> PriceBook:
-        """Give the price book, read as from its file."""
-        currency = self.prices[0].currency if self.prices else "USD"
         rows = [
             {
                 "name": f"row-{number}",
@@ -200,13 +175,15 @@ class Run:
             }
             for number, span in enumerate(self.prices)
         ]
-        text = json.dumps({"currency": currency, "list_prices": "off", "rows": rows})
-        return price_book.parse(text, "prices.yaml")
+        text = json.dumps({"currency": self.currency, "list_prices": "off", "rows": rows})
+        self.book = price_book.parse(text, "prices.yaml")
+        if self.agent is not None:
+            self.agent.metering.use_prices(self.book)
 
     def prices_within(self, seconds: float) -> set[tuple[float, str]]:
         """Work out the prices of the last seconds apart from the book."""
         return {
-            (span.per_hour, span.currency)
+            (span.per_hour, self.currency)
             for span in self.prices
             if span.start <= self.wall and span.end > self.wall - seconds - ROUNDING_SECONDS
         }
@@ -217,8 +194,8 @@ class Run:
         """Let about one sample interval pass."""
         while self._later and self._later[0][0] <= self.world.t:
             heapq.heappop(self._later)[2]()
-        self.world.turn_over()
-        self.world.pass_time(self.settings.interval_seconds * self.random.uniform(0.97, 1.03))
+        self.world.turn_over(fast="pods" in self.troubles)
+        self.world.pass_time(INTERVAL_SECONDS * self.random.uniform(0.97, 1.03))
         if self.agent is not None:
             self._tick(self.agent)
 
@@ -227,33 +204,27 @@ class Run:
         """Whether a fault lasts still."""
         return bool(self._later)
 
-    def pause(self, seconds: float) -> None:
-        """Suspend the machine: time passes and nobody sees it."""
-        self.world.pass_time(seconds)
-
     def _tick(self, agent: Agent) -> None:
         self._sample(agent)
-        agent.kubelet.client.trouble = self.kubelet_trouble
+        agent.kubelet.client.trouble = self.troubles.get("kubelet", "")
         if self.world.t >= self._next_ask:
             agent.kubelet.ask(self.wall)
             self.expected.replicas |= agent.kubelet.advertised
             self._next_ask = self.world.t + KUBELET_SECONDS
         if agent.api:
-            agent.api.is_down, agent.api.late_seconds = self.api_down, self.api_late
-            agent.api.follow(self.wall)
+            agent.api.follow(self.troubles.get("metadata", 1.0), is_down="API" in self.troubles)
         agent.tick(self.wall, self.steady)
         self.ticks += 1
         self._check(agent)
         self._save(agent)
-        self._look_at_note(agent.noted_steady)
+        self._look_at_note(agent.metering.lock.noted().get("metered_steady"))
         if self.ticks % PAGE_STEPS == 0:
             self.look(agent)
 
     def _sample(self, agent: Agent) -> None:
-        if self.driver_down:
-            agent.pipe.state = SourceState.FAILED
+        agent.pipe.status = DOWN if "driver" in self.troubles else UP
+        if agent.pipe.status is DOWN:
             return
-        agent.pipe.state = SourceState.UP
         line = wire.encode(self.world.reading(wall=self.wall, steady=self.steady))
         what = self.transport.pop(0) if self.transport else ""
         lines = agent.pipe.lines
@@ -275,8 +246,7 @@ class Run:
                 lines.append((0.0, line))
 
     def _check(self, agent: Agent) -> None:
-        readings: list[Reading] = agent.pipe.taken
-        agent.pipe.taken = []
+        readings, agent.pipe.taken = agent.pipe.taken, []
         charged = agent.ledgers.taken()
         if len(charged) != len(readings):
             what = f"{len(charged)} charged of {len(readings)} readings"
@@ -299,7 +269,7 @@ class Run:
             return
         options = ExpositionOptions(series_limit=self.settings.series_limit)
         body = render(families(agent.snapshot, options), openmetrics=bool(self.ticks % (2 * PAGE_STEPS)))
-        self.checks.page(body)
+        self.checks.page(body.decode())
         self.checks.idle(agent, self.expected)
         if self.ticks % DOCUMENT_STEPS == 0:
             json.loads(node_api.device_document(agent.snapshot).plain)
@@ -313,7 +283,7 @@ class Run:
             self._finish(self.saving)
         save = agent.metering.begin_save(self.wall, self.steady)
         if save is not None:
-            takes = self.save_takes or self.random.choice((0.0, 0.0, 0.0, 3.0))
+            takes = self.troubles.get("save") or self.random.choice((0.0, 0.0, 0.0, 3.0))
             self.saving = Saving(save, self._expected_of(agent), self.world.t + takes)
             if not takes:
                 self._finish(self.saving)
@@ -334,37 +304,22 @@ class Run:
         self.saving = None
 
     def _write(self, saving: Saving) -> StateError | None:
-        with self._troubled_disk():
+        """Write a save to a disk that is as bad as it is now."""
+        state = self.settings.directory / "state"
+        in_the_way = state / "ledger.json.new"
+        with ExitStack() as undo:
+            match self.troubles.get("disk"):
+                case "full":
+                    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+                    undo.callback(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (self.random.randrange(1, 600), before[1]))
+                case "refuses":
+                    in_the_way.unlink(missing_ok=True)
+                    in_the_way.mkdir()
+                    undo.callback(in_the_way.rmdir)
+                case "gone":
+                    undo.callback(state.rename(state.with_name("away")).rename, state)
             error = saving.save.write()
         if error is None:
             self.on_disk = saving.expected
         return error
-
-    @contextmanager
-    def _troubled_disk(self) -> Iterator[None]:
-        """Let the disk be as bad as it is, for one save."""
-        state = self.settings.directory / "state"
-        in_the_way = state / "ledger.json.new"
-        match self.disk:
-            case "full":
-                _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (self.random.randrange(1, 600), hard))
-                try:
-                    yield
-                finally:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            case "refuses":
-                in_the_way.unlink(missing_ok=True)
-                in_the_way.mkdir()
-                try:
-                    yield
-                finally:
-                    in_the_way.rmdir()
-            case "gone":
-                away = state.rename(state.with_name("away"))
-                try:
-                    yield
-                finally:
-                    away.rename(state)
-            case _:
-                yield

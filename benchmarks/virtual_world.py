@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading, ShareMode
+from exporter.model import DeviceState, Field, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading
 from gpu_simulator.truth import HolderTruth, NodeTruth
 
 NODE = "virtual"
@@ -33,8 +34,7 @@ def place_of(gpu_uuid: str) -> str:
     return f"00000000:{index:02X}:00.0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(NamedTuple):
     """What one pod can hold: a GPU, an instance, a replica."""
 
     gpu_uuid: str
@@ -44,7 +44,6 @@ class Unit:
     share: float
     """Of the physical GPU."""
     of_device: float
-    mode: ShareMode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,19 +57,25 @@ class Board:
     replicas: int = 1
     generation: int = 0
     state: DeviceState = DeviceState.UP
-    is_there: bool = True
     counts_energy: bool = True
     tells_processes: bool = True
     energy_joules: float = 0.0
     """Since the driver was loaded."""
-    used_joules: float = 0.0
-    """Since the world began."""
     watts: float = IDLE_WATTS
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the driver lists it."""
+        return self.state is not DeviceState.MISSING
 
     @property
     def uuid(self) -> str:
         """Of the board: another one after a replacement."""
         return f"GPU-00000000-0000-4000-8000-{self.index:04d}{self.serial:08d}"
+
+    def recover(self) -> None:
+        """Work again."""
+        self.state = DeviceState.UP
 
     def instances(self) -> list[MigInstance]:
         """MIG instances; every reconfiguration makes new ones."""
@@ -102,36 +107,19 @@ class Board:
         )
 
     def units(self) -> list[Unit]:
-        """All that can be held of it."""
-        uuid = self.uuid
+        """Return all that can be held of it."""
+        uuid, part = self.uuid, 1 / self.replicas
         if self.layout:
             parts = [max(SLICES[profile][0] / 7, SLICES[profile][1] / 8) for profile in self.layout]
-            excess = max(1.0, sum(parts))
-            return [
-                Unit(
-                    gpu_uuid=uuid,
-                    device_uuid=one.uuid,
-                    device_id=one.uuid,
-                    resource=f"nvidia.com/mig-{one.profile}",
-                    share=part / excess,
-                    of_device=1.0,
-                    mode=ShareMode.MIG,
-                )
-                for one, part in zip(self.instances(), parts, strict=True)
+            held = [
+                (one.uuid, one.uuid, f"nvidia.com/mig-{one.profile}", of_gpu / max(1.0, sum(parts)), 1.0)
+                for one, of_gpu in zip(self.instances(), parts, strict=True)
             ]
-        shared = self.replicas > 1
-        return [
-            Unit(
-                gpu_uuid=uuid,
-                device_uuid=uuid,
-                device_id=f"{uuid}::{number}" if shared else uuid,
-                resource="nvidia.com/gpu.shared" if shared else "nvidia.com/gpu",
-                share=1 / self.replicas,
-                of_device=1 / self.replicas,
-                mode=ShareMode.SHARED if shared else ShareMode.EXCLUSIVE,
-            )
-            for number in range(self.replicas)
-        ]
+        elif self.replicas > 1:
+            held = [(uuid, f"{uuid}::{n}", "nvidia.com/gpu.shared", part, part) for n in range(self.replicas)]
+        else:
+            held = [(uuid, uuid, "nvidia.com/gpu", 1.0, 1.0)]
+        return [Unit(uuid, *one) for one in held]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,23 +182,28 @@ class World:
     sampled_busy: dict[str, float] = field(default_factory=dict)
     _logs: deque[tuple[float, Path]] = field(default_factory=deque)
     """Directories of pods that have ended, and when the kubelet clears them away."""
-    _retired_joules: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the node's trees."""
         for name in ("proc", "pods"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
 
-    def units(self) -> list[Unit]:
-        """All that can be held now."""
-        return [unit for board in self.boards if board.is_there for unit in board.units()]
+    def units(self) -> Iterator[Unit]:
+        """Yield all that can be held now."""
+        return (unit for board in self.boards if board.is_there for unit in board.units())
 
     def free(self) -> list[Unit]:
-        """What nobody holds."""
+        """Return all units that no pod holds."""
         held = {pod.unit.device_id for pod in self.pods.values()}
         return [unit for unit in self.units() if unit.device_id not in held]
 
-    def start(self, unit: Unit, *, name: str = "", job: str | None = None, namespace: str = "") -> Pod:
+    def on(self, board: Board) -> list[Pod]:
+        """Return the pods of a board."""
+        return [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
+
+    def start(
+        self, unit: Unit, *, name: str = "", job: str | None = None, namespace: str = "", life_seconds: float = 0.0
+    ) -> Pod:
         """Let a pod start on a unit."""
         self.started = number = self.started + 1
         namespace = namespace or self.random.choice(("search", "ads", "vision"))
@@ -223,7 +216,7 @@ class World:
             team=f"team-{namespace}" if job else f"team-{number % 5}",
             unit=unit,
             pid=1000 + number,
-            ends_at=self.t + self.random.expovariate(1 / self.life_seconds) + 1.0,
+            ends_at=self.t + self.random.expovariate(1 / (life_seconds or self.life_seconds)) + 1.0,
             level=self.random.choice((0.0, 1.0, self.random.random())),
         )
         self.pods[namespace, pod.name] = pod
@@ -244,22 +237,25 @@ class World:
         process.rmdir()
         self._logs.append((self.t + LOGS_SECONDS, self.directory / "pods" / f"{pod.namespace}_{pod.name}_{pod.uid}"))
 
-    def evict(self, board: Board) -> list[Pod]:
+    def evict(self, board: Board) -> None:
         """End every pod of a board."""
-        gone = [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
-        for pod in gone:
+        for pod in self.on(board):
             self.end(pod)
-        return gone
 
-    def turn_over(self) -> None:
-        """Let pods end, start and change what they do, as time brings it."""
+    def turn_over(self, *, fast: bool = False) -> None:
+        """Let pods end, start and change what they do, as time brings it.
+
+        Args:
+            fast: Whether pods of seconds fill every unit.
+        """
+        churn, life_seconds = (0.9, 3.0) if fast else (self.churn, self.life_seconds)
         while self._logs and self._logs[0][0] <= self.t:
             self._logs.popleft()[1].rmdir()
         for pod in [pod for pod in self.pods.values() if pod.ends_at <= self.t]:
             self.end(pod)
         for unit in self.free():
-            if self.random.random() < self.churn:
-                self.start(unit)
+            if self.random.random() < churn:
+                self.start(unit, life_seconds=life_seconds)
         for pod in self.pods.values():
             if self.random.random() < CHANGE_CHANCE:
                 pod.level = self.random.choice((0.0, 1.0, self.random.random()))
@@ -269,12 +265,10 @@ class World:
         levels = {pod.held: pod.level for pod in self.pods.values()}
         busy: dict[str, float] = {}
         for board in self.boards:
-            own = [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
-            busy[board.uuid] = min(1.0, sum(pod.unit.share * pod.level for pod in own))
+            busy[board.uuid] = min(1.0, sum(pod.unit.share * pod.level for pod in self.on(board)))
             board.watts = IDLE_WATTS + BUSY_WATTS * busy[board.uuid]
             board.energy_joules += board.watts * seconds
-            board.used_joules += board.watts * seconds
-        up = frozenset(one.uuid for one in self.boards if one.is_there and one.state is DeviceState.UP)
+        up = frozenset(one.uuid for one in self.boards if one.state is DeviceState.UP)
         self.history.append(Span(start=self.t, end=self.t + seconds, busy=busy, levels=levels, up=up))
         self.t += seconds
         while self.history[0].end < self.t - HISTORY_SECONDS:
@@ -285,16 +279,10 @@ class World:
         """What was in a time, as far as it is remembered."""
         return (span for span in self.history if span.end > start + 1e-9 and span.start < end - 1e-9)
 
-    def joules(self, gpu_uuid: str) -> float:
-        """Give what a GPU has truly used since the world began."""
-        now = sum(board.used_joules for board in self.boards if board.uuid == gpu_uuid)
-        return now + self._retired_joules.get(gpu_uuid, 0.0)
-
     def replace_board(self, board: Board) -> None:
         """Put another GPU in its place."""
-        self._retired_joules[board.uuid] = board.used_joules
         board.serial += 1
-        board.energy_joules = board.used_joules = 0.0
+        board.energy_joules = 0.0
 
     def reading(self, *, wall: float, steady: float) -> Reading:
         """Give what the driver tells now, of the time since the last change."""
@@ -311,9 +299,8 @@ class World:
     def _reading_of(self, board: Board) -> GpuReading:
         if board.state is not DeviceState.UP:
             return GpuReading(gpu=board.gpu(), state=board.state, reason="gpu_is_lost")
-        own = [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
         busy = self.sampled_busy.get(board.uuid, 0.0)
-        values: dict[Field, int | float] = {Field.POWER_USAGE: board.watts, Field.FB_USED: 400 if own else 0}
+        values: dict[Field, int | float] = {Field.POWER_USAGE: board.watts, Field.FB_USED: 400 if self.on(board) else 0}
         if board.counts_energy:
             values[Field.TOTAL_ENERGY_CONSUMPTION] = board.energy_joules * 1000
         if not board.layout:
@@ -370,24 +357,20 @@ class World:
 
 
 def new_world(random: Random, directory: Path) -> World:
-    """Make a node at random."""
-    boards = []
-    for index in range(random.randint(1, 4)):
-        kind = random.choice(("whole", "mig", "shared"))
-        boards.append(
-            Board(
-                index=index,
-                serial=1,
-                model=random.choice(MODELS),
-                layout=random.choice(LAYOUTS) if kind == "mig" else (),
-                replicas=random.choice((2, 3, 4)) if kind == "shared" else 1,
-                counts_energy=random.random() < TELLING_CHANCE,
-                tells_processes=random.random() < TELLING_CHANCE,
-            )
+    """Make a node at random; a device plugin divides all shared GPUs alike."""
+    replicas = random.choice((2, 3, 4))
+    boards = [
+        Board(
+            index=index,
+            serial=1,
+            model=random.choice(MODELS),
+            layout=random.choice(LAYOUTS) if kind == "mig" else (),
+            replicas=replicas if kind == "shared" else 1,
+            counts_energy=random.random() < TELLING_CHANCE,
+            tells_processes=random.random() < TELLING_CHANCE,
         )
-    shared = [board for board in boards if board.replicas > 1]
-    for board in shared:  # a device plugin divides all alike
-        board.replicas = shared[0].replicas
+        for index, kind in enumerate(random.choices(("whole", "mig", "shared"), k=random.randint(1, 4)))
+    ]
     (directory / "proc" / "2").mkdir(parents=True)
     (directory / "proc" / "2" / "comm").write_text("kthreadd\n", encoding="ascii")
     return World(random=random, boards=boards, directory=directory)
