@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from accuracy_agent import NodeRecord, record
-from accuracy_day import TRACE, WARM_SECONDS, NodeDay, busiest_day, nodes_of_day, read_pods
-from accuracy_prometheus import Samples, make_blocks, serving, write_openmetrics
+from accuracy_agent import NodeRecord, Samples, record
+from accuracy_day import OPENS_AT, TRACE, WARM_SECONDS, NodeDay, busiest_day, nodes_of_day, read_pods
 from accuracy_rules import INTERVAL_SECONDS, Span, evaluate
 from accuracy_score import CHECKPOINT_SECONDS, Balance, Row, ask, balance, score
+from remote_write import fleet_support, serving
 
 LOST_RATIO = 0.02
 OUTAGE_SECONDS = 600.0
@@ -67,11 +67,23 @@ class Case:
     spans: Sequence[Span]
 
 
+def write_openmetrics(path: Path, recorded: Iterable[Mapping[str, Samples]], keep: Keep) -> None:
+    """Write the samples that arrive."""
+    with path.open("w", encoding="ascii") as file:
+        for series in recorded:
+            for name, (times, values) in series.items():
+                node = name.partition('node="')[2].partition('"')[0]
+                pairs = zip(times, values, strict=True)
+                file.writelines(f"{name} {value!r} {OPENS_AT + at:.3f}\n" for at, value in pairs if keep(node, at))
+        file.write("# EOF\n")
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What came of one case."""
 
-    rows: list[Row]
+    rows: dict[str, Row]
+    """By way to ask."""
     balance: Balance
 
 
@@ -97,70 +109,59 @@ def judge(case: Case, nodes: Sequence[NodeDay], length: float, seed: int) -> Fou
         directory = Path(name)
         text, data = directory / "samples", directory / "data"
         write_openmetrics(text, case.records, case.keep)
-        make_blocks(text, data)
+        fleet_support.backfill(text, data, block_hours=768)
         text.unlink()
-        with serving(data) as server:
+        with serving(data, "storage: {tsdb: {out_of_order_time_window: 1000d}}\n") as server:
             evaluate(server, case.spans, random.Random(seed).uniform(0.0, INTERVAL_SECONDS))  # noqa: S311 - no secret
-            return Found([score(told, jobs) for told in ask(server, jobs, length)], balance(server, nodes, length))
+            rows = {told.way: score(told, jobs) for told in ask(server, jobs, length)}
+            return Found(rows, balance(server, nodes, length))
 
 
-def mean_of(rows: Sequence[Row]) -> Row:
-    """The mean over seeds of one way to ask; of the worst pods the worst."""
-
-    def mean(figures: Iterable[float | None]) -> float | None:
-        there = [one for one in figures if one is not None]
-        return fmean(there) if there else None
-
-    return Row(
-        way=rows[0].way,
-        total=fmean(row.total for row in rows),
-        worst_namespace=max((row.worst_namespace for row in rows), key=abs),
-        brief=mean(row.brief for row in rows),
-        short=mean(row.short for row in rows),
-        worst_pod_seconds=max((row.worst_pod_seconds or 0.0 for row in rows), key=abs),
-        active=mean(row.active for row in rows),
-    )
-
-
-def percent(ratio: float | None, digits: int = 2) -> str:
-    """The digits that matter."""
-    return "" if ratio is None else f"{100 * ratio:+.{digits}f} %"
-
-
-def line(case: str, row: Row) -> str:
-    """A line of the table of errors."""
-    worst = "" if row.worst_pod_seconds is None else f"{row.worst_pod_seconds:+.1f} s"
-    cells = (percent(row.total, 3), percent(row.worst_namespace), percent(row.brief), percent(row.short), worst)
-    return f"| {case} | {row.way} | {' | '.join(cells)} | {percent(row.active)} |"
+Column = tuple[str, str, Callable[[Iterable[float]], float]]
+"""Its head, the format of its figures, and what is shown of several seeds."""
+worst = partial(max, key=abs)
+ERRORS: Sequence[Column] = (
+    ("all", "+.3%", fmean),
+    ("worst namespace", "+.2%", worst),
+    ("pods < 60 s", "+.2%", fmean),
+    ("pods < 5 min", "+.2%", fmean),
+    ("worst pod, s", "+.1f", worst),
+    ("active", "+.2%", fmean),
+)
+SUMS: Sequence[Column] = (
+    ("capacity, GPU-h", ".1f", fmean),
+    ("owners", "+.4%", worst),
+    ("workloads", "+.4%", worst),
+    ("marker", "+.4%", worst),
+    ("unknown", ".0f", worst),
+    ("Unattributed", ".0f", worst),
+    ("Unallocated", "+.4%", worst),
+)
 
 
-def foot(case: str, sums: Sequence[Balance]) -> str:
-    """The recorded ledger of a case beside the capacity; of all seeds the worst."""
+def heads(titles: str, columns: Sequence[Column]) -> str:
+    """Return the first lines of a table."""
+    return f"\n| {titles} | {' | '.join(column[0] for column in columns)} |\n|{'---|' * (len(columns) + 2)}"
 
-    def worst(figures: Iterable[float]) -> float:
-        return max(figures, key=abs)
 
-    return (
-        f"| {case} | {sums[0].capacity / 3600:.1f} "
-        f"| {percent(worst(one.told / one.capacity - 1 for one in sums), 4)} "
-        f"| {percent(worst(one.workloads / one.told - 1 for one in sums), 4)} "
-        f"| {percent(worst(one.marker / one.told - 1 for one in sums), 4)} "
-        f"| {worst(one.unknown for one in sums):.0f} | {worst(one.unattributed for one in sums):.0f} "
-        f"| {percent(worst(one.unallocated_error / one.capacity for one in sums), 4)} |"
-    )
+def cells(seeds: Iterable[Sequence[float | None]], columns: Sequence[Column]) -> str:
+    """Return the figures of a line; a figure that no seed has is empty."""
+    texts = []
+    for values, (_, form, choose) in zip(zip(*seeds, strict=True), columns, strict=True):
+        there = [value for value in values if value is not None]
+        texts.append(format(choose(there), form).replace("%", " %") if there else "")
+    return " | ".join(texts)
 
 
 def show(found: Mapping[str, Sequence[Found]]) -> None:
     """Print the tables."""
-    print("\n| case | way to ask | all | worst namespace | pods < 60 s | pods < 5 min | worst pod | active |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    print(heads("case | way to ask", ERRORS))
     for case, seeds in found.items():
-        for rows in zip(*(one.rows for one in seeds), strict=True):
-            print(line(case, mean_of(rows)))
-    heads = ("case", "capacity, GPU-h", "owners", "workloads", "marker", "unknown", "Unattributed", "Unallocated")
-    print(f"\n| {' | '.join(heads)} |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    print("\n".join(foot(case, [one.balance for one in seeds]) for case, seeds in found.items()))
+        for way in seeds[0].rows:
+            print(f"| {case} | {way} | {cells((one.rows[way] for one in seeds), ERRORS)} |")
+    print(heads("case | recorded by", SUMS))
+    for case, seeds in found.items():
+        print(f"| {case} | ledger | {cells((one.balance for one in seeds), SUMS)} |")
 
 
 def main() -> int:

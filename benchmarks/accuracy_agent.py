@@ -10,14 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from accuracy_day import DAY_SECONDS, WARM_SECONDS, Job, NodeDay
-from accuracy_prometheus import OPENS_AT, Samples
+from accuracy_day import DAY_SECONDS, OPENS_AT, WARM_SECONDS, Job, NodeDay
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.state_file import StateFile
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import (
-    Account,
     Activity,
     ActivitySource,
     AllocationState,
@@ -25,10 +24,11 @@ from exporter.model import (
     Gpu,
     Holder,
     LedgerView,
+    MeteringView,
     Owner,
     PodUse,
     ShareMode,
-    Totals,
+    Snapshot,
 )
 from exporter.model.records import read
 
@@ -40,7 +40,15 @@ SCRAPE_SECONDS = 30.0
 DOWN_SECONDS = 20.0
 """How long a restarting agent is away."""
 STEADY_AT_START = 100_000.0
-STATES = ("active_unprofiled", "idle", "unknown")
+RECORDED = frozenset(
+    {
+        *("gpu_ledger_seconds_total", "gpu_ledger_created_timestamp_seconds"),
+        *("gpu_pod_allocated_seconds_total", "gpu_pod_active_seconds_total"),
+    }
+)
+"""Metrics that rules and queries read."""
+Samples = tuple["array[float]", "array[float]"]
+"""Times (seconds since the day's start) and values of one series."""
 
 
 def by_job(holder: Holder) -> Owner:
@@ -63,7 +71,6 @@ class Recorder:
 
     node: str
     series: dict[str, Samples] = field(default_factory=dict)
-    _names: dict[tuple[object, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, name: str, at: float, value: float) -> None:
         """Keep one sample."""
@@ -71,35 +78,13 @@ class Recorder:
         times.append(at)
         values.append(value)
 
-    def books(self, books: Books, at: float) -> None:
+    def page(self, ledger: LedgerView, at: float) -> None:
         """Keep what a scrape at ``at`` finds of owners and pods."""
-        for ledger in books.saved.ledgers:
-            for account, totals in ledger.accounts.items():
-                names = self._names.get((ledger.identity, account))
-                if names is None:
-                    names = self._names[ledger.identity, account] = self._of_owner(ledger.identity, account)
-                for name, value in zip(names, _by_state(totals), strict=True):
-                    if value:  # a state is shown from its first second on
-                        self.add(name, at, value)
-            created = f'gpu_ledger_created_timestamp_seconds{{ledger="{ledger.identity}",node="{self.node}"}}'
-            self.add(created, at, ledger.created_at_seconds)
-        for pod, totals in books.saved.pods.items():
-            names = self._names.get((pod,))
-            if names is None:
-                labels = (
-                    f'container_name="{pod.container}",gpu="{pod.gpu_index}",node="{self.node}",'
-                    f'pod_name="{pod.pod}",pod_namespace="{pod.namespace}",uuid="{pod.device_uuid}"'
-                )
-                names = tuple(f"gpu_pod_{kind}_seconds_total{{{labels}}}" for kind in ("allocated", "active"))
-                self._names[(pod,)] = names
-            for name, value in zip(names, (totals.seconds.total, totals.seconds.active), strict=True):
-                self.add(name, at, value)
-
-    def _of_owner(self, identity: str, account: Account) -> tuple[str, ...]:
-        owner = account.owner
-        head = f'ledger="{identity}",mode="{account.mode.value}",model="{account.model}",node="{self.node}"'
-        tail = f'workload_kind="{owner.kind}",workload_name="{owner.name}",workload_namespace="{owner.namespace}"'
-        return tuple(f'gpu_ledger_seconds_total{{{head},state="{state}",{tail}}}' for state in STATES)
+        snapshot = Snapshot(taken_at_seconds=OPENS_AT + at, node=self.node, metering=MeteringView(ledger=ledger))
+        for family in families(snapshot, ExpositionOptions()):
+            if family.name in RECORDED:
+                for labels, value in family.values.items():
+                    self.add(f"{family.name}{{{labels}}}", at, value)
 
     def gauges(self, views: Iterable[DeviceView], at: float) -> None:
         """Keep what dcgm-exporter would show: the device's utilisation with the labels of each holder."""
@@ -177,7 +162,7 @@ class VirtualAgent:
         return dumped
 
     def _scrape(self, at: float) -> None:
-        self.recorder.books(self.books, at)
+        self.recorder.page(self.books.saved, at)
         self.recorder.gauges(self._views, at)
 
     def _sample(self, before: float, now: float) -> None:
@@ -217,10 +202,6 @@ class VirtualAgent:
             pods=pods,
             unattributed_activity_ratio=max(0.0, foreign) if pods else None,
         )
-
-
-def _by_state(totals: Totals) -> tuple[float, ...]:
-    return totals.seconds.active, totals.seconds.idle, totals.seconds.unknown
 
 
 def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:

@@ -24,6 +24,8 @@ GPUS_OF_A_NODE = {False: 8, True: 4}
 MODEL_OF_A_NODE = {False: "a100-80gb", True: "t4"}
 NAMESPACES = ("search", "ads", "vision", "nlp", "recommend", "speech")
 DAY_SECONDS = 86_400
+OPENS_AT = 1_767_225_600
+"""Unix time of the replayed day's start: 2026-01-01 00:00 UTC."""
 WARM_SECONDS = 900
 """The agents run so long before the day: their Prometheus knows the day's first value of every series."""
 

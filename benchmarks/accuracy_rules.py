@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from accuracy_prometheus import OPENS_AT, Server
-from remote_write import Sender, encode_labels, encode_samples
+from accuracy_day import OPENS_AT
+from remote_write import Prometheus, Sender, encode_labels, encode_samples
 
 RULES = Path(__file__).resolve().parents[1] / "rules" / "prometheus-rules.yaml"
 GROUP, HOURS = "gpu-ledger", "gpu-ledger-hours"
@@ -25,7 +25,7 @@ Span = tuple[float, float]
 """From and to, in seconds since the day's start."""
 
 
-def evaluate(server: Server, spans: Sequence[Span], phase: float) -> None:
+def evaluate(server: Prometheus, spans: Sequence[Span], phase: float) -> None:
     """Evaluate the rules one time after the other, as Prometheus does it, and store what they record.
 
     Args:
@@ -39,7 +39,7 @@ def evaluate(server: Server, spans: Sequence[Span], phase: float) -> None:
     rules, hourly = needed(yaml.safe_load(RULES.read_text("utf-8"))["groups"], WANTED)
     plain = [rule for rule in rules if not _RECORDED.search(rule["expr"])]
     others = [rule for rule in rules if rule not in plain]
-    sender = Sender(server.port)
+    sender = Sender(server.url)
     for first, last in spans:
         moments = [*times(first, last, INTERVAL_SECONDS, phase)]
         for rule in plain:
@@ -51,9 +51,9 @@ def evaluate(server: Server, spans: Sequence[Span], phase: float) -> None:
                 before[rule["record"]] = _turn(server, sender, rule, at, before.get(rule["record"], frozenset()))
 
 
-def _turn(server: Server, sender: Sender, rule: Rule, at: float, before: frozenset[bytes]) -> frozenset[bytes]:
+def _turn(server: Prometheus, sender: Sender, rule: Rule, at: float, before: frozenset[bytes]) -> frozenset[bytes]:
     """Evaluate a rule once; return the series of its result."""
-    found = {_labels(rule, labels): value for labels, value in server.rows(rule["expr"], at)}
+    found = {_labels(rule, labels): value for labels, value in server.query(rule["expr"], OPENS_AT + at)}
     gone = dict.fromkeys(before - found.keys(), STALE)
     for series, value in {**found, **gone}.items():
         sender.add(series, encode_samples([_unix_ms(at)], [value]))
@@ -61,10 +61,11 @@ def _turn(server: Server, sender: Sender, rule: Rule, at: float, before: frozens
     return frozenset(found)
 
 
-def _at_once(server: Server, sender: Sender, rule: Rule, moments: Sequence[float]) -> None:
+def _at_once(server: Prometheus, sender: Sender, rule: Rule, moments: Sequence[float]) -> None:
     """Evaluate a rule that reads nothing recorded at all its times."""
+    span = OPENS_AT + moments[0], OPENS_AT + moments[-1]
     following = {_unix_ms(one): _unix_ms(other) for one, other in pairwise(moments)}
-    for labels, values in server.range(rule["expr"], moments[0], moments[-1], INTERVAL_SECONDS):
+    for labels, values in server.range(rule["expr"], *span, INTERVAL_SECONDS):
         there = {round(at * 1000): value for at, value in values}
         ends = {following[at]: STALE for at in there if at in following and following[at] not in there}
         samples = sorted({**there, **ends}.items())

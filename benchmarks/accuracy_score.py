@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from accuracy_agent import SCRAPE_SECONDS
-from accuracy_day import Job, NodeDay, Truth, truth_of
-from accuracy_prometheus import Server
+from accuracy_day import OPENS_AT, Job, NodeDay, Truth, truth_of
 from accuracy_rules import Span
+from remote_write import Prometheus
 
 RECORDED = "ledger, recorded hours"
 """The way of the reports."""
@@ -31,26 +32,24 @@ class Told:
     active_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """The recorded ledger of a whole day beside capacity, in GPU-seconds."""
+class Balance(NamedTuple):
+    """The recorded ledger of a whole day, in hours, relative errors and seconds."""
 
-    capacity: float
-    told: float
+    capacity_hours: float
+    owners: float
+    """The sum over owners, against the capacity."""
     workloads: float
-    """The sum of what is recorded by workload."""
+    """What is recorded by workload, against the same by owner."""
     marker: float
-    """The sum of what is recorded as capacity."""
-    unknown: float
-    unallocated_error: float
-    unattributed: float
+    """What is recorded as capacity, against the same."""
+    unknown_seconds: float
+    unattributed_seconds: float
+    unallocated: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Relative errors; ``None`` where the way does not tell."""
+class Row(NamedTuple):
+    """Relative errors of one way to ask; ``None`` where the way does not tell."""
 
-    way: str
     total: float
     worst_namespace: float
     brief: float | None
@@ -59,12 +58,14 @@ class Row:
     active: float | None
 
 
-def recorded_span(server: Server, length: float) -> Span:
+def recorded_span(server: Prometheus, length: float) -> Span:
     """Return the times whose values the first and the last checkpoint hold: the last evaluations before the hours."""
-    return server.newest("owner:gpu_ledger_total:max", 0.0), server.newest("owner:gpu_ledger_total:max", length)
+    newest = "max(timestamp(owner:gpu_ledger_total:max))"
+    first, last = (server.by(newest, OPENS_AT + at)[""] - OPENS_AT for at in (0.0, length))
+    return first, last
 
 
-def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
+def ask(server: Prometheus, jobs: Sequence[Job], length: float) -> list[Told]:
     """Every way to ask for the same day."""
     whole = f"{length / 3600:g}h"
     day = (0.0, length)
@@ -77,23 +78,25 @@ def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
             sums[namespace_of[pod]] += seconds
         return Told(way=way, span=span, by_namespace=sums, by_pod=by_pod, active_seconds=active)
 
+    end = OPENS_AT + length
+
     def daily(series: str) -> dict[str, float]:
         first = f"(last_over_time({series}[15m] offset {whole}) or min_over_time({series}[{whole}]))"
-        return _plain(server.query(f"sum by (pod_name) (last_over_time({series}[{whole}]) - {first})", length))
+        return server.by(f"sum by (pod_name) (last_over_time({series}[{whole}]) - {first})", end)
 
     def recorded(series: str) -> dict[str, float]:
-        query = f"sum by (workload_name) (sum_over_time({series}[{whole}]))"
-        return _plain(server.query(query, length + CHECKPOINT_SECONDS))
+        return server.by(f"sum by (workload_name) (sum_over_time({series}[{whole}]))", end + CHECKPOINT_SECONDS)
 
+    increases = defaultdict[str, float](float)
+    hourly = 'sum by (workload_name) (increase(gpu_ledger_seconds_total{workload_namespace!=""}[1h]))'
+    for labels, values in server.range(hourly, OPENS_AT + 3600.0, end, 3600.0):
+        increases[labels["workload_name"]] += sum(value for _, value in values)
     of_jobs = 'owner:gpu_ledger:delta1h{quantity="seconds",workload_namespace!=""'
     hours = recorded(f"{of_jobs}}}")
     active = sum(recorded(f'{of_jobs},state=~"active.*"}}').values())
-    jobs_series = 'gpu_ledger_seconds_total{workload_namespace!=""}'
-    increases = _plain(server.hourly_sum(f"sum by (workload_name) (increase({jobs_series}[1h]))", int(length // 3600)))
-    counters = _plain(server.query(f"sum by (pod_name) (increase(gpu_pod_allocated_seconds_total[{whole}]))", length))
-    counted = _plain(server.query(f"sum by (pod) (count_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}]))", length))
-    average = f"avg_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}]) * count_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}])"
-    busy = _plain(server.query(f"sum by (pod) ({average})", length))
+    counters = server.by(f"sum by (pod_name) (increase(gpu_pod_allocated_seconds_total[{whole}]))", end)
+    counted = server.by(f"sum by (pod) (count_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}]))", end)
+    busy = server.by(f"sum by (pod) (sum_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}]))", end)
     return [
         pods(RECORDED, hours, active, recorded_span(server, length)),
         pods("the same, against the day itself", hours, active),
@@ -112,25 +115,27 @@ def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
     ]
 
 
-def balance(server: Server, nodes: Sequence[NodeDay], length: float) -> Balance:
+def balance(server: Prometheus, nodes: Sequence[NodeDay], length: float) -> Balance:
     """Hold the recorded ledger, Unallocated and Unattributed included, to the capacity of the day."""
     window = f"[{length / 3600:g}h]"
 
     def recorded(series: str, by: str = "") -> dict[str, float]:
-        return _plain(server.query(f"sum by ({by}) (sum_over_time({series}{window}))", length + CHECKPOINT_SECONDS))
+        at = OPENS_AT + length + CHECKPOINT_SECONDS
+        return server.by(f"sum by ({by}) (sum_over_time({series}{window}))", at)
 
     told = recorded('owner:gpu_ledger:delta1h{quantity="seconds"}', "workload_kind")
     span = recorded_span(server, length)
     capacity = sum(node.gpu_count for node in nodes) * (span[1] - span[0])
     held = sum(truth_of(job, *span).allocated_seconds for node in nodes for job in node.jobs)
+    allocated = sum(told.values())
     return Balance(
-        capacity=capacity,
-        told=sum(told.values()),
-        workloads=sum(recorded('workload:gpu_ledger:delta1h{quantity="seconds"}').values()),
-        marker=sum(recorded("cluster:gpu_capacity_seconds:delta1h").values()),
-        unknown=sum(recorded('owner:gpu_ledger:delta1h{quantity="seconds",state="unknown"}').values()),
-        unallocated_error=told.get("Unallocated", 0.0) - (capacity - held),
-        unattributed=told.get("Unattributed", 0.0),
+        capacity_hours=capacity / 3600,
+        owners=allocated / capacity - 1,
+        workloads=sum(recorded('workload:gpu_ledger:delta1h{quantity="seconds"}').values()) / allocated - 1,
+        marker=sum(recorded("cluster:gpu_capacity_seconds:delta1h").values()) / allocated - 1,
+        unknown_seconds=sum(recorded('owner:gpu_ledger:delta1h{quantity="seconds",state="unknown"}').values()),
+        unattributed_seconds=told.get("Unattributed", 0.0),
+        unallocated=(told.get("Unallocated", 0.0) - (capacity - held)) / capacity,
     )
 
 
@@ -147,7 +152,6 @@ def score(told: Told, jobs: Sequence[Job]) -> Row:
     short = [job for job in inside if job.end_seconds - job.start_seconds < SHORT_SECONDS]
     by_namespace = told.by_namespace
     return Row(
-        way=told.way,
         total=sum(by_namespace.values()) / sum(owed.values()) - 1,
         worst_namespace=max(
             (by_namespace.get(name, 0.0) / seconds - 1 for name, seconds in owed.items() if seconds), key=abs
@@ -170,8 +174,3 @@ def _apart(by_pod: Mapping[str, float], job: Job, truth: Mapping[str, Truth]) ->
     """Seconds of holding that a pod is told too many or too few, whatever its share."""
     weight = job.share_ratio * len(job.gpus)
     return (by_pod.get(job.name, 0.0) - truth[job.name].allocated_seconds) / weight
-
-
-def _plain(rows: Mapping[tuple[str, ...], float]) -> dict[str, float]:
-    """Rows of at most one label, by its value."""
-    return {key[0] if key else "": value for key, value in rows.items()}

@@ -4,7 +4,6 @@ import argparse
 import compileall
 import contextlib
 import datetime as dt
-import json
 import os
 import platform
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import budgets
 import measure
+import stub_node
 from measure import Figures, Subject
 
 from gpu_simulator.stack import free_port
@@ -81,8 +81,13 @@ def running_agent(setting: Setting, directory: Path) -> Iterator[Subject]:
         without = dcgm_stub_support.WITHOUT_GPM if setting.both else ()
         library = stub_support.build(directory / "lib", without=without)
         control = stub_support.control(directory / "control", partitioned=setting.partitioned)
-        pids = _processes(control, partitioned=setting.partitioned)
-        api = stack.enter_context(_node(directory, pids, partitioned=setting.partitioned))
+        pids = stub_node.pids(stub_node.truth(partitioned=setting.partitioned))
+        for place, held in enumerate(pids):
+            if setting.partitioned:
+                control.gpus[place // stub_node.PARTS].instances[place % stub_node.PARTS].pid = held[0]
+            for slot, pid in enumerate(held if not setting.partitioned else ()):
+                control.gpus[place].processes[slot].pid = pid
+        api = stack.enter_context(_node(directory, partitioned=setting.partitioned))
         environment = stub_support.environment(library, directory / "control")
         agent = _agent(directory, environment, devices=len(pids), api=api if setting.both else None)
         if setting.both:
@@ -134,42 +139,19 @@ def _with_dcgm(directory: Path, agent: Subject, *, partitioned: bool) -> Iterato
         )
 
 
-def _processes(control: stub_support.StubControl, *, partitioned: bool) -> dict[str, list[int]]:
-    """Let the driver list processes, which the node's /proc has too; return them by device."""
-    uuids = stub_support.holdable(partitioned=partitioned)
-    each = 1 if partitioned else 2
-    pids = {uuid: [10_000 + each * place + slot for slot in range(each)] for place, uuid in enumerate(uuids)}
-    for place, held in enumerate(pids.values()):
-        if partitioned:
-            control.gpus[place // 7].instances[place % 7].pid = held[0]
-        else:
-            for slot, pid in enumerate(held):
-                control.gpus[place].processes[slot].pid = pid
-    return pids
-
-
 @contextlib.contextmanager
-def _node(directory: Path, pids: dict[str, list[int]], *, partitioned: bool) -> Iterator[str]:
+def _node(directory: Path, *, partitioned: bool) -> Iterator[str]:
     """Serve the node around the agent; the URL of its Kubernetes API."""
     command = [sys.executable, str(ROOT / "benchmarks" / "stub_node.py"), "--directory", str(directory)]
     command += ["--partitioned"] if partitioned else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the simulated node has no pipes")
-    try:
-        process.stdin.write(json.dumps(pids))
-        process.stdin.close()
-        said, _, api = process.stdout.readline().strip().partition(" ")
-        if said != "ready":
-            raise RuntimeError("the simulated node did not start; see above")
-        yield api
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said, _, api = (process.stdout.readline() if process.stdout else "").strip().partition(" ")
+            if said != "ready":
+                raise RuntimeError("the simulated node did not start; see above")
+            yield api
+        finally:
+            process.terminate()
 
 
 def _machine() -> str:

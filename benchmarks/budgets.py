@@ -1,11 +1,11 @@
-"""The figures of a measurement, and every budget of the design with what was measured and what others take."""
+"""The figures of a measurement, and every budget of the design with what was measured."""
 
 import os
 import shutil
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import report_scale
 from accuracy import cases, judge
@@ -23,15 +23,13 @@ REPORT_NODES = 50
 """A short piece of ``report_scale.py``: a report of 30 days over a fleet of 400 GPUs, from a real Prometheus."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """One budget; ``measured`` is ``None`` where it could not be, and ``note`` says why."""
 
     what: str
     unit: str
     budget: float
     measured: float | None
-    anchor: str = ""
     note: str = ""
 
 
@@ -69,42 +67,18 @@ def table(*, whole: Figures, partitioned: Figures, both: Figures) -> str:
         both: 8 GPUs with metadata and DCGM.
     """
     lines = [*_of_agent(whole, partitioned, both), *_of_accuracy(), _of_report()]
-    head = ["### Budgets\n", "| what | measured | budget | | elsewhere |", "|---|---:|---:|---|---|"]
+    head = ["### Budgets\n", "| what | measured | budget | |", "|---|---:|---:|---|"]
     return "\n".join([*head, *(_text(line) for line in lines), ""])
 
 
 def _of_agent(whole: Figures, partitioned: Figures, both: Figures) -> list[Line]:
-    fleet = "dcgm-exporter: 65 MiB on one engine; median 467 to 484 MiB in another's fleet of 32 nodes"
+    memory, cpu = both.alone_bytes / MIB, both.cpu_per_sample_seconds * 100
     return [
-        Line(
-            what="memory alone on a node, 8 GPUs, 110 pods, metadata and DCGM",
-            unit="MiB",
-            budget=90.0,
-            measured=both.alone_bytes / MIB,
-            anchor=fleet,
-        ),
-        Line(
-            what="CPU at 1 sample/s, the same",
-            unit="% of a core",
-            budget=1.0,
-            measured=both.cpu_per_sample_seconds * 100,
-            anchor="dcgm-exporter: 0.06 % of a core on one engine, 4 GPUs",
-        ),
-        Line(
-            what="scrape p99, 8 whole GPUs",
-            unit="ms",
-            budget=5.0,
-            measured=percentile(whole.plain_seconds, 99) * 1e3,
-            anchor="dcgm-exporter: 10 s reported",
-            note=_busy(whole),
-        ),
-        Line(
-            what="scrape p99, 56 MIG instances",
-            unit="ms",
-            budget=12.0,
-            measured=percentile(partitioned.plain_seconds, 99) * 1e3,
-            anchor="as above",
-            note=_busy(partitioned),
+        Line("memory alone on a node, 8 GPUs, 110 pods, metadata and DCGM", "MiB", 90.0, memory),
+        Line("CPU at 1 sample/s, the same", "% of a core", 1.0, cpu),
+        *(
+            Line(f"scrape p99, {what}", "ms", budget, percentile(one.plain_seconds, 99) * 1e3, _busy(one))
+            for what, budget, one in (("8 whole GPUs", 5.0, whole), ("56 MIG instances", 12.0, partitioned))
         ),
     ]
 
@@ -124,35 +98,14 @@ def _of_accuracy() -> list[Line]:
         length = HOURS * 3600.0
         with ProcessPoolExecutor(2) as pool:
             records = list(pool.map(record, nodes, range(len(nodes)), [length] * len(nodes)))
-        rows = judge(cases(records, length)["clean"], nodes, length, 0).rows
-        total = next(abs(row.total) * 100 for row in rows if row.way == RECORDED)
+        total = abs(judge(cases(records, length)["clean"], nodes, length, 0).rows[RECORDED].total) * 100
         pairs = zip(nodes, records, strict=True)
         lost = max(one.conservation_error_seconds / (node.gpu_count * length) for node, one in pairs)
         note = "the whole day: make bench-accuracy"
     return [
-        Line(
-            what=f"GPU-seconds per namespace, {HOURS} h of the real trace",
-            unit="%",
-            budget=0.1,
-            measured=total,
-            anchor="gauges or counters at 30 s: 12 to 20 % lost for pods of 60 s",
-            note=note,
-        ),
-        Line(
-            what="the same, pods under 60 s",
-            unit="%",
-            budget=0.5,
-            measured=None,
-            note=f"of {HOURS} h too few; the mean of 20 whole days: make bench-accuracy",
-        ),
-        Line(
-            what="cost conservation, relative",
-            unit="",
-            budget=1e-9,
-            measured=lost,
-            anchor="OpenCost: 7 times over, $0 or N times on MIG and sharing",
-            note=note,
-        ),
+        Line(f"GPU-seconds per namespace, {HOURS} h of the real trace", "%", 0.1, total, note),
+        Line("the same, pods under 60 s", "%", 0.5, None, f"of {HOURS} h too few; 20 whole days: make bench-accuracy"),
+        Line("cost conservation, relative", "", 1e-9, lost, note),
     ]
 
 
@@ -164,14 +117,7 @@ def _of_report() -> Line:
             with report_scale.recorded(directory, REPORT_NODES) as (server, truth):
                 measured, _ = report_scale.measure(directory, server, truth, "team,model")
         note = "8,000 GPUs: benchmarks/report_scale.py, half an hour"
-    return Line(
-        what=f"30-day report, {REPORT_NODES * 8:,} GPUs, by team and model",
-        unit="s",
-        budget=5.0,
-        measured=measured,
-        anchor="raw counters at 30 s: minutes",
-        note=note,
-    )
+    return Line(f"30-day report, {REPORT_NODES * 8:,} GPUs, by team and model", "s", 5.0, measured, note)
 
 
 def _has_prometheus() -> bool:
@@ -180,8 +126,7 @@ def _has_prometheus() -> bool:
 
 def _text(line: Line) -> str:
     note = f" ({line.note})" if line.note else ""
-    cells = [line.what + note, "", f"{line.budget:g} {line.unit}".strip(), "", line.anchor]
+    measured = verdict = ""
     if line.measured is not None:
-        cells[1] = f"{line.measured:.3g} {line.unit}".strip()
-        cells[3] = "PASS" if line.measured <= line.budget else "OVER"
-    return "| " + " | ".join(cells) + " |"
+        measured, verdict = f"{line.measured:.3g} {line.unit}", "PASS" if line.measured <= line.budget else "OVER"
+    return f"| {line.what}{note} | {measured} | {line.budget:g} {line.unit} | {verdict} |"

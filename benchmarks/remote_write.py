@@ -1,16 +1,22 @@
-"""A real Prometheus, and samples into it over remote write, encoded so that one blob of samples serves many series."""
+"""A real Prometheus: samples into it over remote write, where one blob of samples serves many series, and questions."""
 
 import http.client
-import socket
+import json
 import struct
-import subprocess
-import time
+import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-START_SECONDS, END_SECONDS = 60.0, 120.0
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import fleet_support
+
+Points = list[tuple[float, float]]
+"""Times and values."""
 _BATCH_BYTES = 4 << 20
 _LITERAL_OF_FOUR_LENGTH_BYTES = b"\xfc"
 _LABELS, _SAMPLES, _SERIES = b"\x0a", b"\x12", b"\x0a"
@@ -51,8 +57,8 @@ def encode_samples(times_ms: Sequence[int], values: Iterable[float]) -> bytes:
 class Sender:
     """One connection to a receiver; requests are a few MiB each."""
 
-    def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    def __init__(self, url: str) -> None:
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=300)
         self._waiting: list[bytes] = []
         self._bytes = 0
 
@@ -88,38 +94,66 @@ class Sender:
         self._connection.close()
 
 
-@contextmanager
-def serving(data: Path, config: str, *flags: str, program: str = "prometheus") -> Iterator[int]:
-    """Run a Prometheus on the folder ``data``, with its log and configuration next to it, and yield its port.
+class Prometheus:
+    """The HTTP API of a server on this machine; times are Unix seconds.
 
-    Raises:
-        RuntimeError: It does not start; the end of its log is in the message.
+    Args:
+        url: Without a slash at the end.
     """
-    file, log = data.with_name("prometheus.yml"), data.with_name("log")
-    file.write_text(config, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    command = [program, f"--config.file={file}", f"--storage.tsdb.path={data}", "--web.enable-remote-write-receiver"]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}", *flags], stdout=output, stderr=output
-        )
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _is_ready(port):
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError(f"{program} does not start: {log.read_text()[-500:]}")
-            time.sleep(0.2)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(timeout=END_SECONDS)
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """Return labels and values of an instant query."""
+        when = {} if at is None else {"time": f"{at:.3f}"}
+        rows = self._get("query", query=expression, timeout="10m", **when)["result"]
+        return [(row["metric"], float(row["value"][1])) for row in rows]
+
+    def by(self, expression: str, at: float | None = None) -> dict[str, float]:
+        """Return the values of an instant query by the value of its only label."""
+        return {next(iter(labels.values()), ""): value for labels, value in self.query(expression, at)}
+
+    def range(self, expression: str, first: float, last: float, step: float) -> Iterator[tuple[dict[str, str], Points]]:
+        """Yield labels, and times with values, of a range query."""
+        times = {"start": f"{first:.3f}", "end": f"{last:.3f}", "step": f"{step:g}"}
+        for row in self._get("query_range", query=expression, **times)["result"]:
+            yield row["metric"], [(float(at), float(value)) for at, value in row["values"]]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the rule groups with their rules, as ``/api/v1/rules`` has them."""
+        groups: list[dict[str, Any]] = self._get("rules")["groups"]
+        return groups
+
+    def own(self, *names: str) -> list[float]:
+        """Return metrics of the server itself: for each the sum over its series."""
+        lines = self._ask("/metrics").decode().splitlines()
+        return [
+            sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+            for name in names
+        ]
+
+    def reload(self) -> None:
+        """Have the configuration and the rules read again."""
+        self._ask("/-/reload", b"")
+
+    def collect_garbage(self) -> None:
+        """Run a garbage collection to its end."""
+        self._ask("/debug/pprof/heap?gc=1")
+
+    def _get(self, path: str, **query: str) -> dict[str, Any]:
+        body = urllib.parse.urlencode(query).encode() if query else None
+        data: dict[str, Any] = json.loads(self._ask(f"/api/v1/{path}", body))["data"]
+        return data
+
+    def _ask(self, path: str, body: bytes | None = None) -> bytes:
+        with urllib.request.urlopen(self.url + path, data=body, timeout=660) as answer:  # noqa: S310 - http
+            return bytes(answer.read())
 
 
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
-            return True
-    except OSError:
-        return False
+@contextmanager
+def serving(data: Path, config: str, *options: str, program: str = "prometheus") -> Iterator[Prometheus]:
+    """Run a Prometheus on a folder that takes samples of the past; its log and configuration are next to the folder."""
+    receiver = "--web.enable-remote-write-receiver"
+    with fleet_support.engine(data.parent, data, receiver, *options, program=program, config=config) as (url, _):
+        yield Prometheus(url)

@@ -18,8 +18,8 @@ from typing import Any
 
 import remote_write
 import yaml
-from measure_rules import CPU, Cost, Figures, Meter, Prometheus, table
-from remote_write import Sender, encode_labels, encode_samples
+from measure_rules import CPU, Cost, Figures, Meter, table
+from remote_write import Prometheus, Sender, encode_labels, encode_samples
 from rules_fleet import STEP_SECONDS, Fleet, Pattern, Series
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +29,7 @@ LOOKBACK_SECONDS = 600
 """So much is written of a series that rules do not look back on: they read its newest value."""
 WATCHED_SECONDS = 300
 """Groups with a longer interval are not watched running: once a minute they would get in the way of the others."""
-SETTLE_SECONDS, IDLE_SECONDS, WARM_SECONDS = 30, 60, 90
+SETTLE_SECONDS, IDLE_SECONDS = 30, 60
 RESIDENT = "process_resident_memory_bytes"
 LEARNT_SECONDS = 9000
 OFFSET_SECONDS = 1e6
@@ -120,8 +120,8 @@ def learn(
     Its past is written with the fleet's, as time goes on, and not afterwards: samples out of order are slow to read.
     """
     found: list[Series] = []
-    with tempfile.TemporaryDirectory(prefix="rules-cost-") as name, serving(Path(name), program) as (port, prometheus):
-        sender = Sender(port)
+    with serving(program) as (_, prometheus):
+        sender = Sender(prometheus.url)
         feeder = Feeder(fleet, sender, {}, epoch=epoch, now=time.time())
         while feeder.reached + SCRAPE_SECONDS <= time.time():
             feeder.feed(time.time())
@@ -129,11 +129,10 @@ def learn(
             now, step = feeder.reached - SCRAPE_SECONDS, every[rule["record"]]
             length = int(min(back[rule["record"]], LEARNT_SECONDS))
             times = range(now - length // step * step, now + 1, step)
-            for row in prometheus.query(at_any_time(rule["expr"]), now):
-                value = float(row["value"][1])
+            for found_labels, value in prometheus.query(at_any_time(rule["expr"]), now):
                 counts = "_total" in rule["record"]
                 pattern = Pattern("ramp", value / (now - epoch + OFFSET_SECONDS)) if counts else Pattern("level", value)
-                labels = encode_labels({**row["metric"], **rule.get("labels", {}), "__name__": rule["record"]})
+                labels = encode_labels({**found_labels, **rule.get("labels", {}), "__name__": rule["record"]})
                 sender.add(labels, encode_samples([at * 1000 for at in times], feeder.values(pattern, times)))
                 if back[rule["record"]]:
                     found.append(Series(rule["record"], labels, pattern))
@@ -142,13 +141,16 @@ def learn(
 
 
 @contextlib.contextmanager
-def serving(folder: Path, program: str) -> Iterator[tuple[int, Prometheus]]:
-    """An empty Prometheus that takes remote writes, on a free port."""
-    (folder / "rules").mkdir()
-    window = "storage: {tsdb: {out_of_order_time_window: 3h}}"
-    config = f"global: {{evaluation_interval: 30s}}\nrule_files: [{folder}/rules/*.yaml]\n{window}\n"
-    with remote_write.serving(folder / "data", config, "--web.enable-lifecycle", program=program) as port:
-        yield port, Prometheus(port)
+def serving(program: str) -> Iterator[tuple[Path, Prometheus]]:
+    """Run an empty Prometheus that takes remote writes; its rules are in the folder."""
+    with tempfile.TemporaryDirectory(prefix="rules-cost-") as name:
+        rules = Path(name) / "rules"
+        rules.mkdir()
+        window = "storage: {tsdb: {out_of_order_time_window: 3h}}"
+        config = f"global: {{evaluation_interval: 30s}}\nrule_files: [{rules}/*.yaml]\n{window}\n"
+        data = Path(name) / "data"
+        with remote_write.serving(data, config, "--web.enable-lifecycle", program=program) as prometheus:
+            yield rules, prometheus
 
 
 def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
@@ -158,9 +160,14 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
     back = lookbacks([rule for group in groups for rule in group["rules"]])
     fleet = Fleet(gpus, arguments.ended_owners)
     count = sum(1 for _ in fleet.series(int(time.time())))
-    figures = Figures(gpus=fleet.gpus, pods=fleet.pods, workloads=fleet.workloads, series=count, history_hours=hours)
-    for group in groups:
-        figures.intervals[group["name"]] = seconds(group.get("interval", "30s"))
+    figures = Figures(
+        gpus=fleet.gpus,
+        pods=fleet.pods,
+        workloads=fleet.workloads,
+        series=count,
+        history_hours=hours,
+        intervals={group["name"]: seconds(group.get("interval", "30s")) for group in groups},
+    )
     begun = time.time()
     every = {
         rule["record"]: int(figures.intervals[group["name"]])
@@ -170,36 +177,37 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
     }
     recorded = learn(fleet, groups, every, back, arguments.prometheus, grid(begun))
     say(f"{fleet.gpus} GPUs: rules look back on {len(recorded)} recorded series")
-    with tempfile.TemporaryDirectory(prefix="rules-cost-") as name, serving(Path(name), arguments.prometheus) as server:
-        port, prometheus = server
-        sender = Sender(port)
+    with serving(arguments.prometheus) as (rules, prometheus):
+        sender = Sender(prometheus.url)
         begins = {name: begun - min(back[name], hours * 3600) - LOOKBACK_SECONDS for name in back}
         feeder = Feeder(fleet, sender, begins, epoch=grid(begun), now=begun)
         feeder.recorded, feeder.every = recorded, every
         while feeder.reached + SCRAPE_SECONDS <= time.time():
             feeder.feed(time.time())
         say(f"{fleet.gpus} GPUs: {feeder.samples / 1e6:.1f} M samples in {time.time() - begun:.0f} s")
-        _run(prometheus, feeder, SETTLE_SECONDS)
+        _run(feeder, SETTLE_SECONDS)
         before, since = prometheus.own(CPU)[0], time.time()
-        _run(prometheus, feeder, IDLE_SECONDS)
+        _run(feeder, IDLE_SECONDS)
         figures.cores = (prometheus.own(CPU)[0] - before) / (time.time() - since)
         resident = prometheus.own(RESIDENT)[0]
         meter = Meter(prometheus)
         figures.garbage_cpu = meter.garbage_cpu
         for group in groups:
             for place, rule in enumerate(group["rules"]):
+                name = str(rule.get("record") or rule["alert"])
                 cost = mean_cost(meter, rule["expr"], figures.intervals[group["name"]])
-                figures.costs[group["name"], place, rule_name(rule)] = cost
+                figures.costs[group["name"], place, name] = cost
                 feeder.feed(time.time())
         feeder.recorded = []
         watched = [group for group in groups if figures.intervals[group["name"]] <= WATCHED_SECONDS]
-        (Path(name) / "rules" / "rules.yaml").write_text(yaml.safe_dump({"groups": watched}), encoding="utf-8")
+        (rules / "rules.yaml").write_text(yaml.safe_dump({"groups": watched}), encoding="utf-8")
         prometheus.reload()
-        _run(prometheus, feeder, WARM_SECONDS)  # the first evaluations meet cold caches
-        _run(prometheus, feeder, arguments.minutes * 60, figures)
+        _run(feeder, arguments.minutes * 60)
         figures.resident = resident, prometheus.own(RESIDENT)[0]
-        figures.recorded = _counts(prometheus, 'count by (__name__) ({__name__=~".+:.+"})', "__name__")
-        figures.alerts = _counts(prometheus, "count by (alertname) (ALERTS)", "alertname")
+        figures.recorded = prometheus.by('count({__name__=~".+:.+"})').get("", 0.0)
+        figures.alerts = prometheus.by("count(ALERTS)").get("", 0.0)
+        ran = (rule for group in prometheus.groups() for rule in group["rules"])
+        figures.errors |= {f"{rule['name']}: {rule['lastError']}" for rule in ran if rule.get("lastError")}
         if failed := prometheus.own("prometheus_rule_evaluation_failures_total")[0]:
             figures.errors.add(f"{failed:.0f} evaluations failed")
     return figures
@@ -208,11 +216,6 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
 def at_any_time(expression: str) -> str:
     """An expression that has a value once an hour, so that it has one now."""
     return re.sub(r"and on \(\) \(?minute\(\).*", "", re.sub(r"\[(\d+m):1h\]", r"[\1:1m]", expression))
-
-
-def rule_name(rule: Mapping[str, Any]) -> str:
-    """What a rule records or alerts."""
-    return str(rule.get("record") or rule["alert"])
 
 
 def mean_cost(meter: Meter, expression: str, interval: float) -> Cost:
@@ -224,19 +227,12 @@ def mean_cost(meter: Meter, expression: str, interval: float) -> Cost:
     return Cost(*((often * (turns - 1) + once) / turns for often, once in zip(rest, full, strict=True)))
 
 
-def _run(prometheus: Prometheus, feeder: Feeder, duration: float, figures: Figures | None = None) -> None:
-    """Continue the samples as time passes, and look at the rules where ``figures`` are wanted."""
-    seen: set[tuple[str, str]] = set()
+def _run(feeder: Feeder, duration: float) -> None:
+    """Continue the samples as time passes."""
     end = time.time() + duration
     while time.time() < end:
         feeder.feed(time.time())
-        if figures is not None:
-            figures.note(prometheus.groups(), seen)
         time.sleep(5)
-
-
-def _counts(prometheus: Prometheus, expression: str, label: str) -> dict[str, int]:
-    return {row["metric"][label]: int(row["value"][1]) for row in prometheus.query(expression)}
 
 
 def say(text: str) -> None:

@@ -38,6 +38,7 @@ SMALL_FLEET = FleetPlan(
     currencies=("USD", "EUR"),
 )
 READY_SECONDS = 60.0
+END_PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +110,28 @@ def prometheus(
     directory: Path, blocks: Path, plan: FleetPlan, *options: str, program: str = "prometheus"
 ) -> Iterator[FleetServer]:
     """A real Prometheus over blocks; it scrapes nothing."""
-    config = directory / "prometheus.yml"
-    config.write_text("global: {}\n", encoding="utf-8")
-    port = free_port(0)
+    with engine(directory, blocks, *options, program=program) as (url, process):
+        yield FleetServer(url=url, plan=plan, process=process)
+
+
+@contextmanager
+def engine(
+    directory: Path, data: Path, *options: str, program: str = "prometheus", config: str = "global: {}\n"
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A real Prometheus on a folder; its address and its process."""
+    file, port = directory / "prometheus.yml", free_port(0)
+    file.write_text(config, encoding="utf-8")
     command = [
         tool(program),
-        f"--config.file={config}",
-        f"--storage.tsdb.path={blocks}",
-        "--storage.tsdb.retention.time=10y",
+        f"--config.file={file}",
+        f"--storage.tsdb.path={data}",
+        "--storage.tsdb.retention.time=100y",
         f"--web.listen-address=127.0.0.1:{port}",
         *options,
     ]
-    with _running(command, f"http://127.0.0.1:{port}", "/-/ready", directory / "prometheus.log", plan) as server:
-        yield server
+    url = f"http://127.0.0.1:{port}"
+    with _running(command, f"{url}/-/ready", directory / "prometheus.log") as process:
+        yield url, process
 
 
 @contextmanager
@@ -139,10 +149,11 @@ def victoria(
         "-loggerLevel=ERROR",
         *options,
     ]
-    with _running(command, f"http://127.0.0.1:{port}", "/health", directory / "victoria.log", plan) as server:
+    url = f"http://127.0.0.1:{port}"
+    with _running(command, f"{url}/health", directory / "victoria.log") as process:
         if text is not None:
-            victoria_import(server.url, text)
-        yield server
+            victoria_import(url, text)
+        yield FleetServer(url=url, plan=plan, process=process)
 
 
 def victoria_import(url: str, text: Path) -> None:
@@ -162,21 +173,21 @@ def victoria_import(url: str, text: Path) -> None:
 
 
 @contextmanager
-def _running(command: list[str], url: str, ready: str, log: Path, plan: FleetPlan) -> Iterator[FleetServer]:
+def _running(command: list[str], ready: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + READY_SECONDS
-        while not _answers(url + ready):
+        while not _answers(ready):
             said = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             assert process.poll() is None, f"{command[0]} ended: {said}"
             assert time.monotonic() < deadline, f"{command[0]} was not ready after {READY_SECONDS} s: {said}"
             time.sleep(0.05)
-        yield FleetServer(url=url, plan=plan, process=process)
+        yield process
     finally:
         process.terminate()
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=END_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -110,7 +110,7 @@ class Recorder:
     def __init__(self, url: str, *, shows_late: bool, flush: str = "") -> None:
         self.url = url
         address = urllib.parse.urlsplit(url)
-        self._sender = Sender(int(address.port or 0))
+        self._sender = Sender(url)
         self._questions = http.client.HTTPConnection(str(address.hostname), int(address.port or 0), timeout=60)
         self._shows_late = shows_late
         self._flush = flush
