@@ -7,6 +7,7 @@ python benchmarks/chaos.py --seeds 1..20 --together  # one agent lives through a
 
 import argparse
 import asyncio
+import math
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from chaos_invariants import Judge
 from chaos_machine import Machine, Tools, Weight, tools
 from chaos_node import ChaosNode
 from chaos_schedule import GPU_HANG, Injection, Schedule
+from measure import cpu
 from page_checks import tables
 
 from gpu_simulator.truth import Fault
@@ -86,12 +88,16 @@ async def live(schedules: list[Schedule], at_hand: Tools, log: Path | None = Non
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _busy(node: ChaosNode) -> dict[int, float]:
-    """Return how many cores each process of the agent uses, by process id, while some pages are served."""
-    before, began = node.cpu_seconds(), node.now()
-    await asyncio.gather(asyncio.sleep(AFTER_SECONDS), node.until_pages(AFTER_PAGES, AFTER_SECONDS_MOST))
-    lasted = node.now() - began
-    return {pid: (used - before[pid]) / lasted for pid, used in node.cpu_seconds().items() if pid in before}
+async def _busy(node: ChaosNode) -> float:
+    """Return the cores that each process of the agent uses on average while some pages are served."""
+    processes, began, wanted = node.family(), node.now(), node.judge.checks["page valid"] + AFTER_PAGES
+    try:
+        before = cpu(processes)
+        served = node.until(lambda: node.judge.checks["page valid"] >= wanted, AFTER_SECONDS_MOST)
+        await asyncio.gather(asyncio.sleep(AFTER_SECONDS), served)
+        return (cpu(processes) - before) / (node.now() - began) / len(processes)
+    except OSError:  # a child was replaced
+        return math.inf
 
 
 async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: Outcome) -> None:
@@ -99,22 +105,26 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
     await node.play(chaos_schedule.shifted(schedule, begin))
     await asyncio.sleep(max(0.0, begin + schedule.seconds - node.now()))
     await node.until_quiet()
-    took, why = await node.until_well(WELL_SECONDS)
-    if took is not None:
-        outcome.recovered_seconds.append(took)
+    judge, calm_at, lost = node.judge, node.now(), node.lost_seconds
+
+    def unwell() -> str:
+        return judge.is_well(node.newest, node.now()) if node.newest is not None else "no page"
+
+    why = "" if await node.until(lambda: not unwell(), WELL_SECONDS) else unwell()
+    if not why and node.lost_seconds == lost:
+        outcome.recovered_seconds.append(node.now() - calm_at)
     if why and node.newest is not None:
         lines = (f"{key} {value!r}" for key, value in node.newest.values.items())
         (node.directory / "unwell.txt").write_text("\n".join(lines), encoding="utf-8")
-    node.judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
+    judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
     busy = await _busy(node)
-    if any(ratio > BUSY_RATIO for ratio in busy.values()):
+    if busy > BUSY_RATIO:
         # What is done once, such as loading a library on a busy machine, is over now; what spins is not.
         busy = await _busy(node)
-    for pid, ratio in busy.items():
-        told = f"{ratio:.2f} of a core, process {pid}"
-        node.judge.expect("not busy for nothing", ratio <= BUSY_RATIO, node.now(), told)
+    judge.expect("not busy for nothing", busy <= BUSY_RATIO, node.now(), f"{busy:.2f} of a core each")
     _weigh(node, outcome)
-    node.sum_up()
+    if node.newest is not None:
+        judge.shares(node.newest, node.now())
 
 
 def _chained(schedules: list[Schedule]) -> tuple[list[float], tuple[Injection, ...]]:

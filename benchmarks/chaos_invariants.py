@@ -31,14 +31,8 @@ APART_SECONDS = 0.05
 """The wall clock and the other one are read one after the other when a world begins."""
 CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
 """An answer's stamp is of the question, which may be asked twice."""
-MUST_BE_COUNTED = (
-    ("attribution", {Fault.KUBELET_DOWN, Fault.KUBELET_GARBAGE, Fault.KUBELET_SILENT, Fault.KUBELET_RATE_LIMIT}, 6.0),
-    ("nvml", {Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING}, 2.0),
-)
-"""Parts that cannot have missed faults of these kinds if they lasted for so long without a pause."""
 _ENGINE_STOOD = (Fault.HANG, Fault.ENGINE_HANG, Act.CHILD_STOP)
 """The host engine's next mean is over all of it; the simulated one is in the child's process."""
-_CHILD_AWAY = (Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Fault.HANG)
 HUNG_START_SECONDS = 16.0
 """The same while a GPU hangs: a child that opens the driver then has 12 s before it is replaced."""
 GPU_SLICES = 7
@@ -152,39 +146,6 @@ class Judge(PageChecks):
         """Tell whether a fault of some kinds was there at any instant of a time."""
         wanted = frozenset(kinds)
         return any(one.kind in wanted and one.at <= end and one.end >= begin for one in self.injections)
-
-    def longest(self, kinds: Iterable[str], begin: float, end: float) -> float:
-        """How long faults of some kinds lasted without a pause, at most, within a time."""
-        wanted, best, since, until = frozenset(kinds), 0.0, begin, begin
-        for one in self.injections:
-            if one.kind in wanted and one.end > begin and one.at < end:
-                if one.at > until:
-                    since = one.at
-                until = min(end, max(until, one.end))
-                best = max(best, until - max(since, begin))
-        return best
-
-    def told(self, page: Page, since: float, t: float, *, children_killed: int) -> None:
-        """Compare what an agent has counted with what it must have met, unless this machine had no time.
-
-        Args:
-            page: Of this agent.
-            since: When it began to serve.
-            t: Now.
-            children_killed: How many of its children were killed, without those that were to go anyway.
-        """
-        if self.late:
-            return
-        counted = {carried["part"] for carried, value in page.rows("gpu_exporter_errors_total") if value}
-        away = self.touched(_CHILD_AWAY, since, t)
-        for part, kinds, seconds in MUST_BE_COUNTED:
-            lasted = self.longest(kinds, since, t)
-            if lasted >= seconds and not (part == "nvml" and away):
-                told = f"{part} has no error after {lasted:.1f} s"
-                self.expect("faults are counted", part in counted, t, told)
-        restarts = page.total("gpu_exporter_worker_restarts_total")
-        told = f"{children_killed} killed, none counted"
-        self.expect("faults are counted", restarts > 0 or not children_killed, t, told)
 
     def _money(self, page: Page, t: float) -> None:
         """Compare the cost with the price of the instance type: before the labels are read, nothing is charged."""

@@ -2,14 +2,12 @@
 
 import contextlib
 import errno
-import math
 import mmap
 import os
 import shutil
 import signal
 import struct
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,8 +18,6 @@ from measure import family
 HERE = Path(__file__).parent
 _DISK_BYTES = 512 * 1024
 _CONTROL_BYTES = 16
-BEGINS_SECONDS = 6.0
-"""A process younger than this loads its libraries still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,23 +170,6 @@ def weigh(pid: int, state: Path, series: int) -> Weight | None:
         )
     except OSError:
         return None
-
-
-def cpu_seconds(pid: int) -> dict[int, float]:
-    """What an agent and each of its children have used of a core, by process id; nothing of those that began lately."""
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    processes = ((one, *_times(one)) for one in family(pid))
-    return {one: used for one, used, began in processes if now - began >= BEGINS_SECONDS}
-
-
-def _times(pid: int) -> tuple[float, float]:
-    """CPU seconds of a process, and when it began, in seconds since boot: never, where it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
-        return 0.0, math.inf
-    user, system, began = (int(fields[place]) / os.sysconf("SC_CLK_TCK") for place in (11, 12, 19))
-    return user + system, began
 
 
 def _pss_kib(pid: int) -> int:

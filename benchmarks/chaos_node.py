@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import signal
 import sys
 import time
@@ -15,16 +14,14 @@ from typing import Any, Self
 
 import aiohttp
 from chaos_invariants import PER_GPU_HOUR, Judge
-from chaos_machine import HERE, Machine, Weight, cpu_seconds, send, weigh
+from chaos_machine import HERE, Machine, Weight, send, weigh
 from chaos_schedule import Act, Injection
 from chaos_world import INSTANCE_TYPE, NODE, World
 from load_source import Source
 from measure import family
 from page_checks import Page
 
-from gpu_simulator.api_server import ApiServer, objects_of
-from gpu_simulator.kubelet import KubeletServer
-from gpu_simulator.node import write_filesystem
+from gpu_simulator.node import SimulatedNode
 from gpu_simulator.stack import free_port
 from gpu_simulator.truth import NodeTruth
 
@@ -32,12 +29,8 @@ SCRAPE_SECONDS = 0.5
 LATE_SECONDS = 0.2
 SCRAPE_LIMIT_SECONDS = 10.0
 """Prometheus waits as long by default."""
-STARVED_SECONDS, STARVED_PAGES_SECONDS = 300.0, 60.0
-"""A machine without time is waited for as long, at most: until the node is well, and for the pages after that."""
 START_SECONDS, END_SECONDS = 120.0, 30.0
 """As the kubelet waits by default for the end."""
-GOES_SECONDS = 2.0
-"""A child that was told to go is gone after this, killed if need be."""
 _PRICES = f"""currency: USD
 rows:
   - {{model: '*', instance_type: {INSTANCE_TYPE}, per_gpu_hour: {PER_GPU_HOUR}, source: chaos, as_of: 2026-01-01}}
@@ -45,16 +38,6 @@ rows:
 """
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
-_AGENT = [
-    "--sample-interval",
-    "200ms",
-    "--kubelet-interval",
-    "1s",
-    "--attribution-expiry",
-    "5s",
-    "--state-interval",
-    "1s",
-]
 _FAULTY_DISKS = frozenset({Act.DISK_FULL, Act.DISK_READ_ONLY, Act.DISK_HANG})
 
 
@@ -67,6 +50,8 @@ class ChaosNode:
     judge: Judge
     machine: Machine
     newest: Page | None = None
+    lost_seconds: float = 0.0
+    """How long this machine has had no time for the node's servers."""
     _process: asyncio.subprocess.Process | None = None
     _serving: bool = False
     _started: list[asyncio.subprocess.Process] = field(default_factory=list)
@@ -77,29 +62,18 @@ class ChaosNode:
     _lasting: Counter[str] = field(default_factory=Counter)
     _disk_failed_at: float = -1e9
     _saved_at: float = -1e9
-    _killed: int = 0
-    _serving_since: float = 0.0
-    _released_at: float = -math.inf
 
     async def __aenter__(self) -> Self:
         """Make the node and start the agent."""
-        self._port = free_port(0)
-        self._kubelet = KubeletServer(self.directory / "kubelet.sock", self.truth)
-        self._api = ApiServer(
-            lambda: objects_of(self.truth()),
-            lambda: self.truth().faults,
-            token_file=self.directory / "token",
-            kubeconfig=self.directory / "kubeconfig",
-        )
+        self._port, self._log = free_port(0), self.directory / "agent.log"
+        self._node = SimulatedNode(self.world, self.directory, time.monotonic, self.world.plan.epoch_monotonic)
         # As a Prometheus does, they come from elsewhere than a storm: clients behind one address count as one.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0)),
             timeout=aiohttp.ClientTimeout(total=SCRAPE_LIMIT_SECONDS),
         )
         self.world.plan.write(self.directory / "plan.json")
-        await self._kubelet.start()
-        await self._api.start()
-        self._spawn(self._keep_fresh())
+        await self._node.start()
         self._spawn(self._watch_own_time())
         await self._start()
         for openmetrics in (False, True):
@@ -117,17 +91,7 @@ class ChaosNode:
                 process.kill()
                 await process.wait()
         await self._session.close()
-        await self._api.stop()
-        await self._kubelet.stop()
-
-    @property
-    def _pages(self) -> int:
-        return self.judge.checks["page valid"]
-
-    @property
-    def log(self) -> Path:
-        """What all agents of the node have said."""
-        return self.directory / "agent.log"
+        await self._node.stop()
 
     def now(self) -> float:
         """Time of the world."""
@@ -154,31 +118,36 @@ class ChaosNode:
             await asyncio.sleep(0.1)
             if self.now() > due + LATE_SECONDS:
                 self.judge.late.append(self.now())
-
-    async def _keep_fresh(self) -> None:
-        while True:
-            write_filesystem(self.truth(), self.directory / "proc", self.directory / "pods")
-            await asyncio.sleep(0.5)
+                self.lost_seconds += self.now() - due
 
     # The agent
 
     def _command(self, port: int) -> list[str]:
-        files = ("--kubelet-socket", "kubelet.sock"), ("--proc-root", "proc"), ("--pod-log-root", "pods")
-        made = [*files, ("--kubeconfig", "kubeconfig"), ("--state-dir", "state"), ("--lock-dir", "lock")]
-        made += [("--price-book", "prices.yaml")]
-        given = [word for flag, name in made for word in (flag, str(self.directory / name))]
-        if self._has_web_config:
-            given += ["--web-config", str(self.directory / "web.yaml")]
+        node, directory = self._node, self.directory
+        options = {
+            "listen": f"127.0.0.1:{port}",
+            "node-name": NODE,
+            "sample-interval": "200ms",
+            "kubelet-interval": "1s",
+            "attribution-expiry": "5s",
+            "state-interval": "1s",
+            "release-seconds": "1s",
+            "kube-metadata": "on",
+            "kube-start-jitter": "0ms",
+            "kubelet-socket": node.kubelet_socket,
+            "proc-root": node.proc_root,
+            "pod-log-root": node.pod_log_root,
+            "kubeconfig": node.kubeconfig,
+            "state-dir": directory / "state",
+            "lock-dir": directory / "lock",
+            "price-book": directory / "prices.yaml",
+        }
+        if any(one.kind == Act.WEB for one in self.judge.injections):
+            options["web-config"] = directory / "web.yaml"
         if self.judge.with_dcgm:
-            given += ["--dcgm-address", "localhost:5555"]
-        plain = ["--listen", f"127.0.0.1:{port}", "--node-name", NODE, "--kube-metadata", "on"]
-        plain += ["--kube-start-jitter", "0ms", "--release-seconds", "1s"]
-        launcher = [sys.executable, str(HERE / "chaos_agent.py"), "agent", str(self.directory / "plan.json")]
-        return [*launcher, *_AGENT, *plain, *given]
-
-    @property
-    def _has_web_config(self) -> bool:
-        return any(one.kind == Act.WEB for one in self.judge.injections)
+            options["dcgm-address"] = "localhost:5555"
+        launcher = [sys.executable, str(HERE / "chaos_agent.py"), "agent", str(directory / "plan.json")]
+        return [*launcher, *(f"--{name}={value}" for name, value in options.items())]
 
     async def _start(self) -> None:
         """Start an agent and wait until it listens."""
@@ -188,8 +157,7 @@ class ChaosNode:
 
     def _serve(self, process: asyncio.subprocess.Process, since: float) -> None:
         """Let an agent that listens since a time of the world be the one of the node."""
-        self._process, self._told, self._killed = process, False, 0
-        self._serving, self._serving_since = True, since
+        self._process, self._told, self._serving = process, False, True
         self.judge.agent_since = since
         self._spawn(self._watch(process))
 
@@ -199,7 +167,7 @@ class ChaosNode:
         (self.directory / "web.yaml").write_text(_WEB, encoding="utf-8")
         own = next(one for one in self.truth().pods if one.owner_kind == "DaemonSet" and one.namespace == "kube-system")
         names = {"POD_NAMESPACE": own.namespace, "POD_NAME": own.name}
-        with self.log.open("ab") as log:
+        with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command(port),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -226,7 +194,7 @@ class ChaosNode:
             self.judge.note("agent lives", self.now(), f"it ended with code {code}: {self._last_words()}")
 
     def _last_words(self) -> str:
-        return " | ".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])[-600:]
+        return " | ".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])[-600:]
 
     def _url(self, path: str) -> str:
         return f"http://127.0.0.1:{self._port}{path}"
@@ -333,16 +301,12 @@ class ChaosNode:
         while self._lasting.total() or self._restarting.locked():  # noqa: ASYNC110 - many ways to end, looking is plain
             await asyncio.sleep(0.05)
 
-    async def until_pages(self, count: int, seconds: float) -> None:
-        """Wait for pages that are held to the truth, for so many seconds of a machine that has time at most."""
-        began, wanted, until = self.now(), self._pages + count, self.now() + seconds
-        while self._pages < wanted and (now := self.now()) < until:
-            if self._had_no_time(max(began, now - 1.0)):
-                until = min(now + seconds, began + STARVED_PAGES_SECONDS)
+    async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something holds; time in which this machine had none does not count."""
+        began, lost = self.now(), self.lost_seconds
+        while not holds() and self.now() - began - (self.lost_seconds - lost) < seconds:  # noqa: ASYNC110 - many ways to end
             await asyncio.sleep(0.05)
-
-    def _had_no_time(self, since: float) -> bool:
-        return bool(self.judge.late) and self.judge.late[-1] > since
+        return holds()
 
     async def _act(self, one: Injection) -> None:
         act = Act(one.kind)
@@ -354,12 +318,10 @@ class ChaosNode:
                 case Act.AGENT_OVERLAP:
                     await self._overlap()
                 case Act.CHILD_KILL:
-                    told_to_go = self.now() - self._released_at < GOES_SECONDS  # no loss, however it ends
-                    self._killed += bool(self._signal_child(signal.SIGKILL) and self._serving and not told_to_go)
+                    self._signal_child(signal.SIGKILL)
                 case Act.HANGUP:
                     self._signal(signal.SIGHUP)
                 case Act.RELEASE:
-                    self._released_at = self.now()
                     self._signal(signal.SIGUSR1)
                 case Act.STORM:
                     await self._crowd(one.seconds, "scrapes", 40)
@@ -436,19 +398,12 @@ class ChaosNode:
 
     def _signal_child(self, number: signal.Signals) -> int:
         """Send a signal to one of the agent's children, the one or the other; its id, 0 where there was none."""
-        there = family(self._process.pid)[1:] if self._process else ()
+        there = self.family()[1:]
         if not there:
             return 0
         pid = there[int(self.now() * 1000) % len(there)]
         send(pid, number)
         return pid
-
-    def sum_up(self) -> None:
-        """Hold what the agent has measured and counted so far to what happened."""
-        if self.newest is not None:
-            self.judge.shares(self.newest, self.now())
-            if self._serving:
-                self.judge.told(self.newest, self._serving_since, self.now(), children_killed=self._killed)
 
     def weigh(self) -> Weight | None:
         """What the agent takes now; ``None`` where it is not there."""
@@ -456,27 +411,6 @@ class ChaosNode:
             return None
         return weigh(self._process.pid, self.machine.state, self.newest.living())
 
-    def cpu_seconds(self) -> dict[int, float]:
-        """What the agent and its children have used of a core so far, by process id."""
-        return {} if self._process is None else cpu_seconds(self._process.pid)
-
-    async def until_well(self, seconds: float) -> tuple[float | None, str]:
-        """Wait until a page is the whole truth; time in which this machine had none does not count.
-
-        Args:
-            seconds: How long at most, while the machine has time.
-
-        Returns:
-            Seconds that it took, ``None`` where the machine had no time; and what was missing if it never was well.
-        """
-        began, until, starved = self.now(), self.now() + seconds, False
-        why, looked = "no page", None
-        while (now := self.now()) < until:
-            if self.newest is not None and self.newest is not looked:
-                looked = self.newest
-                if not (why := self.judge.is_well(looked, now)):
-                    return None if starved else now - began, ""
-            if self._had_no_time(max(began, now - 1.0)):
-                starved, until = True, min(now + seconds, began + STARVED_SECONDS)
-            await asyncio.sleep(0.05)
-        return seconds, why
+    def family(self) -> tuple[int, ...]:
+        """Return the process ids of the agent and its children."""
+        return family(self._process.pid) if self._process is not None else ()

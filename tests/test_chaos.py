@@ -374,20 +374,6 @@ def test_a_gpu_that_is_up_by_a_reading_of_long_ago_is_a_violation() -> None:
     assert kinds(judge) == {"nothing old is shown"}
 
 
-def test_a_driver_that_was_away_for_seconds_and_nobody_counted_is_a_violation() -> None:
-    judge = judge_of(
-        Injection(kind=Fault.DRIVER_UNLOADED, at=5.0, seconds=1.5),
-        Injection(kind=Fault.LIBRARY_MISSING, at=6.0, seconds=2.0),
-    )
-    counted = parse('gpu_exporter_errors_total{part="nvml",reason="x"} 1')
-    judge.told(parse("a 1"), 0.0, 6.4, children_killed=0)
-    judge.told(counted, 0.0, 20.0, children_killed=0)
-    assert not judge.violations
-    judge.told(parse("a 1"), 0.0, 20.0, children_killed=0)
-    judge.told(counted, 0.0, 20.0, children_killed=1)
-    assert [one.kind for one in judge.violations] == ["faults are counted"] * 2
-
-
 def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_two() -> None:
     judge = judge_of()
     judge.stepped(10.0, 10.1, HOUR)
