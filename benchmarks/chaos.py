@@ -21,9 +21,9 @@ from statistics import median, quantiles
 import chaos_schedule
 import chaos_world
 from chaos_invariants import Judge
-from chaos_machine import Machine, Tools, Weight, tools
+from chaos_machine import Machine, Weight, built_clock
 from chaos_node import ChaosNode
-from chaos_schedule import GPU_HANG, Injection, Schedule
+from chaos_schedule import CLOCK_LIKE, GPU_HANG, Injection, Schedule
 from measure import cpu
 from page_checks import tables
 
@@ -64,7 +64,7 @@ class Outcome:
         return "\n".join([f"seeds {self.seeds}: {counts}, well after {well} s, {len(violations)} violations", *some])
 
 
-async def live(schedules: list[Schedule], at_hand: Tools, log: Path | None = None) -> Outcome:
+async def live(schedules: list[Schedule], clock: Path | None, log: Path | None = None) -> Outcome:
     """Let one agent live through schedules, one after the other."""
     starts, injections = _chained(schedules)
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -74,7 +74,7 @@ async def live(schedules: list[Schedule], at_hand: Tools, log: Path | None = Non
     faults = Counter(one.kind for one in injections)
     outcome = Outcome(seeds=tuple(one.seed for one in schedules), faults=faults, judge=judge)
     try:
-        with Machine(directory, at_hand) as machine:
+        with Machine(directory, clock) as machine:
             async with ChaosNode(directory=directory, world=world, judge=judge, machine=machine) as node:
                 for begin, schedule in zip(starts, schedules, strict=True):
                     await _through(node, begin, schedule, outcome)
@@ -95,7 +95,7 @@ async def _busy(node: ChaosNode) -> float:
         before = cpu(processes)
         served = node.until(lambda: node.judge.checks["page valid"] >= wanted, AFTER_SECONDS_MOST)
         await asyncio.gather(asyncio.sleep(AFTER_SECONDS), served)
-        return (cpu(processes) - before) / (node.now() - began) / len(processes)
+        return (cpu(processes) - before) / (node.now() - began) / max(1, len(processes))
     except OSError:  # a child was replaced
         return math.inf
 
@@ -158,11 +158,11 @@ def _weigh(node: ChaosNode, outcome: Outcome) -> None:
         judge.expect(f"no growth of {what}", after <= before + most, now, f"from {before} to {after}")
 
 
-async def run(arguments: argparse.Namespace, at_hand: Tools) -> list[Outcome]:
+async def run(arguments: argparse.Namespace, clock: Path | None) -> list[Outcome]:
     """Run all seeds, some of them side by side."""
+    faults, seconds, without = arguments.faults, arguments.seconds, frozenset[str]() if clock else CLOCK_LIKE
     drawn = [
-        chaos_schedule.draw(seed, faults=arguments.faults, seconds=arguments.seconds, without=at_hand.cannot)
-        for seed in _seeds(arguments.seeds)
+        chaos_schedule.draw(seed, faults=faults, seconds=seconds, without=without) for seed in _seeds(arguments.seeds)
     ]
     groups = [drawn] if arguments.together else [[one] for one in drawn]
     side_by_side = asyncio.Semaphore(arguments.jobs)
@@ -172,7 +172,7 @@ async def run(arguments: argparse.Namespace, at_hand: Tools) -> list[Outcome]:
         async with side_by_side:
             if arguments.show:
                 print("\n".join(each.text() for each in group), flush=True)
-            outcome = await live(group, at_hand, arguments.log)
+            outcome = await live(group, clock, arguments.log)
             outcomes.append(outcome)
             print(f"{len(outcomes)}/{len(groups)} {outcome}", flush=True)
 
@@ -188,7 +188,7 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
+def show(outcomes: list[Outcome]) -> None:
     """Print the tables."""
     faults = sum((one.faults for one in outcomes), Counter[str]())
     checks = sum((one.judge.checks for one in outcomes), Counter[str]())
@@ -202,8 +202,6 @@ def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
             print(*one.weights, sep="\n")
         if one.judge.violations:
             print(f"VIOLATED with seeds {one.seeds}: again with `make chaos SEEDS={one.seeds[0]}`")
-    if cannot:
-        print(f"left out on this machine: {', '.join(sorted(cannot))}")
 
 
 def main() -> int:
@@ -220,9 +218,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # agents and mounts are not left behind
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-tools-") as directory:
-        at_hand = tools(Path(directory))
-        outcomes = asyncio.run(run(arguments, at_hand))
-    show(outcomes, at_hand.cannot)
+        clock = built_clock(Path(directory))
+        outcomes = asyncio.run(run(arguments, clock))
+    show(outcomes)
+    print("" if clock else f"without a C compiler {sorted(CLOCK_LIKE)} are left out")
     print(f"{time.monotonic() - began:.0f} s in all")
     return 1 if any(one.judge.violations for one in outcomes) else 0
 

@@ -38,7 +38,6 @@ rows:
 """
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
-_FAULTY_DISKS = frozenset({Act.DISK_FULL, Act.DISK_READ_ONLY, Act.DISK_HANG})
 
 
 @dataclass(kw_only=True)
@@ -73,6 +72,7 @@ class ChaosNode:
             timeout=aiohttp.ClientTimeout(total=SCRAPE_LIMIT_SECONDS),
         )
         self.world.plan.write(self.directory / "plan.json")
+        (self.directory / "state").mkdir()
         await self._node.start()
         self._spawn(self._watch_own_time())
         await self._start()
@@ -249,9 +249,8 @@ class ChaosNode:
 
     def _all_is_saved(self) -> bool:
         """Whether what has been shown has been saved: the last page said so, and no disk failed since long before."""
-        failing = any(self._lasting[kind] for kind in _FAULTY_DISKS)
         said = self.newest is not None and self.newest.one("gpu_exporter_state_saved") == 1.0
-        return said and not failing and self._saved_at > self._disk_failed_at + 2.5
+        return said and not self._lasting[Act.DISK_HANG] and self._saved_at > self._disk_failed_at + 2.5
 
     # Clients
 
@@ -351,7 +350,7 @@ class ChaosNode:
             await asyncio.sleep(one.seconds)
         finally:
             undo()
-            if act in _FAULTY_DISKS:
+            if act is Act.DISK_HANG:
                 self._disk_failed_at = self.now()
 
     def _begin(self, act: Act, one: Injection) -> Callable[[], None]:
@@ -363,8 +362,6 @@ class ChaosNode:
         pairs: dict[Act, tuple[Callable[[], None], Callable[[], None]]] = {
             Act.CLOCK: (partial(self._step, one.parameter), partial(self._step, 0.0)),
             Act.DISK_HANG: (partial(machine.hang, hangs=True), partial(machine.hang, hangs=False)),
-            Act.DISK_READ_ONLY: (partial(machine.remount, writable=False), partial(machine.remount, writable=True)),
-            Act.DISK_FULL: (machine.fill, machine.empty),
             Act.PRICES: self._spoiler("prices.yaml", _PRICES, hangup=True),
             Act.WEB: self._spoiler("web.yaml", _WEB, hangup=False),
         }
@@ -372,7 +369,7 @@ class ChaosNode:
         begin()
 
         def undo() -> None:
-            if act is Act.DISK_FULL or self._lasting[act] == 1:  # room is counted there
+            if self._lasting[act] == 1:
                 end()
 
         return undo
@@ -409,7 +406,7 @@ class ChaosNode:
         """What the agent takes now; ``None`` where it is not there."""
         if self._process is None or self.newest is None:
             return None
-        return weigh(self._process.pid, self.machine.state, self.newest.living())
+        return weigh(self._process.pid, self.directory / "state", self.newest.living())
 
     def family(self) -> tuple[int, ...]:
         """Return the process ids of the agent and its children."""

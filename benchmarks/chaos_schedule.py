@@ -35,8 +35,6 @@ class Act(StrEnum):
     """SIGUSR1: the driver is closed for a second."""
     CLOCK = "clock_step"
     """The wall clock is set by ``parameter`` seconds, and back when it is over."""
-    DISK_FULL = "disk_full"
-    DISK_READ_ONLY = "disk_read_only"
     DISK_HANG = "disk_hang"
     STORM = "scrape_storm"
     HALF_OPEN = "half_open"
@@ -88,7 +86,7 @@ ONE_GPU_CHANCE = 0.2
 """Of a schedule in which a single GPU is faulty, and nothing that concerns the others."""
 HUNG_SECONDS = (8.0, 14.0)
 """How long a GPU's calls hang: longer than it takes to find that out, so that the others are seen to go on."""
-CLOCK_LIKE = (Act.CLOCK, Act.DISK_HANG)
+CLOCK_LIKE = frozenset({Act.CLOCK, Act.DISK_HANG})
 """They need the library in front of the agent's C library."""
 
 
