@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chaos_schedule import GPU_HANG, GPUS, OF_ALL_GPUS, OF_ONE_GPU, Act, Injection
-from chaos_world import EXACT_SECONDS, HELD_MODEL, STEADY, World
+from chaos_world import HELD_MODEL, STEADY, World
 from page_checks import Page, PageChecks
 
 from gpu_simulator.truth import GPU_FAULTS, Fault, GpuTruth, Load, NodeTruth
@@ -127,11 +127,9 @@ class Judge(PageChecks):
         return found[0] if found and max(found) - min(found) <= AROUND_SECONDS else None
 
     def truths(self, begin: float, end: float) -> list[NodeTruth]:
-        """The node at instants of a time, those at which its layout changes among them."""
+        """Return the node at instants of a time."""
         first, last = math.floor(begin / _STEP_SECONDS), math.ceil(end / _STEP_SECONDS)
-        instants = {number * _STEP_SECONDS for number in range(first, last + 1)}
-        instants.update(at + EXACT_SECONDS for at, _ in self.world.plan.segments if begin < at < end)
-        return [self.world.at(at) for at in sorted(instants)]
+        return [self.world.at(number * _STEP_SECONDS) for number in range(first, last + 1)]
 
     def covered(self, kinds: Iterable[str], begin: float, end: float, gpu: int | None = None) -> bool:
         """Tell whether faults of some kinds last for the whole of a time, one after the other."""
@@ -215,8 +213,6 @@ class Judge(PageChecks):
 
     def _holders(self, page: Page, sampled: float | None, answered: float | None, t: float) -> None:
         if answered is None or sampled is None or t - answered > EXPIRY_SECONDS - 0.5:
-            return
-        if self.touched(("mig_reconfiguration",), min(sampled, answered) - 1.0, t):
             return
         # What the page says it does not know it says of nobody; in the end it must know.
         states = [carried for carried, value in page.rows("gpu_allocation_state") if value]

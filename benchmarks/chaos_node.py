@@ -326,7 +326,7 @@ class ChaosNode:
                     await self._crowd(one.seconds, "scrapes", 40)
                 case Act.HALF_OPEN:
                     await self._crowd(one.seconds, "begins", 25)
-                case Act.MIG | Act.XID:
+                case Act.XID:
                     pass
                 case _:
                     await self._last(act, one)

@@ -18,8 +18,6 @@ _KINDS_OF_A_SEED = (10, 20)
 class Act(StrEnum):
     """What is done to the agent and its node from outside; everything else is a ``Fault`` of the scenario."""
 
-    MIG = "mig_reconfiguration"
-    """GPU 2 is divided in another way, under other pods."""
     XID = "xid"
     CHILD_KILL = "child_kill"
     CHILD_STOP = "child_stop"
@@ -70,7 +68,7 @@ _RARE: dict[str, int] = {
 OF_ALL_GPUS = frozenset(
     {
         *(Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING, Fault.HANG, Fault.SLOW),
-        *(Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Act.MIG, Act.CLOCK),
+        *(Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Act.CLOCK),
         *(Act.AGENT_KILL, Act.AGENT_TERM, Act.AGENT_OVERLAP),
         *(Fault.ENGINE_DOWN, Fault.ENGINE_HANG, Fault.ENGINE_SLOW, Fault.PROFILING_PAUSED),
     }
@@ -198,9 +196,7 @@ def _injection(kind: str, at: float, chance: random.Random, one_gpu: int | None)
     elif kind == Act.XID:
         parameter = float(chance.choice((13, 31, 48, 63, 74, 79, 94, 95, 119)))
     lasts = 0.0 if kind in _INSTANTS else min(LONGEST_SECONDS, SHORTEST_SECONDS + chance.expovariate(1.0))
-    if kind == Act.MIG:
-        lasts = max(lasts, 1.0)
-    elif kind == GPU_HANG:
+    if kind == GPU_HANG:
         lasts = chance.uniform(*HUNG_SECONDS)
     return Injection(kind=kind, at=at, seconds=round(lasts, 2), gpu=gpu, parameter=parameter)
 
