@@ -9,22 +9,21 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import budgets
 import measure
 import stub_node
-from measure import Figures, Subject
-
-from gpu_simulator.stack import free_port
+from measure import Figures
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import dcgm_stub_support  # noqa: E402 - lies with the tests, which the line above makes importable
 import stub_support  # noqa: E402 - as above
+from agent_support import AgentProcess, matching, running_agent  # noqa: E402 - as below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +61,8 @@ def main() -> int:
     compileall.compile_dir(ROOT / "exporter", quiet=1)
     measured: dict[str, Figures] = {}
     for setting in (one for one in SETTINGS if arguments.only in one.title):
-        with tempfile.TemporaryDirectory(prefix="bench-") as name:
-            directory = Path(name)
-            with running_agent(setting, directory) as agent:
-                figures = measure.measure(agent, seconds=arguments.seconds, log=directory / "agent.log")
+        with tempfile.TemporaryDirectory(prefix="bench-") as name, running(setting, Path(name)) as agent:
+            figures = measure.measure(agent.process.pid, agent.port, arguments.seconds)
         measured[setting.title] = figures
         print(budgets.figures_table(setting.title, figures), flush=True)
     if not arguments.only:
@@ -75,68 +72,50 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def running_agent(setting: Setting, directory: Path) -> Iterator[Subject]:
-    """Simulate a node in processes that are not counted, and yield how its agent is started."""
+def running(setting: Setting, directory: Path) -> Iterator[AgentProcess]:
+    """Run an agent that shows everything it should, on a node of processes that are not counted."""
+    partitioned = setting.partitioned
     with contextlib.ExitStack() as stack:
         without = dcgm_stub_support.WITHOUT_GPM if setting.both else ()
         library = stub_support.build(directory / "lib", without=without)
-        control = stub_support.control(directory / "control", partitioned=setting.partitioned)
-        pids = stub_node.pids(stub_node.truth(partitioned=setting.partitioned))
+        control = stub_support.control(directory / "control", partitioned=partitioned)
+        pids = stub_node.pids(stub_node.truth(partitioned=partitioned))
         for place, held in enumerate(pids):
-            if setting.partitioned:
+            if partitioned:
                 control.gpus[place // stub_node.PARTS].instances[place % stub_node.PARTS].pid = held[0]
-            for slot, pid in enumerate(held if not setting.partitioned else ()):
+            for slot, pid in enumerate(held if not partitioned else ()):
                 control.gpus[place].processes[slot].pid = pid
-        api = stack.enter_context(_node(directory, partitioned=setting.partitioned))
-        environment = stub_support.environment(library, directory / "control")
-        agent = _agent(directory, environment, devices=len(pids), api=api if setting.both else None)
+        api = stack.enter_context(_node(directory, partitioned=partitioned))
+        environment, prefix = stub_support.environment(library, directory / "control"), list[str]()
+        options = [
+            "--node-name",
+            "bench",
+            "--kubelet-socket",
+            str(directory / "kubelet.sock"),
+            "--sample-interval",
+            "1s",
+        ]
+        options += ["--proc-root", str(directory / "proc"), "--pod-log-root", str(directory / "pods")]
         if setting.both:
-            agent = stack.enter_context(_with_dcgm(directory, agent, partitioned=setting.partitioned))
+            prefix = [sys.executable, str(ROOT / "benchmarks" / "in_pod.py"), str(directory)]
+            host, _, number = api.removeprefix("https://").partition(":")
+            environment |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": number, "PYTHONPATH": str(ROOT)}
+            library, place = dcgm_stub_support.build(directory / "dcgm"), directory / "dcgm-control"
+            dcgm_stub_support.control(place, partitioned=partitioned)
+            engine = stack.enter_context(dcgm_stub_support.Engine(library, place))
+            environment = dcgm_stub_support.environment(library, place, beside=environment)
+            options += ["--kube-metadata", "on", "--kube-start-jitter", "0s", "--dcgm-address", engine.address]
+
+        def ready(page: Mapping[str, float]) -> bool:
+            infos = matching(page, "gpu_pod_info")
+            owned = [one for one in infos if 'workload_kind="Job"' in one]
+            profiled = matching(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+            whole = not setting.both or len(owned) == len(pids) <= len(profiled)
+            return whole and len(infos) == len(pids) and bool(matching(page, "gpu_pod_activity_ratio"))
+
+        agent = stack.enter_context(running_agent(*options, prefix=prefix, env=environment, is_fork=False))
+        agent.until(ready, "every device with its holder")
         yield agent
-
-
-def _agent(directory: Path, environment: dict[str, str], *, devices: int, api: str | None) -> Subject:
-    port = free_port(0)
-    start = ["-m", "exporter"]
-    if api:
-        start = [str(ROOT / "benchmarks" / "in_pod.py"), str(directory)]
-        host, _, number = api.removeprefix("https://").partition(":")
-        environment = {**environment, "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": number}
-    command = [sys.executable, *start, "agent", "--listen", f"127.0.0.1:{port}", "--node-name", "bench"]
-    command += ["--kubelet-socket", str(directory / "kubelet.sock"), "--proc-root", str(directory / "proc")]
-    command += ["--pod-log-root", str(directory / "pods"), "--sample-interval", "1s"]
-    command += ["--lock-dir", str(directory / "lock")]
-    if api:
-        command += ["--kube-metadata", "on", "--kube-start-jitter", "0s"]
-    owned = devices if api else 0
-
-    def ready(page: str) -> bool:
-        infos = [line for line in page.splitlines() if line.startswith("gpu_pod_info{")]
-        active = page.count("\ngpu_pod_activity_ratio{") > 0
-        return len(infos) == devices and active and sum('workload_kind="Job"' in line for line in infos) >= owned
-
-    return Subject(
-        name="agent", command=command, environment={**environment, "PYTHONPATH": str(ROOT)}, port=port, ready=ready
-    )
-
-
-@contextlib.contextmanager
-def _with_dcgm(directory: Path, agent: Subject, *, partitioned: bool) -> Iterator[Subject]:
-    """Give the agent a host engine, as a process that is not counted."""
-    library, control = dcgm_stub_support.build(directory / "dcgm"), directory / "dcgm-control"
-    block = dcgm_stub_support.control(control, partitioned=partitioned)
-    with dcgm_stub_support.Engine(library, control) as engine:
-
-        def ready(page: str) -> bool:
-            profiled = page.count("\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{")
-            return agent.ready(page) and profiled >= block.gpu_count * (7 if partitioned else 1)
-
-        yield replace(
-            agent,
-            command=[*agent.command, "--dcgm-address", engine.address],
-            environment=dcgm_stub_support.environment(library, control, beside=agent.environment),
-            ready=ready,
-        )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Runs the command line as in a pod whose service account lies elsewhere: ``in_pod.py FOLDER agent ...``."""
+"""Runs the agent as in a pod with its service account in a folder: ``in_pod.py FOLDER python -m exporter agent ...``."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,8 @@ from exporter.kube import credentials
 
 if __name__ == "__main__":
     # A pod has it in a folder that only root could make here. Those who use it are imported by the command line.
-    credentials.SERVICE_ACCOUNT = Path(sys.argv.pop(1))
+    credentials.SERVICE_ACCOUNT = Path(sys.argv[1])
+    del sys.argv[1:5]
     from exporter.cli import main
 
     sys.exit(main())

@@ -3,15 +3,12 @@
 import contextlib
 import http.client
 import math
-import os
 import re
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-READY_SECONDS = 60.0
 WARM_UP_SECONDS = 12.0
 """In its first ten seconds the agent also makes up for its start: first lists, first save, first collections."""
 SCRAPES, PAUSE_SECONDS = 200, 0.02
@@ -72,17 +69,6 @@ def _held(pid: int, seen: set[tuple[str, str, int]]) -> Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """An exporter to start. ``ready`` says whether a page shows everything that it should show."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    port: int
-    ready: Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What an exporter cost. It takes one sample a second, so CPU seconds per second are CPU per sample."""
 
@@ -104,48 +90,6 @@ class Figures:
     def alone_bytes(self) -> int:
         """Memory of all processes on a node where nothing else shares their pages."""
         return sum(one.size_bytes for one in self.held)
-
-
-class NotReadyError(RuntimeError):
-    """The exporter did not show what it should in time."""
-
-
-def measure(subject: Subject, *, seconds: float, log: Path) -> Figures:
-    """Start the exporter, measure it for about ``2 * seconds`` plus the scrapes, and end it.
-
-    Raises:
-        NotReadyError: with the end of its log.
-    """
-    with started(subject, log) as process:
-        time.sleep(WARM_UP_SECONDS)
-        return _figures(subject, family(process.pid), seconds)
-
-
-@contextlib.contextmanager
-def started(subject: Subject, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the exporter, wait until it is ready, and end it.
-
-    Raises:
-        NotReadyError: with the end of its log.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            list(subject.command),
-            env={**os.environ, **subject.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait(subject, process, log)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def scrape(port: int, *, gzip: bool = False) -> tuple[float, bytes]:
@@ -206,20 +150,10 @@ def _name_of(place: int, pid: int) -> str:
     return "child for DCGM" if b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes() else "child"
 
 
-def _wait(subject: Subject, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + READY_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            if subject.ready(scrape(subject.port)[1].decode()):
-                return
-        except (OSError, RuntimeError):
-            pass
-        time.sleep(0.25)
-    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-    raise NotReadyError(f"{subject.name} did not become ready in {READY_SECONDS:.0f} s; its log ends:\n{tail}")
-
-
-def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures:
+def measure(pid: int, port: int, seconds: float) -> Figures:
+    """Measure a running agent for about ``2 * seconds`` plus the scrapes."""
+    time.sleep(WARM_UP_SECONDS)
+    pids = family(pid)
     before = cpu(pids)
     started = time.monotonic()
     time.sleep(seconds)
@@ -229,18 +163,18 @@ def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures
     before = cpu(pids)
     started = time.monotonic()
     # A little more than the sample interval: never the same snapshot twice, at every phase of it.
-    fresh = scrapes(subject.port, count=count, pause_seconds=1.05)
+    fresh = scrapes(port, count=count, pause_seconds=1.05)
     spent = cpu(pids) - before
     per_scrape = max(0.0, spent - idle_rate * (time.monotonic() - started)) / count
 
     held = alone(pids)
-    (_, page), (_, zipped) = scrape(subject.port), scrape(subject.port, gzip=True)
+    (_, page), (_, zipped) = scrape(port), scrape(port, gzip=True)
     return Figures(
         cpu_per_sample_seconds=idle_rate,
         cpu_per_scrape_seconds=per_scrape,
         fresh_seconds=fresh,
-        plain_seconds=fresh + scrapes(subject.port, count=SCRAPES, pause_seconds=PAUSE_SECONDS),
-        gzip_seconds=scrapes(subject.port, count=SCRAPES, pause_seconds=PAUSE_SECONDS, gzip=True),
+        plain_seconds=fresh + scrapes(port, count=SCRAPES, pause_seconds=PAUSE_SECONDS),
+        gzip_seconds=scrapes(port, count=SCRAPES, pause_seconds=PAUSE_SECONDS, gzip=True),
         page_bytes=len(page),
         gzip_bytes=len(zipped),
         series=sum(1 for line in page.splitlines() if line and not line.startswith(b"#")),
