@@ -47,12 +47,8 @@ class Node:
     """A node while pods are placed: how many replicas of each GPU are free, and the GPUs of each pod."""
 
     shared: bool
-    free: list[int] = field(default_factory=list)
+    free: list[int]
     pods: list[tuple[TracePod, tuple[int, ...]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Begin with all GPUs free."""
-        self.free = [REPLICAS if self.shared else 1] * GPUS_OF_A_NODE[self.shared]
 
     def take(self, pod: TracePod) -> tuple[int, ...] | None:
         """Take GPUs for a pod; ``None`` where it does not fit."""
@@ -64,6 +60,11 @@ class Node:
             self.free[index] -= need
         self.pods.append((pod, fitting))
         return fitting
+
+
+def new_node(*, shared: bool) -> Node:
+    """Return a node with all GPUs free."""
+    return Node(shared, [REPLICAS if shared else 1] * GPUS_OF_A_NODE[shared])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ def place(pods: Iterable[TracePod]) -> list[Node]:
             for index in indices:
                 left.free[index] += units
         shared = pod.replicas > 0
-        fresh = Node(shared)
+        fresh = new_node(shared=shared)
         for node in (*(one for one in nodes if one.shared is shared), fresh):
             if (taken := node.take(pod)) is not None:
                 break
@@ -170,7 +171,7 @@ def nodes_of_day(pods: Iterable[TracePod], day: int, least_gpus: int) -> list[No
     todays = [pod for pod in pods if pod.start < opens + DAY_SECONDS and pod.end > opens - WARM_SECONDS]
     placed = place(todays)
     while sum(GPUS_OF_A_NODE[node.shared] for node in placed) < least_gpus:
-        placed.append(Node(shared=False))
+        placed.append(new_node(shared=False))
     return [_node_day(node, number, opens) for number, node in enumerate(placed)]
 
 

@@ -171,7 +171,7 @@ async def run(arguments: argparse.Namespace, clock: Path | None) -> list[Outcome
     async def one(group: list[Schedule]) -> None:
         async with side_by_side:
             if arguments.show:
-                print("\n".join(each.text() for each in group), flush=True)
+                print(*(one for each in group for one in each.injections), sep="\n", flush=True)
             outcome = await live(group, clock, arguments.log)
             outcomes.append(outcome)
             print(f"{len(outcomes)}/{len(groups)} {outcome}", flush=True)

@@ -105,13 +105,6 @@ class Injection:
         """When it is over."""
         return self.at + self.seconds
 
-    def line(self) -> str:
-        """As it is printed."""
-        where = f" gpu {self.gpu}" if self.gpu is not None else ""
-        how_long = f" for {self.seconds:.2f} s" if self.seconds else ""
-        how = f" ({self.parameter:g})" if self.parameter else ""
-        return f"{self.at:7.2f}  {self.kind}{where}{how}{how_long}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -123,11 +116,6 @@ class Schedule:
     injections: tuple[Injection, ...]
     with_dcgm: bool
     """Whether the node has a host engine and the agent asks it."""
-
-    def text(self) -> str:
-        """All of it, one thing per line."""
-        head = f"seed {self.seed}: {len(self.injections)} faults in {self.seconds:.1f} s"
-        return "\n".join([head + (", with DCGM" if self.with_dcgm else ""), *(one.line() for one in self.injections)])
 
 
 def kinds(*, with_dcgm: bool, without: frozenset[str] = frozenset()) -> tuple[str, ...]:

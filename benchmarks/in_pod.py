@@ -1,4 +1,4 @@
-"""Runs the agent as in a pod with its service account in a folder: ``in_pod.py FOLDER python -m exporter agent ...``."""
+"""Runs the agent as in a pod with a service account in a folder: ``in_pod.py FOLDER python -m exporter agent ...``."""
 
 import sys
 from pathlib import Path

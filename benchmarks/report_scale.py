@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from measure import cpu
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -69,10 +71,10 @@ def measure(directory: Path, server: FleetServer, truth: FleetTruth, by: str) ->
     """
     plan = server.plan
     forget_peak(server.process.pid)
-    before = cpu_seconds(server.process.pid)
+    before = cpu([server.process.pid])
     period = scale_support.window(plan.start_seconds, plan.end_seconds)
     made = scale_support.report(server.url, period, by, directory / "report.json")
-    engine_cpu = cpu_seconds(server.process.pid) - before
+    engine_cpu = cpu([server.process.pid]) - before
     wrong = scale_support.errors(scale_support.reported(made.report, by), scale_support.true_numbers(truth, by))
     row = (
         f"| {plan.nodes * plan.gpus_per_node:,} | {by} | {len(made.report['lines']):,} | {made.wall_seconds:.1f} |"
@@ -88,12 +90,6 @@ def measure(directory: Path, server: FleetServer, truth: FleetTruth, by: str) ->
 def forget_peak(pid: int) -> None:
     """Let the kernel measure a process' peak again."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far, its own and the kernel's for it."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_bytes(pid: int) -> int:

@@ -1,5 +1,6 @@
 """What must hold after every tick of a node whose truth is known; every breach is kept with its seed and instant."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
@@ -29,8 +30,8 @@ class Expected:
     capacity: float = 0.0
     last: dict[str, float] = field(default_factory=dict)
     """Steady instant up to which each GPU is metered."""
-    owners: dict[Owner, float] = field(default_factory=dict)
-    money: dict[str, float] = field(default_factory=dict)
+    owners: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
+    money: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     unpriced: float = 0.0
     boot: str = ""
     counted: dict[str, float] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Expected:
     def copy(self) -> Self:
         """Return one that goes on by itself."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return type(self)(**{name: dict(value) if isinstance(value, dict) else value for name, value in own.items()})
+        return type(self)(**{name: value.copy() if isinstance(value, dict) else value for name, value in own.items()})
 
 
 @dataclass(slots=True)
@@ -63,16 +64,11 @@ class Interval:
     uuid: str
     start: float
     end: float
-    steady: float
+    seconds: float
     seen: bool
     state: DeviceState
     devices: frozenset[str]
     spans: list[Span]
-
-    @property
-    def seconds(self) -> float:
-        """Its length."""
-        return self.steady
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +125,7 @@ class Checks(PageChecks):
                 uuid=uuid,
                 start=boot_t + before,
                 end=boot_t + steady,
-                steady=length,
+                seconds=length,
                 seen=length <= max(3 * INTERVAL_SECONDS, 2.0),
                 state=states.get(uuid, DeviceState.MISSING),
                 devices=devices.get(uuid, frozenset([uuid])),
@@ -192,7 +188,7 @@ class Checks(PageChecks):
             if portion.pod is None:
                 owner = portion.account.owner
                 self.hold("owner", f"{owner} without a pod", true=owner in (UNALLOCATED, UNATTRIBUTED))
-                self._enter(expected, (owner.namespace, owner.kind, owner.name, owner.team), portion)
+                expected.owners[owner.namespace, owner.kind, owner.name, owner.team] += portion.seconds.total
                 free += portion.seconds.total if owner == UNALLOCATED else 0.0
                 continue
             charged += portion.seconds.total
@@ -210,7 +206,7 @@ class Checks(PageChecks):
                 if not is_outdated:  # of the device that the kubelet has last named; a later pod may hold another one
                     share = self.world.known[held[key]].unit.share
                     self.hold("share", what, true=portion.seconds.total <= share * one.seconds + 1e-9)
-                self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
+                expected.owners[pod.owner if api else (pod.namespace, "", "", "")] += portion.seconds.total
         if age > EXPIRY_SECONDS + 5:  # or the kubelet has never answered
             what = f"{one.uuid}: {free} s free; answer {age:.0f} s old"
             self.hold("no held time is Unallocated", what, true=free == 0)
@@ -238,9 +234,6 @@ class Checks(PageChecks):
             for span in one.spans
         )
 
-    def _enter(self, expected: Expected, owner: Owner, portion: Portion) -> None:
-        expected.owners[owner] = expected.owners.get(owner, 0.0) + portion.seconds.total
-
     def _joules(self, one: Interval, portions: list[Portion], counted: float | None) -> None:
         """Check that nobody pays for energy that was not used; ``counted`` is when the counter was last read."""
         told = [portion.energy_joules for portion in portions if portion.energy_joules is not None]
@@ -265,7 +258,7 @@ class Checks(PageChecks):
                 continue
             paid = portion.seconds.total * price.per_hour / 3600
             paid += (portion.energy_joules or 0.0) * price.per_kwh / 3.6e6
-            expected.money[price.currency] = expected.money.get(price.currency, 0.0) + paid
+            expected.money[price.currency] += paid
 
     # ---- the books as a whole
 
@@ -278,14 +271,9 @@ class Checks(PageChecks):
         what = f"{allocated} allocated, {capacity} capacity, {expected.capacity} in truth"
         self.hold("books", what, true=near(allocated, capacity))
         self.hold("books", what, true=near(capacity, expected.capacity))
-        money: dict[str, float] = {}
-        for one in totals:
-            for currency, paid in one.money.items():
-                money[currency] = money.get(currency, 0.0) + paid.total
-        for currency, paid in expected.money.items():
-            self.hold(
-                "cost", f"{money.get(currency)} {currency}, {paid} in truth", true=near(money.get(currency, 0.0), paid)
-            )
+        for currency, truly in expected.money.items():
+            paid = sum(one.money[currency].total for one in totals if currency in one.money)
+            self.hold("cost", f"{paid} {currency}, {truly} in truth", true=near(paid, truly))
         unpriced = sum(one.unpriced_seconds for one in totals)
         self.hold("cost", f"{unpriced} s unpriced, {expected.unpriced}", true=near(unpriced, expected.unpriced))
 
@@ -298,15 +286,14 @@ class Checks(PageChecks):
         jobs: dict[Owner, set[Owner]] = {}
         for pod in self.world.known.values():
             jobs.setdefault((pod.namespace, "Pod", pod.name, ""), set()).add(pod.owner)
-        found: dict[Owner, float] = {}
+        found: defaultdict[Owner, float] = defaultdict(float)
         for account, tally in (line for sheet in agent.ledgers.sheets() for line in sheet.accounts.items()):
             owner = account.owner
-            key = (owner.namespace, owner.kind, owner.name, owner.team)
-            found[key] = found.get(key, 0.0) + tally.seconds.total
+            found[owner.namespace, owner.kind, owner.name, owner.team] += tally.seconds.total
         for name in jobs.keys() & found.keys() if agent.api else ():
             self._share_out(found, found.pop(name), jobs[name], expected)
         for owner in found.keys() | expected.owners.keys():
-            mine, truly = found.get(owner, 0.0), expected.owners.get(owner, 0.0)
+            mine, truly = found[owner], expected.owners[owner]
             self.hold("owners", f"{owner}: {mine:.3f} s, {truly:.3f} in truth", true=near(mine, truly, 1e-6))
 
     def _share_out(self, found: dict[Owner, float], seconds: float, owners: set[Owner], expected: Expected) -> None:
