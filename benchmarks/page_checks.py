@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,9 +22,14 @@ NEAR_SECONDS, NEAR_RATIO = 1e-6, 1e-9
 """What two sums of many floats may differ by."""
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 17)  # the same series are on every page
 def _is_series(key: str) -> bool:
     return _SERIES.fullmatch(key) is not None
+
+
+@lru_cache(maxsize=1 << 17)  # as above
+def _labels(key: str) -> Mapping[str, str]:
+    return dict(_LABEL.findall(key))
 
 
 def near(one: float, other: float, absolute: float = NEAR_SECONDS) -> bool:
@@ -41,11 +46,11 @@ class Page:
     counters: frozenset[str]
     """Names of the families that count."""
 
-    def rows(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    def rows(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
         """Yield labels and value of every series of a name."""
         for key, value in self.values.items():
             if key.startswith(name) and key[len(name) : len(name) + 1] in ("{", ""):
-                yield dict(_LABEL.findall(key)), value
+                yield _labels(key), value
 
     def by_ledger(self, name: str) -> dict[str, float]:
         """Return the sums of a metric by the identity of the ledger."""
@@ -74,8 +79,7 @@ class Page:
 
 
 def _held(key: str) -> tuple[str, ...]:
-    carried = dict(_LABEL.findall(key))
-    return tuple(carried.get(one, "") for one in _HELD_BY)
+    return tuple(_labels(key).get(one, "") for one in _HELD_BY)
 
 
 def parse(text: str) -> Page:

@@ -31,10 +31,6 @@ CROWD_SECONDS, PATIENCE_SECONDS = 0.8, 60.0
 ELSEWHERE = ("--source", "127.0.0.9")
 CROWDS = {
     "silent": ("silent", "--count", "1500", "--rate", "700", "--again"),
-    "silent, of many addresses": (
-        *("silent", "--count", "1500", "--rate", "700", "--again", "--source"),
-        *(f"127.0.1.{number}" for number in range(1, 200)),
-    ),
     "half a request, of another address": ("begins", "--count", "1500", "--rate", "500", "--again", *ELSEWHERE),
     "a page each, of another address": ("asks", "--count", "1500", "--rate", "400", "--again", *ELSEWHERE),
     "slow readers of another address": ("slow", "--count", "150", "--rate", "300", "--again", *ELSEWHERE),
