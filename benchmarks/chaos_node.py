@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,8 +35,6 @@ rows:
   - {{model: '*', instance_type: {INSTANCE_TYPE}, per_gpu_hour: {PER_GPU_HOUR}, source: chaos, as_of: 2026-01-01}}
   - {{model: '*', per_gpu_hour: 36, source: a general row that must not be charged, as_of: 2026-01-01}}
 """
-_WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
-_GARBAGE = "{[\x00 this is no YAML"
 
 
 @dataclass(kw_only=True)
@@ -142,8 +139,6 @@ class ChaosNode:
             "lock-dir": directory / "lock",
             "price-book": directory / "prices.yaml",
         }
-        if any(one.kind == Act.WEB for one in self.judge.injections):
-            options["web-config"] = directory / "web.yaml"
         if self.judge.with_dcgm:
             options["dcgm-address"] = "localhost:5555"
         launcher = [sys.executable, str(HERE / "chaos_agent.py"), "agent", str(directory / "plan.json")]
@@ -164,7 +159,6 @@ class ChaosNode:
     async def _launch(self, port: int) -> tuple[asyncio.subprocess.Process, float] | None:
         """Start an agent; return it and the time at which it listens, ``None`` where it never does."""
         (self.directory / "prices.yaml").write_text(_PRICES, encoding="utf-8")
-        (self.directory / "web.yaml").write_text(_WEB, encoding="utf-8")
         own = next(one for one in self.truth().pods if one.owner_kind == "DaemonSet" and one.namespace == "kube-system")
         names = {"POD_NAMESPACE": own.namespace, "POD_NAME": own.name}
         with self._log.open("ab") as log:
@@ -344,50 +338,25 @@ class ChaosNode:
         self.judge.expect("a storm is served or sent off", not wrong, self.now(), f"{wrong}")
 
     async def _last(self, act: Act, one: Injection) -> None:
-        """Do what lasts, and undo it."""
-        undo = self._begin(act, one)
+        """Do what lasts, and undo it, unless another of its kind still lasts."""
+        stopped = self._signal_child(signal.SIGSTOP) if act is Act.CHILD_STOP else 0
+        if act is Act.CLOCK:
+            self._step(one.parameter)
+        self.machine.hang(hangs=self._lasting[Act.DISK_HANG] > 0)
         try:
             await asyncio.sleep(one.seconds)
         finally:
-            undo()
+            send(stopped, signal.SIGCONT)
+            if act is Act.CLOCK and self._lasting[act] == 1:
+                self._step(0.0)
             if act is Act.DISK_HANG:
+                self.machine.hang(hangs=self._lasting[act] > 1)
                 self._disk_failed_at = self.now()
-
-    def _begin(self, act: Act, one: Injection) -> Callable[[], None]:
-        """Do what lasts; what is returned undoes it, unless another of its kind still lasts."""
-        if act is Act.CHILD_STOP:
-            stopped = self._signal_child(signal.SIGSTOP)
-            return lambda: send(stopped, signal.SIGCONT)
-        machine = self.machine
-        pairs: dict[Act, tuple[Callable[[], None], Callable[[], None]]] = {
-            Act.CLOCK: (partial(self._step, one.parameter), partial(self._step, 0.0)),
-            Act.DISK_HANG: (partial(machine.hang, hangs=True), partial(machine.hang, hangs=False)),
-            Act.PRICES: self._spoiler("prices.yaml", _PRICES, hangup=True),
-            Act.WEB: self._spoiler("web.yaml", _WEB, hangup=False),
-        }
-        begin, end = pairs[act]
-        begin()
-
-        def undo() -> None:
-            if self._lasting[act] == 1:
-                end()
-
-        return undo
 
     def _step(self, seconds: float) -> None:
         begin = self.now()
         self.machine.step(seconds)
         self.judge.stepped(begin, self.now(), seconds)
-
-    def _spoiler(self, name: str, good: str, *, hangup: bool) -> tuple[Callable[[], None], Callable[[], None]]:
-        def write(text: str) -> None:
-            # An agent that starts with garbage reports it and ends, as it should.
-            if self._serving and not self._restarting.locked():
-                (self.directory / name).write_text(text, encoding="utf-8")
-            if hangup:
-                self._signal(signal.SIGHUP)
-
-        return partial(write, _GARBAGE), partial(write, good)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._serving and self._process is not None and self._process.returncode is None:

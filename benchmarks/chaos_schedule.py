@@ -37,8 +37,6 @@ class Act(StrEnum):
     STORM = "scrape_storm"
     HALF_OPEN = "half_open"
     """Clients that send half a request and then nothing."""
-    PRICES = "prices_garbage"
-    WEB = "web_config_garbage"
 
 
 GPU_HANG = "gpu_hang"

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -23,12 +22,10 @@ from pipeline_support import save_now
 from yarl import URL
 
 from exporter.accounting.ledger import ledger_of
-from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.accounting.state_file import VERSION, StateFile, encode, to_json
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.attribution.owner_rules import OwnerRules, wanted_annotations
-from exporter.config import price_book, web_config
-from exporter.config.price_book import KNOWN_MODELS
+from exporter.config import web_config
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.config.resolve import load_agent
 from exporter.cost import agent_client, node_report
@@ -47,7 +44,7 @@ from exporter.kube import metadata
 from exporter.kube.api_client import ApiClient
 from exporter.kube.credentials import Credentials
 from exporter.kube.list_watch import ListWatch
-from exporter.model import NodeFacts, PodMetadata, Reading
+from exporter.model import PodMetadata, Reading
 from exporter.service import opencost_query, parameters
 from exporter.service.page_frame import read_view
 from gpu_simulator import scenario
@@ -177,7 +174,7 @@ def _page(data: bytes) -> None:
     StateFile(Scratch.folder() / "wire" / "state").path.unlink(missing_ok=True)
 
 
-# ---- yaml, prices: what people and programs write
+# ---- yaml: what people and programs write
 
 
 @target("yaml", "config", ConfigError)
@@ -206,31 +203,6 @@ def _scenario(data: bytes) -> None:
     for seconds in (0.0, 61.5, 86_400.0):
         for gpu in found.at(seconds).gpus:
             require_finite((gpu.power_watts,), "a power", least=0.0)
-
-
-def _priced(book: PriceBook) -> None:
-    facts = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1", gpu_product="H100")
-    for model in (*KNOWN_MODELS[:20], "another"):
-        for moment in (0.0, NOW, 4e9):
-            price = book.price(PricedGpu(model, "node-a", facts), moment)
-            if price is not None:
-                require_finite((price.per_hour, price.per_kwh), "a price", least=0.0)
-                require(
-                    bool(price.currency) and bool(price.source) and bool(price.as_of), f"of {price} is nothing told"
-                )
-    for line in price_book.lines(book):
-        require(math.isfinite(len(line)) and "\n" not in line, f"the line {line!r}")
-    book.description.encode()
-
-
-@target("prices", "book", ConfigError)
-def _book(data: bytes) -> None:
-    path = Scratch.file("prices.yaml", data)
-    book, problems = price_book.examine(price_book.read_book(path), "prices.yaml")
-    if not problems:
-        _priced(book)
-    list(price_book.lines(book))
-    _priced(price_book.load(path))
 
 
 # ---- state: the file of the ledger, of this release or another, on a disk that damaged it
