@@ -25,7 +25,7 @@ from accuracy_agent import NodeRecord, Samples, record
 from accuracy_day import OPENS_AT, TRACE, WARM_SECONDS, NodeDay, busiest_day, nodes_of_day, read_pods
 from accuracy_rules import INTERVAL_SECONDS, Span, evaluate
 from accuracy_score import CHECKPOINT_SECONDS, Balance, Row, ask, balance, score
-from remote_write import fleet_support, serving
+from remote_write import make_blocks, serving
 
 LOST_RATIO = 0.02
 OUTAGE_SECONDS = 600.0
@@ -109,7 +109,7 @@ def judge(case: Case, nodes: Sequence[NodeDay], length: float, seed: int) -> Fou
         directory = Path(name)
         text, data = directory / "samples", directory / "data"
         write_openmetrics(text, case.records, case.keep)
-        fleet_support.backfill(text, data, block_hours=768)
+        make_blocks(text, data, block_hours=768)
         text.unlink()
         with serving(data, "storage: {tsdb: {out_of_order_time_window: 1000d}}\n") as server:
             evaluate(server, case.spans, random.Random(seed).uniform(0.0, INTERVAL_SECONDS))  # noqa: S311 - no secret

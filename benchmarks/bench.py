@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,13 +100,13 @@ def running(setting: Setting, directory: Path) -> Iterator[AgentProcess]:
             prefix = [sys.executable, str(ROOT / "benchmarks" / "in_pod.py"), str(directory)]
             host, _, number = api.removeprefix("https://").partition(":")
             environment |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": number, "PYTHONPATH": str(ROOT)}
-            library, place = dcgm_stub_support.build(directory / "dcgm"), directory / "dcgm-control"
-            dcgm_stub_support.control(place, partitioned=partitioned)
-            engine = stack.enter_context(dcgm_stub_support.Engine(library, place))
-            environment = dcgm_stub_support.environment(library, place, beside=environment)
+            library, dcgm = dcgm_stub_support.build(directory / "dcgm"), directory / "dcgm-control"
+            dcgm_stub_support.control(dcgm, partitioned=partitioned)
+            engine = stack.enter_context(dcgm_stub_support.Engine(library, dcgm))
+            environment = dcgm_stub_support.environment(library, dcgm, beside=environment)
             options += ["--kube-metadata", "on", "--kube-start-jitter", "0s", "--dcgm-address", engine.address]
 
-        def ready(page: Mapping[str, float]) -> bool:
+        def ready(page: dict[str, float]) -> bool:
             infos = matching(page, "gpu_pod_info")
             owned = [one for one in infos if 'workload_kind="Job"' in one]
             profiled = matching(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")

@@ -351,7 +351,7 @@ class FedPrometheus(PrometheusClient):
 
     async def _attempt(self, path: str, form: Mapping[str, str] | None) -> PrometheusAnswer:  # noqa: ARG002 - any question
         self._asked += 1
-        return self._decoded(self._bodies[(self._asked - 1) % len(self._bodies)], {})
+        return self._decoded(bytearray(self._bodies[(self._asked - 1) % len(self._bodies)]), {})
 
 
 def _check(figures: Figures) -> None:

@@ -151,6 +151,9 @@ class Prometheus:
             return bytes(answer.read())
 
 
+make_blocks = fleet_support.backfill
+
+
 @contextmanager
 def serving(data: Path, config: str, *options: str, program: str = "prometheus") -> Iterator[Prometheus]:
     """Run a Prometheus on a folder that takes samples of the past; its log and configuration are next to the folder."""
