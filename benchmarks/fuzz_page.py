@@ -3,13 +3,13 @@
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from page_checks import parse
-from pipeline_support import save_now
 from virtual_node import Agent, Settings, start
 from virtual_world import MODELS, Board, World
 
@@ -19,6 +19,10 @@ from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from exporter.model import GpuReading, Snapshot
 from exporter.web import node_api, node_page
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from pipeline_support import save_now
 
 NOW = 1_800_000_000.0
 _TOLERATED = 1e-6

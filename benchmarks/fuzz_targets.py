@@ -17,8 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fuzz_page import NOW, BrokenPromise, lived, node_in, require, require_finite, require_json
-from pipeline_support import save_now
+from fuzz_page import NOW, BrokenPromise, lived, node_in, require, require_finite, require_json, save_now
 from yarl import URL
 
 from exporter.accounting.ledger import ledger_of

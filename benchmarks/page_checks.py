@@ -189,8 +189,8 @@ class PageChecks:
         self.expect("every ledger has a beginning", sums.keys() <= created, t, f"{sorted(sums.keys() - created)}")
         self.expect("every ledger has a capacity", sums.keys() <= capacity.keys(), t, f"{sums}, {capacity}")
         for identity, whole in capacity.items():
-            told = f"{sums[identity]!r} of {whole!r} s"
-            self.expect("owners sum to capacity", near(sums[identity], whole), t, told)
+            allocated = sums.get(identity, 0.0)
+            self.expect("owners sum to capacity", near(allocated, whole), t, f"{allocated!r} of {whole!r} s")
         error = page.one("gpu_exporter_conservation_error_seconds") or 0.0
         self.expect(
             "conservation error", near(error, 0.0, NEAR_SECONDS + NEAR_RATIO * sum(capacity.values())), t, f"{error}"
