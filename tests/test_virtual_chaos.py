@@ -48,13 +48,13 @@ def lives(name, level):
 first = lives("lone", 0.0)
 for _ in range(20):
     run.step()
-run.api_down = True
+run.troubles["API"] = "down"
 run.step()
 world.end(first)
 lives("lone", 1.0)
 for _ in range(60):
     run.step()
-run.api_down = False
+run.troubles.clear()
 for _ in range(20):
     run.step()
 run.checks.owners(run.agent, run.expected)
