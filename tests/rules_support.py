@@ -12,8 +12,7 @@ from yaml_support import read_yaml
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _FROM_NOTHING = re.compile(r"__name__|\babsent|\bvector\(|\btime\(\)|\bALERTS\b")
 """An expression with one of these may have a value whatever series there are."""
-_ABOUT_GAPS = frozenset({"waste_guards"})
-"""Unit tests about missed scrapes and stale series, which engines treat each in their way: all cases are kept."""
+_PARTS = ("alert_rule_test", "promql_expr_test")
 _Rule = Mapping[str, Any]
 
 
@@ -22,7 +21,7 @@ def relevant(path: Path, folder: Path, *, thorough: bool = False) -> tuple[Path,
 
     Every evaluation costs every rule, and most cases are about a few: those that lead from a series of the case to
     what it asks for. One engine is tested thoroughly. Others can only differ in an expression: for them each alert
-    fires and is silent, and each query has its answer, in at least one case.
+    fires, is silent and is silent again, and each query has its answer, in at least one case.
 
     Args:
         path: Of the unit tests, in the form of promtool.
@@ -37,7 +36,7 @@ def relevant(path: Path, folder: Path, *, thorough: bool = False) -> tuple[Path,
     groups = [group for file in files for group in read_yaml(file.read_text(encoding="utf-8"))["groups"]]
     rules: Sequence[_Rule] = [rule for group in groups for rule in group["rules"]]
     cases: dict[frozenset[int], list[Any]] = {}
-    for case in document["tests"] if thorough or path.stem in _ABOUT_GAPS else _covering(document["tests"]):
+    for case in document["tests"] if thorough else _covering(document["tests"]):
         alive = _alive(rules, case)
         cases.setdefault(alive if thorough else alive & _asked(rules, case), []).append(case)
     written = []
@@ -54,25 +53,50 @@ def relevant(path: Path, folder: Path, *, thorough: bool = False) -> tuple[Path,
 
 
 def _covering(cases: Sequence[_Rule]) -> list[_Rule]:
-    """Return short cases that together have every result: of each alert firing and silent, of each query some or no."""
+    """Return short cases, or beginnings of them, that together have every result."""
     wanted = {result for case in cases for result in _results(case)}
+    beginnings = [_until(case, moment) for case in cases for moment in {_moment(check) for check in _checks(case)}]
     kept: list[_Rule] = []
     while wanted:
-        best = max(cases, key=lambda case: len(_results(case) & wanted) / _seconds(case))
+        best = max(beginnings, key=lambda case: len(_results(case) & wanted) / _seconds(case))
         kept.append(best)
         wanted -= _results(best)
-    return kept
+    return [case for case in kept if not any(_is_more(other, case) for other in kept)]
 
 
-def _results(case: _Rule) -> set[tuple[str, bool]]:
-    alerts = {(one["alertname"], bool(one["exp_alerts"])) for one in case.get("alert_rule_test", ())}
-    return alerts | {(one["expr"], bool(one["exp_samples"])) for one in case.get("promql_expr_test", ())}
+def _checks(case: _Rule) -> list[_Rule]:
+    return [check for part in _PARTS for check in case.get(part, ())]
+
+
+def _moment(check: _Rule) -> float:
+    return seconds(check["eval_time"])
 
 
 def _seconds(case: _Rule) -> float:
-    return max(
-        seconds(one["eval_time"]) for part in ("alert_rule_test", "promql_expr_test") for one in case.get(part, ())
-    )
+    return max(_moment(check) for check in _checks(case))
+
+
+def _until(case: _Rule, moment: float) -> _Rule:
+    """Return a case with its checks until a moment."""
+    kept = {part: [one for one in case[part] if _moment(one) <= moment] for part in _PARTS if part in case}
+    return {**case, **kept}
+
+
+def _is_more(case: _Rule, other: _Rule) -> bool:
+    """Whether one case is another and goes on after it."""
+    return case["input_series"] is other["input_series"] and len(_checks(case)) > len(_checks(other))
+
+
+def _results(case: _Rule) -> set[tuple[str, str]]:
+    """Return which alerts are silent, fire and are silent again; queries likewise find nothing, something, nothing."""
+    found: set[tuple[str, str]] = set()
+    for check in sorted(_checks(case), key=_moment):
+        name = check.get("alertname") or check["expr"]
+        if check.get("exp_alerts") or check.get("exp_samples"):
+            found.add((name, "some"))
+        else:
+            found.add((name, "none again" if (name, "some") in found else "none"))
+    return found
 
 
 def _dump(path: Path, document: Any) -> None:  # noqa: ANN401 - YAML of any shape

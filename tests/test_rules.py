@@ -13,6 +13,7 @@ import yaml
 from exporter.metrics import catalog
 from exporter.service import metrics
 from tests.rules_support import relevant
+from tests.yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"
@@ -23,7 +24,7 @@ TEXT = RULES_FILE.read_text(encoding="utf-8")
 RULES: list[dict[str, Any]] = [
     rule
     for path in (RULES_FILE, INEFFECTIVE_RULES_FILE)
-    for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    for group in read_yaml(path.read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
 ALERTS = [rule for rule in RULES if "alert" in rule]
@@ -200,13 +201,14 @@ def test_a_guard_of_the_waste_alerts_cannot_be_lost_unnoticed(promtool: str, tmp
     text = weakened.read_text(encoding="utf-8")
     assert before in text
     weakened.write_text(text.replace(before, after), encoding="utf-8")
-    tests = yaml.safe_load((ROOT / "tests" / "rules" / f"{file}.yaml").read_text(encoding="utf-8"))
+    tests = read_yaml((ROOT / "tests" / "rules" / f"{file}.yaml").read_text(encoding="utf-8"))
     tests["tests"] = [test for test in tests["tests"] if test["name"].startswith(case)]
     assert len(tests["tests"]) == 1
     copy = tmp_path / "tests" / "rules" / "one.yaml"
     copy.parent.mkdir(parents=True)
     copy.write_text(yaml.safe_dump(tests), encoding="utf-8")
-    result = subprocess.run([promtool, "test", "rules", str(copy)], check=False, capture_output=True, text=True)
+    files = relevant(copy, tmp_path, thorough=True)
+    result = subprocess.run([promtool, "test", "rules", *map(str, files)], check=False, capture_output=True, text=True)
     assert result.returncode != 0
     assert "time: " in result.stdout + result.stderr or "many-to-many" in result.stdout + result.stderr, result.stderr
 
@@ -230,7 +232,7 @@ def test_rules_fit_on_a_screen(path: Path) -> None:
 
 LEDGER: list[dict[str, Any]] = [
     rule
-    for group in yaml.safe_load(TEXT)["groups"]
+    for group in read_yaml(TEXT)["groups"]
     if group["name"] in {"gpu-ledger", "gpu-ledger-hours"}
     for rule in group["rules"]
 ]
@@ -263,7 +265,7 @@ def test_the_rules_of_the_ledger_list_its_labels_once() -> None:
 
 
 def test_at_most_twelve_rules_adapt_the_series_of_dcgm_exporter() -> None:
-    adapter = yaml.safe_load((ROOT / "rules" / "src" / "dcgm-exporter.yaml").read_text(encoding="utf-8"))
+    adapter = read_yaml((ROOT / "rules" / "src" / "dcgm-exporter.yaml").read_text(encoding="utf-8"))
     rules = [rule for group in adapter["groups"] for rule in group["rules"]]
     assert {rule["record"] for rule in rules} <= {rule.get("record") for rule in dcgm_rules()}
     assert 0 < len(rules) <= 12
@@ -282,7 +284,7 @@ def test_each_text_of_an_alert_asks_prometheus_at_most_once(alert: dict[str, Any
 
 def test_money_and_idleness_never_page() -> None:
     for part in ("waste", "cost", "service", "ineffective"):
-        groups = yaml.safe_load((ROOT / "rules" / "src" / f"{part}.yaml").read_text(encoding="utf-8"))["groups"]
+        groups = read_yaml((ROOT / "rules" / "src" / f"{part}.yaml").read_text(encoding="utf-8"))["groups"]
         alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
         assert alerts
         told = [alert["labels"]["severity"] for alert in alerts if alert["alert"] not in INHIBITING]
@@ -298,14 +300,14 @@ def test_the_runbook_has_a_heading_for_every_alert_and_no_other() -> None:
 def test_every_alert_is_tested_to_fire_and_to_stay_silent() -> None:
     fired: set[str] = set()
     for path in UNIT_TESTS:
-        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+        for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]:
             for case in test.get("alert_rule_test", ()):
                 if case["exp_alerts"]:
                     fired.add(case["alertname"])
     silent = {
         case["alertname"]
         for path in UNIT_TESTS
-        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]
+        for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]
         for case in test.get("alert_rule_test", ())
         if not case["exp_alerts"]
     }
@@ -381,7 +383,7 @@ LABEL = re.compile(r"([a-z_]+)=\"")
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
 def test_a_unit_test_has_a_series_with_the_labels_that_it_has_on_a_page_and_no_other(path: Path) -> None:
     made = {**catalog.BY_NAME, **{metric.name: metric for metric in metrics.ALL}}
-    for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+    for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]:
         for series in test["input_series"]:
             name, _, labels = series["series"].partition("{")
             if name in made:
@@ -392,7 +394,7 @@ def test_a_unit_test_has_a_series_with_the_labels_that_it_has_on_a_page_and_no_o
 def test_the_page_of_metrics_lists_what_the_rules_record() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     parts = [
-        yaml.safe_load((ROOT / "rules" / "src" / f"{part}.yaml").read_text("utf-8"))
+        read_yaml((ROOT / "rules" / "src" / f"{part}.yaml").read_text("utf-8"))
         for part in ("recording", "ledger", "evidence", "waste")
     ]
     rules = [rule for part in parts for group in part["groups"] for rule in group["rules"]]
@@ -403,7 +405,7 @@ def test_the_page_of_metrics_lists_what_the_rules_record() -> None:
 
 
 def dcgm_rules() -> list[dict[str, Any]]:
-    groups = yaml.safe_load(DCGM_RULES_FILE.read_text(encoding="utf-8"))["groups"]
+    groups = read_yaml(DCGM_RULES_FILE.read_text(encoding="utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
