@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from corpus_series import RECORDED, Page, Series
 from corpus_support import NOBODY, Expected, Shape, Workload
+from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMTOOL = ROOT / ".tools" / "bin" / "promtool"
@@ -56,19 +56,23 @@ class Firing:
         return self.labels["alertname"]
 
 
-def fleets(shapes: Sequence[Shape], step: float = 120.0, most: float = math.inf) -> tuple[Fleet, ...]:
+def fleets(
+    shapes: Sequence[Shape], step: float = 120.0, most: float = math.inf, scrape: float = 30.0
+) -> tuple[Fleet, ...]:
     """The shapes in fleets: of hours, judged every ``step`` seconds, of days, and those with intervals of their own.
+
+    Those of hours are scraped every ``scrape`` seconds.
 
     A fleet of several shapes has at most ``most`` samples, as :func:`samples` counts them.
     """
     made: dict[tuple[bool, float, float], list[Shape]] = {}
     for shape in shapes:
         long = shape.lasts > LONG_SECONDS
-        scrape, turn = shape.scrape_seconds or (60.0 if long else 30.0), shape.step_seconds or (300.0 if long else step)
-        made.setdefault((long, scrape, turn), []).append(shape)
+        seen, turn = shape.scrape_seconds or (60.0 if long else scrape), shape.step_seconds or (300.0 if long else step)
+        made.setdefault((long, seen, turn), []).append(shape)
     return tuple(
-        Fleet(shapes=part, scrape_seconds=scrape, step_seconds=turn)
-        for (_, scrape, turn), of_fleet in made.items()
+        Fleet(shapes=part, scrape_seconds=seen, step_seconds=turn)
+        for (_, seen, turn), of_fleet in made.items()
         for part in _parted(of_fleet, most)
     )
 
@@ -94,7 +98,7 @@ def _parted(shapes: Iterable[Shape], most: float) -> Iterator[tuple[Shape, ...]]
 
 def needed(rules: Sequence[Path], alerts: frozenset[str]) -> dict[str, Any]:
     """The alerts and the recorded series that they read, as a rules file without the words that nobody reads here."""
-    groups = [group for path in rules for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
+    groups = [group for path in rules for group in read_yaml(path.read_text(encoding="utf-8"))["groups"]]
     records = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule} - {RECORDED}
     wanted = set(alerts)
     while True:
@@ -215,11 +219,12 @@ def run(
     page: Callable[[Shape, Series], object],
     step: float = 120.0,
     most: float = math.inf,
+    scrape: float = 30.0,
 ) -> list[Firing]:
     """Evaluate rules over all shapes; fleets at the same time."""
     index = Index(shapes)
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda fleet: evaluate(fleet, rules, alerts, page), fleets(shapes, step, most))
+        found = pool.map(lambda fleet: evaluate(fleet, rules, alerts, page), fleets(shapes, step, most, scrape))
         return [_restored(one, index) for of_fleet in found for one in of_fleet]
 
 
@@ -367,5 +372,5 @@ def clock(seconds: float) -> str:
 
 def alerts_of(rules: Path) -> frozenset[str]:
     """Names of the alerts of a rules file."""
-    groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
+    groups = read_yaml(rules.read_text(encoding="utf-8"))["groups"]
     return frozenset(rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule)

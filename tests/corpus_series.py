@@ -123,6 +123,11 @@ class Page:
     def __init__(self, shape: Shape, series: Series) -> None:
         self.shape, self.series, self.times = shape, series, series.times
         self.agents = _Agents(shape, series.times)
+        self.scraped = {
+            node: [t < shape.lasts and self.agents.scraped(node, number, t) for number, t in enumerate(self.times)]
+            for node in shape.nodes
+        }
+        self.unmarked = [index for index, t in enumerate(self.times) if not self.agents.marked(t)]
 
     def add(self, name: str, node: str, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
         """Add a series as Prometheus gets it: with the target's labels, and without what was not scraped."""
@@ -131,18 +136,18 @@ class Page:
         values = list(values)
         for pod, start, end in self.agents.generations():
             target = self.target(node, pod)
-            seen: list[float | None] = []
-            for number, (t, value) in enumerate(zip(self.times, values, strict=True)):
-                there = start <= t < end and t < self.shape.lasts and self.agents.scraped(node, number, t)
-                seen.append(value if there else None)
+            seen = [
+                value if scraped and start <= t < end else None
+                for t, scraped, value in zip(self.times, self.scraped[node], values, strict=True)
+            ]
             self.series.add(name, {**labels, **target}, seen)
             self._unmark(name, {**labels, **target})
 
     def _unmark(self, name: str, labels: Mapping[str, str]) -> None:
         """Take the markers away where Prometheus was not there to write them."""
         row = self.series.rows.get((name, tuple((label, value) for label, value in labels.items() if value)))
-        for index, t in enumerate(self.times):
-            if row is not None and row[index] == GONE and not self.agents.marked(t):
+        for index in self.unmarked:
+            if row is not None and row[index] == GONE:
                 row[index] = None
 
     def everything(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from yaml_support import read_yaml
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 NOBODY = "(nobody)"
@@ -468,5 +468,5 @@ def load(folder: Path = FOLDER) -> tuple[Shape, ...]:
     return tuple(
         shape_of(raw, path.name)
         for path in sorted(folder.glob("*.yaml"))
-        for raw in yaml.safe_load(path.read_text(encoding="utf-8"))
+        for raw in read_yaml(path.read_text(encoding="utf-8"))
     )
