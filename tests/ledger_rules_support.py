@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.fleet_support import END_SECONDS, SMALL_FLEET, prometheus, victoria
+from tests.yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -81,6 +80,7 @@ class World:
     """Ledgers by cluster: each cluster is a case of its own, so that one run holds many."""
 
     clusters: Mapping[str, tuple[Ledger, ...]]
+    measures: tuple[str, ...] = ("seconds",)
 
     def series(self, at: float) -> Iterator[tuple[dict[str, str], float]]:
         """What scrapes find at a moment."""
@@ -89,19 +89,18 @@ class World:
                 for target, spans in ledger.shown.items():
                     if within(spans, at):
                         shown = at - ledger.age_seconds.get(target, 0.0)
-                        yield from _page(cluster, ledger, target, shown)
+                        yield from self._page(cluster, ledger, target, shown)
 
-
-def _page(cluster: str, ledger: Ledger, target: str, at: float) -> Iterator[tuple[dict[str, str], float]]:
-    base = {"cluster": cluster, "instance": target, "ledger": ledger.identity, "node": ledger.node}
-    yield {"__name__": "gpu_ledger_created_timestamp_seconds", **base}, EPOCH_SECONDS + ledger.created
-    for owner in ledger.owners:
-        seconds = ledger.value(owner, at)
-        if seconds is not None:
-            who = {"workload_kind": "Job", "workload_name": owner.name, "model": "H100", "mode": "exclusive"}
-            for measure, factor in MEASURES.items():
-                name = f"gpu_ledger_{measure}_total"
-                yield {"__name__": name, **base, **who, **OWN_LABELS.get(measure, {})}, seconds * factor
+    def _page(self, cluster: str, ledger: Ledger, target: str, at: float) -> Iterator[tuple[dict[str, str], float]]:
+        base = {"cluster": cluster, "instance": target, "ledger": ledger.identity, "node": ledger.node}
+        yield {"__name__": "gpu_ledger_created_timestamp_seconds", **base}, EPOCH_SECONDS + ledger.created
+        for owner in ledger.owners:
+            seconds = ledger.value(owner, at)
+            if seconds is not None:
+                who = {"workload_kind": "Job", "workload_name": owner.name, "model": "H100", "mode": "exclusive"}
+                for measure in self.measures:
+                    name, own = f"gpu_ledger_{measure}_total", OWN_LABELS.get(measure, {})
+                    yield {"__name__": name, **base, **who, **own}, seconds * MEASURES[measure]
 
 
 class Recorder:
@@ -115,7 +114,7 @@ class Recorder:
         self._shows_late = shows_late
         self._flush = flush
         self._encoded: dict[tuple[tuple[str, str], ...], bytes] = {}
-        groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+        groups = read_yaml(RULES.read_text(encoding="utf-8"))["groups"]
         self._groups: dict[float, list[tuple[str, str]]] = {
             60.0 * int(group["interval"].removesuffix("m")): [(rule["record"], rule["expr"]) for rule in group["rules"]]
             for group in groups
