@@ -1,12 +1,13 @@
 """The program in contrib/digest: its figures are the ledger's, its forms are safe to send, a webhook gets it once."""
 
 import asyncio
+import io
 import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -41,6 +42,7 @@ NOW = 1_792_400_400.0
 MONDAY = digest.parse_week("lastweek", NOW)
 WEEK_SECONDS = 7 * DAY_SECONDS
 PAGE = "https://cost.example.org/gpu"
+WEEK_38 = ("--week", "2026-W38")
 TOKEN = "xoxb/very-secret"  # noqa: S105 - nobody's
 
 Digest = Any
@@ -409,10 +411,37 @@ def money_of(truth: FleetTruth, currency: str) -> float:
     return truth.sum().money[currency].total
 
 
-@pytest.fixture(autouse=True)
-def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _installed() -> Iterator[None]:
     """The program asks for `gpu-cost-exporter` by its name."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def asked(fleet_prometheus: FleetServer) -> str:
+    """The digest of a week as text, as Prometheus has it."""
+    output = io.StringIO()
+    with redirect_stdout(output):
+        assert digest.main(["--prometheus", fleet_prometheus.url, *WEEK_38]) == 0
+    return output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def store(fleet_prometheus: FleetServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The days of the week and of the one before it."""
+    path = tmp_path_factory.mktemp("store") / "days.sqlite"
+    start = start_of(digest.parse_week("2026-W38", NOW))
+
+    async def close() -> None:
+        async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
+            ledger = PrometheusLedger(client)
+            with DayStore(path).writing(0.0) as writing:
+                await close_due_days(writing, ledger, END_SECONDS, from_day=start - WEEK_SECONDS, accept_gaps=True)
+
+    asyncio.run(close())
+    return path
 
 
 async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus: FleetServer) -> None:
@@ -430,22 +459,18 @@ async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus
     assert week.advice
 
 
-def command(url: str, *arguments: str) -> list[str]:
-    return ["--prometheus", url, "--week", "2026-W38", *arguments]
-
-
 async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
-    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "url"
     async with webhook(web.Response(text="ok")) as (url, got):
         path.write_text(f"{url}\n")
-        hook = ("--webhook-url-file", str(path))
-        assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url, *hook, "--dry-run")) == 0
+        words = ["--store", str(store), *WEEK_38, "--webhook-url-file", str(path)]
+        assert await asyncio.to_thread(digest.main, [*words, "--dry-run"]) == 0
         dry = capsys.readouterr()
         assert got == []
         assert "not posted because of --dry-run; target: 127.0.0.1" in dry.err
-        assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url, *hook)) == 0
+        assert await asyncio.to_thread(digest.main, words) == 0
         posted = capsys.readouterr()
     assert got == [json.loads(dry.out)]
     assert posted.out == ""
@@ -453,14 +478,11 @@ async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
     assert "very-secret" not in dry.err + dry.out + posted.err
 
 
-def test_the_command_writes_text_and_mails(
-    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert digest.main(command(fleet_prometheus.url)) == 0
-    assert "Waste: GPUs held without work" in capsys.readouterr().out
+def test_the_command_writes_text_and_mails(asked: str, store: Path, tmp_path: Path) -> None:
+    assert "Waste: GPUs held without work" in asked
     mail = tmp_path / "mail.html"
     words = ("--format", "html", "--title", "Räume", "--output", str(mail))
-    assert digest.main(command(fleet_prometheus.url, *words)) == 0
+    assert digest.main(["--store", str(store), *WEEK_38, *words]) == 0
     assert "<h1" in mail.read_text(encoding="utf-8")
     assert "Räume, 2026-W38" in mail.read_text(encoding="utf-8")
 
@@ -517,34 +539,23 @@ def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
     assert {name.replace("_", "-") for name in vars(arguments)} >= {option.removeprefix("--") for option in options}
 
 
-async def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
-    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
+    asked: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "days.sqlite"
-    start = start_of(digest.parse_week("2026-W38", NOW))
-    async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
-        with DayStore(path).writing(0.0) as store:
-            await close_due_days(
-                store, PrometheusLedger(client), END_SECONDS, from_day=start - WEEK_SECONDS, accept_gaps=True
-            )
-    assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url)) == 0
-    asked = capsys.readouterr().out
-    assert await asyncio.to_thread(digest.main, ["--store", str(path), "--week", "2026-W38"]) == 0
+    assert digest.main(["--store", str(store), *WEEK_38]) == 0
     kept = capsys.readouterr().out
     assert kept.partition("What to do")[0] == asked.partition("What to do")[0]
     assert "Recommendations need --prometheus: the store has no data on the use of devices." in kept
 
 
 async def test_the_service_gives_the_same_money_and_has_the_budgets(
-    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet_prometheus: FleetServer, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets: [{name: all, amount: 0.01, currency: USD, period: month}]\n")
-    assert await asyncio.to_thread(digest.main, command(fleet_prometheus.url)) == 0
-    asked = capsys.readouterr().out
     async with running(fleet_prometheus.url, budgets=str(file)) as service:
         assert await service.round()
-        words = ["--service", service.url, "--week", "2026-W38"]
+        words = ["--service", service.url, *WEEK_38]
         assert await asyncio.to_thread(digest.main, words) == 0
         served = capsys.readouterr().out
     assert served.partition("What to do")[0] == asked.partition("What to do")[0]
