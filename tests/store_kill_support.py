@@ -18,7 +18,7 @@ from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window
 from exporter.cost.store_ledger import StoreLedger, close_due_days
 from exporter.cost.window import DAY_SECONDS
 
-NODES, OWNERS = 12, 6
+NODES, OWNERS = 5, 6
 LONGEST_WAIT_SECONDS = 0.2
 DAYS_A_ROUND = 3
 MOST_STEPS = 5
