@@ -78,7 +78,7 @@ def browser() -> Iterator[Browser]:
     if program is None:
         pytest.skip("needs chromium on the PATH: make install")
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield launched
         launched.close()
 
