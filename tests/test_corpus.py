@@ -17,6 +17,7 @@ WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost"
 BESIDE = frozenset({"GPUExporterCrashLooping"})
 """Alerts of the agents that see the workloads."""
 SHAPES = load()
+INDEX = Index(SHAPES)
 NOT_THE_AGENTS = {"up", "process_start_time_seconds", RECORDED}
 TARGET_LABELS = {"job", "instance", "namespace", "pod"}
 
@@ -39,6 +40,10 @@ def fired() -> tuple[Firing, ...]:
     return tuple(run(SHAPES, RULES, WASTE | BESIDE, noted_page, scrape=60.0))
 
 
+def firings_of(subject: Subject, alert: str = "") -> list[Firing]:
+    return [one for one in fired() if alert in ("", one.alert) and INDEX.subject(one, one.episodes[0][0]) == subject]
+
+
 def test_there_are_enough_shapes_and_each_says_why() -> None:
     assert len(SHAPES) >= 40
     assert len({shape.name for shape in SHAPES}) == len(SHAPES)
@@ -57,9 +62,8 @@ def test_waste_that_nothing_can_show_is_the_only_waste_without_an_alert() -> Non
 
 @needs_promtool
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_alerts_fire_when_they_must_and_only_then(shape: Shape) -> None:
-    index = Index(SHAPES)
-    by_subject = told(fired(), index)
+def test_alerts_fire_when_they_must_and_only_then_with_the_severity_that_their_money_asks_for(shape: Shape) -> None:
+    by_subject = told(fired(), INDEX)
     expected = {Subject(shape.name, f"{work.namespace}/{work.name}"): work.alerts for work in shape.workloads}
     expected |= {Subject(shape.name, board): alerts for board, alerts in shape.sharers.items()}
     expected |= {Subject(shape.name, node): shape.agents for node in shape.nodes}
@@ -69,20 +73,12 @@ def test_alerts_fire_when_they_must_and_only_then(shape: Shape) -> None:
         for subject in dict.fromkeys([*expected, *subjects])
         for finding in wrong(expected.get(subject, {}), by_subject.get(subject, {}), shape.lasts)
     ]
+    for subject, alerts in expected.items():
+        for alert, wanted in alerts.items():
+            first = min(firings_of(subject, alert), key=lambda one: one.episodes[0], default=None)
+            if wanted.severity and first is not None and first.labels["severity"] != wanted.severity:
+                findings.append(f"{subject.name}: {alert} is at first {first.labels['severity']}")
     assert not findings, shape.why
-
-
-@needs_promtool
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_alerts_have_the_severity_that_their_money_asks_for(shape: Shape) -> None:
-    index = Index(SHAPES)
-    for work in shape.workloads:
-        for alert, expected in work.alerts.items():
-            subject = Subject(shape.name, f"{work.namespace}/{work.name}")
-            mine = [one for one in fired() if one.alert == alert and index.subject(one, one.episodes[0][0]) == subject]
-            first = min(mine, key=lambda one: one.episodes[0], default=None)
-            if expected.severity and first is not None:
-                assert first.labels["severity"] == expected.severity
 
 
 @needs_promtool
@@ -96,9 +92,7 @@ def test_alerts_have_the_severity_that_their_money_asks_for(shape: Shape) -> Non
     ids=lambda subject: subject.shape,
 )
 def test_one_workload_is_one_alert_however_many_gpus_and_names_it_has(subject: Subject) -> None:
-    index = Index(SHAPES)
-    mine = [one for one in fired() if index.subject(one, one.episodes[0][0]) == subject]
-    assert [one.alert for one in mine] == ["GPUUnderutilised"]
+    assert [one.alert for one in firings_of(subject)] == ["GPUUnderutilised"]
 
 
 @needs_promtool
@@ -110,7 +104,7 @@ def test_of_busy_gpus_those_that_are_far_from_every_limit_are_found_and_nobody_e
         for work in shape.workloads
         if work.waste is not None
     }
-    blamed = {subject for subject, alerts in told(fired(), Index(SHAPES)).items() if "GPUIneffective" in alerts}
+    blamed = {subject for subject, alerts in told(fired(), INDEX).items() if "GPUIneffective" in alerts}
     found = blamed & wasted
     assert (len(shapes), len(wasted)) == (12, 6)
     assert {"precision": len(found) / len(blamed), "recall": len(found) / len(wasted)} == {

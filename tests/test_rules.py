@@ -213,21 +213,21 @@ def test_a_guard_of_the_waste_alerts_cannot_be_lost_unnoticed(promtool: str, tmp
     assert "time: " in result.stdout + result.stderr or "many-to-many" in result.stdout + result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_alert_says_who_should_do_what_and_where_to_look(alert: dict[str, Any]) -> None:
-    assert alert["labels"]["severity"] in {"info", "warning", "critical", "none"}
-    assert (alert["labels"]["severity"] == "none") == (alert["alert"] in INHIBITING)
-    annotations = alert["annotations"]
-    assert annotations["summary"]
-    assert annotations["dashboard"]
-    assert annotations["runbook_url"] == f"http://localhost:9401/runbook#{alert['alert'].lower()}"
+def test_every_alert_says_who_should_do_what_and_where_to_look() -> None:
+    for alert in ALERTS:
+        name, severity, annotations = alert["alert"], alert["labels"]["severity"], alert["annotations"]
+        assert severity in {"info", "warning", "critical", "none"}, name
+        assert (severity == "none") == (name in INHIBITING)
+        assert annotations["summary"], name
+        assert annotations["dashboard"], name
+        assert annotations["runbook_url"] == f"http://localhost:9401/runbook#{name.lower()}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_rules_fit_on_a_screen(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if len(line) > 140] == []
-    assert len(lines) <= 1100
+def test_rules_fit_on_a_screen() -> None:
+    for path in FILES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert [line for line in lines if len(line) > 140] == []
+        assert len(lines) <= 1100, path
 
 
 LEDGER: list[dict[str, Any]] = [
@@ -238,16 +238,13 @@ LEDGER: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rule", LEDGER, ids=lambda rule: rule["record"])
-def test_a_rule_of_the_ledger_has_at_most_twelve_lines(rule: dict[str, Any]) -> None:
-    (written,) = (
-        entry
-        for entry in re.split(r"^(?=      - )", TEXT, flags=re.MULTILINE)
-        if entry.startswith(f"      - record: {rule['record']}\n")
-    )
-    of_rule = [line for line in written.splitlines() if line.startswith("      ")]
-    assert " ".join(" ".join(of_rule[1:]).split()).endswith(rule["expr"].split("\n")[-1][-40:])
-    assert len(of_rule) <= 12
+def test_a_rule_of_the_ledger_has_at_most_twelve_lines() -> None:
+    entries = re.split(r"^(?=      - )", TEXT, flags=re.MULTILINE)
+    for rule in LEDGER:
+        (written,) = (entry for entry in entries if entry.startswith(f"      - record: {rule['record']}\n"))
+        of_rule = [line for line in written.splitlines() if line.startswith("      ")]
+        assert " ".join(" ".join(of_rule[1:]).split()).endswith(rule["expr"].split("\n")[-1][-40:])
+        assert len(of_rule) <= 12, rule["record"]
 
 
 def test_the_promql_of_the_ledger_is_short_enough_to_be_read() -> None:
@@ -277,9 +274,9 @@ def test_the_rules_file_has_comments_in_its_head_only_and_the_head_is_short() ->
     assert "#" not in rules.replace("/runbook#", "")
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_each_text_of_an_alert_asks_prometheus_at_most_once(alert: dict[str, Any]) -> None:
-    assert [text for text in alert["annotations"].values() if len(re.findall(r"\| query\b", text)) > 1] == []
+def test_each_text_of_an_alert_asks_prometheus_at_most_once() -> None:
+    texts = [text for alert in ALERTS for text in alert["annotations"].values()]
+    assert [text for text in texts if len(re.findall(r"\| query\b", text)) > 1] == []
 
 
 def test_money_and_idleness_never_page() -> None:
@@ -298,19 +295,14 @@ def test_the_runbook_has_a_heading_for_every_alert_and_no_other() -> None:
 
 
 def test_every_alert_is_tested_to_fire_and_to_stay_silent() -> None:
-    fired: set[str] = set()
-    for path in UNIT_TESTS:
-        for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]:
-            for case in test.get("alert_rule_test", ()):
-                if case["exp_alerts"]:
-                    fired.add(case["alertname"])
-    silent = {
-        case["alertname"]
+    cases = [
+        case
         for path in UNIT_TESTS
         for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]
         for case in test.get("alert_rule_test", ())
-        if not case["exp_alerts"]
-    }
+    ]
+    fired = {case["alertname"] for case in cases if case["exp_alerts"]}
+    silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
     assert fired == silent == {alert["alert"] for alert in ALERTS}
 
 
@@ -320,17 +312,12 @@ def is_made(name: str) -> bool:
     return known or name in COST_SERVICE
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
-def test_every_series_that_a_rule_reads_is_made_by_the_agent_or_by_a_rule(rule: dict[str, Any]) -> None:
-    read = metrics_of(rule["expr"]) | listed(rule["expr"])
-    assert read or rule["expr"] == "vector(time())"
-    assert {name for name in read if not is_made(name)} == set()
-
-
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_series_that_the_words_of_an_alert_ask_for_is_made(alert: dict[str, Any]) -> None:
-    asked = re.findall(r"\b([a-z_][a-z0-9_:]+)\{(?![{ ])", " ".join(alert["annotations"].values()))
-    assert {name for name in asked if not is_made(name)} == set()
+def test_every_series_that_a_rule_or_its_words_read_is_made_by_the_agent_or_by_a_rule() -> None:
+    for rule in RULES:
+        read = metrics_of(rule["expr"]) | listed(rule["expr"])
+        assert read or rule["expr"] == "vector(time())"
+        asked = re.findall(r"\b([a-z_][a-z0-9_:]+)\{(?![{ ])", " ".join(rule.get("annotations", {}).values()))
+        assert {name for name in (*read, *asked) if not is_made(name)} == set(), rule
 
 
 DEVICE_LABELS = {"uuid", "gpu", "gpu_instance"}
@@ -349,21 +336,22 @@ def joined_labels(expressions: Iterable[str]) -> set[str]:
     return labels
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_no_alert_and_no_record_that_it_reads_joins_on_labels_of_a_device(alert: dict[str, Any]) -> None:
-    assert joined_labels([alert["expr"]]) & DEVICE_LABELS == set()
+def test_no_alert_and_no_record_that_it_reads_joins_on_labels_of_a_device() -> None:
+    assert {alert["alert"]: joined_labels([alert["expr"]]) & DEVICE_LABELS for alert in ALERTS} == {
+        alert["alert"]: set() for alert in ALERTS
+    }
 
 
 def test_a_join_on_devices_is_found_in_what_an_alert_reads() -> None:
     assert "uuid" in joined_labels(["workload_device:gpu_use:facts > 1"]) & DEVICE_LABELS
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
-def test_rules_use_only_labels_that_some_series_has(rule: dict[str, Any]) -> None:
-    known = {label for metric in catalog.BY_NAME.values() for label in metric.labels} | RULES_OWN_LABELS
-    used = re.findall(r"\b(?:by|on|group_left|ignoring|without)\s*\(([^)]*)\)", rule["expr"])
-    used += [",".join(re.findall(r"([a-z_]+)\s*[=!]~?\"", rule["expr"]))]
-    assert {label.strip() for labels in used for label in labels.split(",") if label.strip()} <= known | {"__name__"}
+def test_rules_use_only_labels_that_some_series_has() -> None:
+    known = {label for metric in catalog.BY_NAME.values() for label in metric.labels} | RULES_OWN_LABELS | {"__name__"}
+    for rule in RULES:
+        used = re.findall(r"\b(?:by|on|group_left|ignoring|without)\s*\(([^)]*)\)", rule["expr"])
+        used += [",".join(re.findall(r"([a-z_]+)\s*[=!]~?\"", rule["expr"]))]
+        assert {label.strip() for labels in used for label in labels.split(",") if label.strip()} <= known, rule
 
 
 # What Prometheus puts to a series: its name, labels of the target, and how it calls one of the page that those have.
