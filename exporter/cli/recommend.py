@@ -76,7 +76,7 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             " rules/prometheus-rules.yaml: load it. Or no device was held when the period ended"
         )
     if not found.uses:
-        say(f"warning: nothing matches {filters.words}; look for the names in a report without the filter")
+        say(f"warning: nothing matches {filters.words}; a report without the filter shows the names")
     with output(namespace.output) as stream:
         write(found, namespace.format, stream)
     return EXIT_PARTIAL if found.ledger.failures else 0

@@ -393,7 +393,7 @@ def _write(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace) -> T
 
 def _warn_of_nothing(filters: Filters, *, is_empty: bool) -> None:
     if filters.wanted and is_empty:
-        say(f"warning: nothing matches {filters.words}; look for the names in a report without the filter")
+        say(f"warning: nothing matches {filters.words}; a report without the filter shows the names")
 
 
 def _write_focus(ledger: FleetLedger, task: _Task, namespace: argparse.Namespace, now: float) -> None:

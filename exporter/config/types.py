@@ -222,7 +222,7 @@ def http_parts(text: str) -> SplitResult:
     """Return the parts of an HTTP address: scheme, host, and perhaps a port and a path.
 
     Raises:
-        ValueError: It is none. A text that may have a password in it is not repeated.
+        ValueError: It is not an HTTP address. A text that may have a password in it is not repeated.
     """
     given = text.strip()
     is_plain = given.isascii() and given.isprintable() and not set(' "<>\\^`{|}@?#') & set(given)

@@ -203,7 +203,7 @@ def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
     before, after = _money_words(ledger.chunks), _money_words(chunks)
     notes = [*ledger.notes, f"re-priced at {at}: {after}; at the prices of the time of use it was {before}"]
     if unknown:
-        few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")  # noqa: PLR2004 - enough to look at
+        few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")  # noqa: PLR2004 - enough to find the mistake
         notes.append(
             f"nothing but the name is known of {len(unknown)} node(s) ({few}): rows of the price book that ask for an"
             " instance type, capacity type or region do not match them; gpu_node_info has these facts"

@@ -202,7 +202,7 @@ class Book:
         return states
 
     async def _read_warm(self, now: float) -> None:
-        """Read again what people look at, so that they do not wait for it."""
+        """Read again the reports that clients request, so that they do not wait for it."""
         for asked in self.readings.lately(now - WARM_SECONDS)[-MOST_WARM:] or self._first:
             # A name may have no window now, such as a month in its first hour.
             with suppress(ConfigError):
