@@ -16,21 +16,11 @@ from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.accounting.state_file import StateFile
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    AllocationState,
-    DeviceView,
-    Gpu,
-    Holder,
-    LedgerView,
-    MeteringView,
-    Owner,
-    PodUse,
-    ShareMode,
-    Snapshot,
-)
+from exporter.model.attribution import AllocationState, Holder, Owner, ShareMode
+from exporter.model.devices import Gpu
+from exporter.model.ledger import LedgerView
 from exporter.model.records import read
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, MeteringView, PodUse, Snapshot
 
 SAMPLE_SECONDS = 1.0
 JITTER_SECONDS = 0.02

@@ -17,7 +17,8 @@ from exporter.config import price_book
 from exporter.gpu import wire
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
-from exporter.model import GpuReading, Snapshot
+from exporter.model.devices import GpuReading
+from exporter.model.snapshot import Snapshot
 from exporter.web import node_api, node_page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -43,7 +43,8 @@ from exporter.kube import metadata
 from exporter.kube.api_client import ApiClient
 from exporter.kube.credentials import Credentials
 from exporter.kube.list_watch import ListWatch
-from exporter.model import PodMetadata, Reading
+from exporter.model.attribution import PodMetadata
+from exporter.model.devices import Reading
 from exporter.service import opencost_query, parameters
 from exporter.service.page_frame import read_view
 from gpu_simulator import scenario

@@ -25,7 +25,7 @@ from virtual_run import LAST_WALL, Run
 from virtual_world import LAYOUTS, new_world
 
 from exporter.accounting.state_file import VERSION
-from exporter.model import DeviceState
+from exporter.model.devices import DeviceState
 
 Fault = Callable[[Run], None]
 SEEDS, FAULTS = 300, 50

@@ -10,7 +10,10 @@ from virtual_node import EXPIRY_SECONDS, INTERVAL_SECONDS, Agent, Charge
 from virtual_world import BUSY_WATTS, HISTORY_SECONDS, IDLE_WATTS, Board, Held, Span, World, place_of
 
 from exporter.accounting.ledger import Sheet
-from exporter.model import UNALLOCATED, UNATTRIBUTED, DeviceState, Field, Portion, Price, Reading
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED
+from exporter.model.devices import DeviceState, Reading
+from exporter.model.fields import Field
+from exporter.model.ledger import Portion, Price
 
 BUSY_RATIO = 0.06
 """A little above the threshold of idleness."""

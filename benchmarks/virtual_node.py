@@ -26,17 +26,10 @@ from exporter.errors import ApiError, AttributionError, SourceError
 from exporter.gpu import wire
 from exporter.kube.kubelet import LIST_METHOD, KubeletClient
 from exporter.kube.metadata import Metadata, MetadataSettings, parse_pod
-from exporter.model import (
-    Allocations,
-    Owner,
-    PodMetadata,
-    Portion,
-    Price,
-    Reading,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-)
+from exporter.model.attribution import Allocations, Owner, PodMetadata
+from exporter.model.devices import Reading, SourceState, SourceStatus
+from exporter.model.ledger import Portion, Price
+from exporter.model.snapshot import Snapshot
 from gpu_simulator.kubelet import allocatable_response, list_response
 
 EXPIRY_SECONDS = 60.0

@@ -7,7 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading
+from exporter.model.fields import Field
 from gpu_simulator.truth import HolderTruth, NodeTruth
 
 NODE = "virtual"

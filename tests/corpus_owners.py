@@ -9,27 +9,21 @@ from corpus_support import Pod, Shape, Use, Workload, combine
 from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.windows import Windows
 from exporter.metrics.catalog import shown_until_seconds
-from exporter.model import (
+from exporter.model.attribution import AllocationState, Holder, Owner, PodFacts, ShareMode
+from exporter.model.devices import Gpu, MigInstance
+from exporter.model.ledger import (
     Account,
-    AllocationState,
     Bottleneck,
     ByState,
-    DeviceView,
-    Gpu,
-    Holder,
-    MigInstance,
-    Owner,
     OwnersView,
     OwnerUse,
     PodAccount,
-    PodFacts,
-    PodUse,
     Portion,
     Price,
     ResourceProfile,
-    ShareMode,
     shown_windows,
 )
+from exporter.model.snapshot import DeviceView, PodUse
 
 HOUR = 3600.0
 BUSY_FROM = 0.01

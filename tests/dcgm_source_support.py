@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from exporter.gpu.dcgm.session import DcgmSource
-from exporter.model import Field, GpuReading, Reading
+from exporter.model.devices import GpuReading, Reading
+from exporter.model.fields import Field
 from gpu_simulator import dcgm
 from gpu_simulator.truth import DcgmTruth, Fault, GpuTruth, NodeTruth
 

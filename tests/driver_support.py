@@ -8,7 +8,7 @@ import pynvml
 
 from exporter.gpu.nvml.activity import OLDEST_SECONDS, record_type
 from exporter.gpu.nvml.library import Driver
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import driver
 from gpu_simulator.truth import GpuTruth, Load, MigTruth, ModelSpec, NodeTruth, ProcessTruth
 

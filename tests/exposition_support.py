@@ -3,49 +3,55 @@
 from collections.abc import Mapping
 from math import inf
 
-from exporter.model import (
-    CLOCK_EVENTS,
+from exporter.model.attribution import (
     UNALLOCATED,
     UNATTRIBUTED,
-    Account,
-    Activity,
-    ActivityHistory,
-    ActivitySource,
     AllocationState,
     Attribution,
-    Bottleneck,
-    ByState,
-    DeviceEvents,
-    DeviceState,
-    DeviceView,
-    Field,
-    Gpu,
     Holder,
-    LedgerView,
     MetadataStatus,
-    MeteringView,
-    MigInstance,
     NodeFacts,
     Owner,
+    PodFacts,
+    ShareMode,
+    Unresolved,
+)
+from exporter.model.devices import (
+    CLOCK_EVENTS,
+    DeviceEvents,
+    DeviceState,
+    Gpu,
+    MigInstance,
+    ProfilingState,
+    Reading,
+    SourceState,
+    SourceStatus,
+)
+from exporter.model.fields import Field
+from exporter.model.ledger import (
+    Account,
+    Bottleneck,
+    ByState,
+    LedgerView,
     OwnersView,
     OwnerUse,
     OwnerXid,
     PodAccount,
-    PodFacts,
-    PodUse,
     PoolUse,
     Price,
-    ProfilingState,
-    Reading,
     ResourceProfile,
     SharedIdle,
-    ShareMode,
     ShownLedger,
-    Snapshot,
-    SourceState,
-    SourceStatus,
     Totals,
-    Unresolved,
+)
+from exporter.model.snapshot import (
+    Activity,
+    ActivityHistory,
+    ActivitySource,
+    DeviceView,
+    MeteringView,
+    PodUse,
+    Snapshot,
 )
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from exporter.cost.dimensions import UNALLOCATED, UNATTRIBUTED, Dimension, LineKey
 from exporter.cost.ledger import Chunk, Failure, Figures, FleetLedger
 from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window
-from exporter.model import ByState, NodeFacts
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import ByState
 
 START = 1_790_812_800
 """2026-10-01T00:00Z."""

@@ -11,7 +11,8 @@ from exporter.cost.dimensions import LineKey
 from exporter.cost.focus import FOCUS_DIMENSIONS, OWN_COLUMNS, SPLIT_COLUMNS, FocusSettings, columns_of, write_focus
 from exporter.cost.ledger import Chunk, Figures, FleetLedger
 from exporter.cost.window import Window
-from exporter.model import ByState, NodeFacts
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import ByState
 
 DAY = 86_400
 START = 1_790_812_800  # 2026-10-01T00:00:00Z

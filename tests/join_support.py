@@ -5,18 +5,15 @@ from dataclasses import replace
 
 from exporter.attribution.join import NOTHING_REMEMBERED, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence
-from exporter.model import (
+from exporter.model.attribution import (
     Allocations,
     Attribution,
     ClaimedDevice,
     ContainerAllocation,
     DeviceIds,
-    Gpu,
-    GpuReading,
-    MigInstance,
-    MigReading,
     PodMetadata,
 )
+from exporter.model.devices import Gpu, GpuReading, MigInstance, MigReading
 
 NOW = 1_000_000.0
 MIB = 1 << 20

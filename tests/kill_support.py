@@ -24,7 +24,9 @@ from exporter.accounting.prices import Match, NodePrices, PriceBook, PriceRow
 from exporter.accounting.state_file import UNSYNCED, StateFile
 from exporter.agent.metering import Metering, Save
 from exporter.errors import StateError
-from exporter.model import DeviceView, LedgerView, Price, ShareMode, Totals
+from exporter.model.attribution import ShareMode
+from exporter.model.ledger import LedgerView, Price, Totals
+from exporter.model.snapshot import DeviceView
 
 SPEED = 200.0
 """Virtual seconds per second: a sample every 5 ms, a save every 25 ms."""

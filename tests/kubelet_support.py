@@ -7,7 +7,7 @@ from exporter.agent.facts import Attributor
 from exporter.agent.run import attributor_of
 from exporter.config import AgentConfig
 from exporter.kube.kubelet import KubeletClient, KubeletPoller
-from exporter.model import Allocations
+from exporter.model.attribution import Allocations
 
 
 def polled(answer: Allocations | None) -> KubeletPoller:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.kube.metadata import Metadata, MetadataSettings
-from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
+from exporter.model.attribution import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 from gpu_simulator.api_server import ApiObjects, ApiServer
 
 if TYPE_CHECKING:

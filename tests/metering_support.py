@@ -18,24 +18,11 @@ from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.inventory import PartOfGpu, parts_of
 from exporter.attribution.processes import ProcessLookup
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    AllocationState,
-    Bottleneck,
-    DeviceState,
-    DeviceView,
-    Field,
-    Gpu,
-    GpuReading,
-    Holder,
-    MigInstance,
-    MigReading,
-    Owner,
-    PodUse,
-    ResourceProfile,
-    ShareMode,
-)
+from exporter.model.attribution import AllocationState, Holder, Owner, ShareMode
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading
+from exporter.model.fields import Field
+from exporter.model.ledger import Bottleneck, ResourceProfile
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 H100 = "NVIDIA H100 80GB HBM3"
 SLICES: Mapping[str, tuple[int, int]] = {

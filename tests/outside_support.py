@@ -4,19 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.attribution.join import attribute
-from exporter.model import (
-    Allocations,
-    AllocationState,
-    Attribution,
-    DeviceState,
-    Gpu,
-    GpuReading,
-    Holder,
-    MigInstance,
-    MigReading,
-    ProcessUse,
-    Reading,
-)
+from exporter.model.attribution import Allocations, AllocationState, Attribution, Holder
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading
 
 DIGITS = "1111-2222-3333-444444444444"
 

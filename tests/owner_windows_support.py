@@ -8,18 +8,9 @@ from metering_support import namespace_pays
 from exporter.accounting.meter import Meter
 from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.windows import Windows
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    DeviceView,
-    Holder,
-    Owner,
-    OwnersView,
-    OwnerUse,
-    PodFacts,
-    PodUse,
-    Price,
-)
+from exporter.model.attribution import Holder, Owner, PodFacts
+from exporter.model.ledger import OwnersView, OwnerUse, Price
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 STEP = 30.0
 MINUTE, HOUR = 60.0, 3600.0

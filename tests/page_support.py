@@ -4,25 +4,10 @@ from dataclasses import replace
 
 from snapshot_support import changed
 
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    AllocationState,
-    Attribution,
-    DeviceState,
-    DeviceView,
-    Field,
-    Gpu,
-    Holder,
-    MigInstance,
-    PodUse,
-    Reading,
-    ShareMode,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-    Unresolved,
-)
+from exporter.model.attribution import AllocationState, Attribution, Holder, ShareMode, Unresolved
+from exporter.model.devices import DeviceState, Gpu, MigInstance, Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 from exporter.web import node_page
 
 TAKEN_AT = 1_800_000_000.0

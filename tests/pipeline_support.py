@@ -32,7 +32,10 @@ from exporter.gpu.nvml.source import NvmlSource
 from exporter.kube.kubelet import KubeletClient
 from exporter.kube.metadata import Metadata, MetadataSettings
 from exporter.metrics.collectors_file import DEFAULT, Collectors
-from exporter.model import Allocations, Field, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model.attribution import Allocations
+from exporter.model.devices import Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
+from exporter.model.snapshot import Snapshot
 from gpu_simulator import dcgm, driver
 from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer

@@ -6,7 +6,7 @@ from exporter.cost.dimensions import LineKey
 from exporter.cost.holdings import PAYER, HeldDevice
 from exporter.cost.ledger import Chunk, Figures, FleetLedger
 from exporter.cost.window import Window
-from exporter.model import ByState
+from exporter.model.ledger import ByState
 
 END_SECONDS = 1_789_999_200
 WEEK = Window(start_seconds=END_SECONDS - 7 * 86_400, end_seconds=END_SECONDS, label="7d")

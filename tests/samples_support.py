@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import Family, Labels
-from exporter.model import Snapshot
+from exporter.model.snapshot import Snapshot
 
 _PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.model import Totals
+from exporter.model.ledger import Totals
 from gpu_simulator.fleet import FleetTruth
 
 APART = ("Unallocated", "Unattributed")

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from exporter.model import MetadataStatus, Snapshot
+from exporter.model.attribution import MetadataStatus
+from exporter.model.snapshot import Snapshot
 
 PARTS = frozenset({"reading", "attribution", "metadata", "metering"})
 

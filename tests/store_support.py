@@ -12,7 +12,8 @@ from exporter.cost.store import ALL_OF_A_DAY, day_window
 from exporter.cost.window import DAY_SECONDS, Window
 from exporter.cost.window import chunks as cut
 from exporter.errors import PrometheusError
-from exporter.model import ByState, NodeFacts
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import ByState
 
 D1 = 20_700 * DAY_SECONDS
 """2026-09-04."""

@@ -14,7 +14,8 @@ import pytest
 import stub_support as stub
 
 from exporter.gpu.worker import Worker, child_command
-from exporter.model import DeviceState, Field, GpuReading, ProcessUse, Reading, SourceState
+from exporter.model.devices import DeviceState, GpuReading, ProcessUse, Reading, SourceState
+from exporter.model.fields import Field
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated driver needs a C compiler")
 

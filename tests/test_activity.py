@@ -21,7 +21,10 @@ from exporter.accounting.activity import (
     samples_cover,
     split_activity,
 )
-from exporter.model import DECODERS, Activity, ActivitySource, Field, Gpu, Holder, ProcessUse, ShareMode
+from exporter.model.attribution import Holder, ShareMode
+from exporter.model.devices import Gpu, ProcessUse
+from exporter.model.fields import DECODERS, Field
+from exporter.model.snapshot import Activity, ActivitySource
 
 DCGM = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 CODECS_AT_REST = {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.JPG_UTIL: 0, Field.OFA_UTIL: 0}

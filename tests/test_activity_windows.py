@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.accounting.windows import COARSE_SECONDS, FINE_SECONDS, HOLDER_SECONDS, OWNERS_LIMIT, Windows
-from exporter.model import WINDOWS, Account, Bottleneck, ByState, Owner, PodAccount, Portion, ResourceProfile, ShareMode
+from exporter.model.attribution import Owner, ShareMode
+from exporter.model.ledger import WINDOWS, Account, Bottleneck, ByState, PodAccount, Portion, ResourceProfile
 
 JOB = Owner(namespace="ml", kind="Job", name="train")
 OTHER_JOB = Owner(namespace="ml", kind="Job", name="tune")

@@ -33,7 +33,7 @@ from exporter.agent.views import Viewer
 from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions
 from exporter.web.server import Renderer
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 from exporter.gpu.worker import Worker
 
 async def endless():

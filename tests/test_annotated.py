@@ -8,7 +8,7 @@ from join_support import GPU_MIB, gpu, gpu_uuid, held, instance, join, knowing, 
 
 from exporter.attribution import vgpu as annotated
 from exporter.attribution.pod_lifecycle import Evidence
-from exporter.model import ContainerAllocation, DeviceIds, ShareMode
+from exporter.model.attribution import ContainerAllocation, DeviceIds, ShareMode
 
 HAMI = "hami.io/vgpu-devices-allocated"
 INSTANCES = "hami.io/vgpu-mig-allocations"

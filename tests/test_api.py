@@ -10,7 +10,9 @@ from typing import Any
 import exposition_support
 import page_support as made
 
-from exporter.model import AllocationState, Field, NodeFacts, Owner, PodFacts, Price, Unresolved
+from exporter.model.attribution import AllocationState, NodeFacts, Owner, PodFacts, Unresolved
+from exporter.model.fields import Field
+from exporter.model.ledger import Price
 from exporter.web import node_api
 
 

@@ -14,7 +14,7 @@ from exporter.cost.ledger import Chunk, Figures
 from exporter.cost.store import day_window
 from exporter.cost.window import DAY_SECONDS, period_at
 from exporter.errors import ConfigError
-from exporter.model import ByState
+from exporter.model.ledger import ByState
 from exporter.service.book import Book
 
 ONE = """\

@@ -9,7 +9,10 @@ from exporter.metrics import catalog
 from exporter.metrics.catalog import EXPORTED_PREFIXES
 from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, families
 from exporter.metrics.text_format import Kind
-from exporter.model import AllocationState, ByState, DeviceView, Field, Snapshot, Totals
+from exporter.model.attribution import AllocationState
+from exporter.model.fields import Field
+from exporter.model.ledger import ByState, Totals
+from exporter.model.snapshot import DeviceView, Snapshot
 
 
 def everything() -> Snapshot:

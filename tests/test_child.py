@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from exporter.gpu import child, wire
-from exporter.model import Field, Reading, SourceState, SourceStatus
+from exporter.model.devices import Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
 
 PRELUDE = """
 import os, signal, sys, time
 from exporter.errors import SourceError
-from exporter.model import Reading
+from exporter.model.devices import Reading
 from exporter.gpu import child
 class Source:
     name = "nvml"

@@ -24,18 +24,10 @@ from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import default, parse
 from exporter.metrics.dcgm_names import LabelStyle
 from exporter.metrics.text_format import Family, render
-from exporter.model import (
-    AllocationState,
-    Attribution,
-    DeviceState,
-    DeviceView,
-    Field,
-    PodUse,
-    ShareMode,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-)
+from exporter.model.attribution import AllocationState, Attribution, ShareMode
+from exporter.model.devices import DeviceState, SourceState, SourceStatus
+from exporter.model.fields import Field
+from exporter.model.snapshot import DeviceView, PodUse, Snapshot
 
 # dcgm-exporter's default file, releases up to 4.8: name and type. It typed NVLINK_BANDWIDTH_TOTAL, a rate, as a
 # counter up to 4.8.2 and as a gauge from 4.8.3 on.

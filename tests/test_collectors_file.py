@@ -9,7 +9,7 @@ from exporter.metrics import collectors_file
 from exporter.metrics.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
 from exporter.metrics.dcgm_names import Era
 from exporter.metrics.text_format import Kind
-from exporter.model import Field
+from exporter.model.fields import Field
 
 
 def problems(text: str) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from agent_support import matching, running_agent, until
 from pipeline_support import AgentSettings, pipeline
 
 from exporter.cli import main
-from exporter.model import UNALLOCATED, UNATTRIBUTED, AllocationState, Owner, Snapshot
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, AllocationState, Owner
+from exporter.model.snapshot import Snapshot
 from gpu_simulator import scenario, scenario_file
 
 HELD = """

@@ -11,7 +11,9 @@ from metering_support import holder, use, whole
 from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.meter import Meter
 from exporter.accounting.windows import Windows
-from exporter.model import DECODERS, DeviceView, Field, Holder, Owner, ShareMode
+from exporter.model.attribution import Holder, Owner, ShareMode
+from exporter.model.fields import DECODERS, Field
+from exporter.model.snapshot import DeviceView
 
 STEP_SECONDS = 30
 

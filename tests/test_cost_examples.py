@@ -14,7 +14,10 @@ from exporter.accounting.ledger import Ledgers, money
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.config import price_book
-from exporter.model import Account, DeviceView, Field, NodeFacts, Owner, Price, ShareMode, Totals
+from exporter.model.attribution import NodeFacts, Owner, ShareMode
+from exporter.model.fields import Field
+from exporter.model.ledger import Account, Price, Totals
+from exporter.model.snapshot import DeviceView
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "cost.md"
 STEP_SECONDS = 60.0

@@ -14,7 +14,7 @@ import yaml
 from yaml_support import read_yaml
 
 from exporter.metrics import catalog
-from exporter.model import XidTier
+from exporter.model.devices import XidTier
 from exporter.service import metrics
 from tests.dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load, panels
 

@@ -11,7 +11,7 @@ import pytest
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.window import period_at
-from exporter.model import ByState, Totals
+from exporter.model.ledger import ByState, Totals
 from exporter.service.data import Month, ThisMonth
 from exporter.service.metrics import render
 from gpu_simulator.fleet import FleetTruth

@@ -15,7 +15,8 @@ from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.entities import MIG_MAX_SLICES, UUID
 from exporter.gpu.dcgm.session import DcgmSource
-from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
+from exporter.model.devices import DeviceState, GpuReading, ProfilingState, Reading
+from exporter.model.fields import Field
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libdcgm needs a C compiler (gcc)")
 

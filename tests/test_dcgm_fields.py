@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from exporter.metrics import collectors_file
 from exporter.metrics.dcgm_names import BY_NAME, TABLE, DcgmField, Era, table_lines
 from exporter.metrics.text_format import Kind
-from exporter.model import Field
+from exporter.model.fields import Field
 
 OTHERS = collectors_file.other_fields()
 BY_FIELD = {row.field: row for row in TABLE}

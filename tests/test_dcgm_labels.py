@@ -13,7 +13,7 @@ from exporter.config import load_agent
 from exporter.metrics import collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.dcgm_names import DEFAULT, TAKEN, LabelStyle
-from exporter.model import DeviceView, Snapshot
+from exporter.model.snapshot import DeviceView, Snapshot
 
 ALL = LabelStyle(hostname="", old_names=True, model_hyphens=True, pod_uid=True)
 OLD_NAMES = {"UUID": "uuid", "pod": "pod_name", "namespace": "pod_namespace", "container": "container_name"}

@@ -13,7 +13,9 @@ from samples_support import rows
 
 from exporter.gpu import wire
 from exporter.gpu.merge import supplement
-from exporter.model import DeviceState, Field, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model.devices import DeviceState, Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
+from exporter.model.snapshot import Snapshot
 from gpu_simulator import scenario
 from gpu_simulator.node import SimulatedNode
 

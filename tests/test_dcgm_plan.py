@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Instance
 from exporter.gpu.dcgm.watch import DRAM_ACTIVE, MEMORY, OF_INSTANCES, WatchPace, plan
-from exporter.model import DeviceState, Gpu, MigInstance
+from exporter.model.devices import DeviceState, Gpu, MigInstance
 from exporter.model.fields import PROFILING
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))

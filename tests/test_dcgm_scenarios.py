@@ -13,7 +13,8 @@ from test_golden_scenarios import GOLDEN, pages
 from exporter.metrics import collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.dcgm_names import TABLE
-from exporter.model import Field, Reading
+from exporter.model.devices import Reading
+from exporter.model.fields import Field
 from gpu_simulator import scenario
 from gpu_simulator.truth import GpuTruth, MigTruth, NodeTruth
 

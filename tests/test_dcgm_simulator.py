@@ -9,7 +9,7 @@ import pytest
 from exporter.errors import ConfigError
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm import library as libdcgm
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import dcgm, scenario, scenario_file
 from gpu_simulator.truth import Fault, NodeTruth
 

@@ -18,7 +18,8 @@ from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import knock
 from exporter.gpu.dcgm.session import DcgmSource
 from exporter.gpu.nvml.source import NvmlSource
-from exporter.model import DeviceState, Field, ProfilingState, Reading
+from exporter.model.devices import DeviceState, ProfilingState, Reading
+from exporter.model.fields import Field
 from gpu_simulator import dcgm, driver
 from gpu_simulator.truth import Fault
 

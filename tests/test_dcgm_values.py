@@ -12,8 +12,7 @@ from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.library import Record
 from exporter.gpu.dcgm.readings import CurrentValues, Inbox, decode
 from exporter.gpu.merge import alone, supplement
-from exporter.model import CODECS, Field, ratio_in_range
-from exporter.model.fields import PROFILING
+from exporter.model.fields import CODECS, PROFILING, Field, ratio_in_range
 
 INT64_BLANK, INT32_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 0x7FFFFFF0, 2.0**47
 TEMPERATURE, ENERGY, ACTIVE = 150, 156, 1001

@@ -23,18 +23,8 @@ from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.session import DcgmSource
 from exporter.gpu.worker import child_command
-from exporter.model import (
-    CODECS,
-    DECODERS,
-    FLOW_ENGINES,
-    JPEG_DECODERS,
-    DeviceState,
-    Field,
-    ProfilingState,
-    Reading,
-    SourceState,
-    SourceStatus,
-)
+from exporter.model.devices import DeviceState, ProfilingState, Reading, SourceState, SourceStatus
+from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
 from gpu_simulator import dcgm
 from gpu_simulator.truth import Fault
 

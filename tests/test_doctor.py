@@ -28,20 +28,9 @@ from exporter.doctor.checks import Counts, diagnose
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
 from exporter.gpu import wire
 from exporter.kube.kubelet import SERVICE, KubeletPoller
-from exporter.model import (
-    Allocations,
-    Attribution,
-    DeviceState,
-    Field,
-    Gpu,
-    GpuReading,
-    NodeFacts,
-    ProcessUse,
-    Reading,
-    SourceState,
-    SourceStatus,
-    Unresolved,
-)
+from exporter.model.attribution import Allocations, Attribution, NodeFacts, Unresolved
+from exporter.model.devices import DeviceState, Gpu, GpuReading, ProcessUse, Reading, SourceState, SourceStatus
+from exporter.model.fields import Field
 from gpu_simulator import scenario
 from gpu_simulator.kubelet import RATE_LIMIT_TEXT, KubeletServer, list_response
 from gpu_simulator.node import SimulatedNode

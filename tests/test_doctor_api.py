@@ -18,18 +18,16 @@ from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
 from exporter.doctor.findings import Finding, Level, Surroundings
 from exporter.kube.metadata import Metadata
-from exporter.model import (
+from exporter.model.attribution import (
     Allocations,
     ClaimedDevice,
     ContainerAllocation,
     DeviceIds,
-    Gpu,
-    GpuReading,
     NodeFacts,
     Owner,
     PodFacts,
-    Reading,
 )
+from exporter.model.devices import Gpu, GpuReading, Reading
 from gpu_simulator.api_server import ApiObjects
 from gpu_simulator.truth import Fault
 

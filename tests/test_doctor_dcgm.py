@@ -19,9 +19,8 @@ from exporter.doctor.checks import layer_agreement
 from exporter.doctor.findings import Finding, Level
 from exporter.gpu import wire
 from exporter.gpu.merge import merge
-from exporter.model import (
+from exporter.model.devices import (
     DeviceState,
-    Field,
     Gpu,
     GpuReading,
     MigInstance,
@@ -31,6 +30,7 @@ from exporter.model import (
     SourceState,
     SourceStatus,
 )
+from exporter.model.fields import Field
 
 SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 ENGINE = Field.PROF_GR_ENGINE_ACTIVE

@@ -14,7 +14,8 @@ from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
 from exporter.doctor.findings import Finding, Level, Surroundings
-from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Reading, Unresolved
+from exporter.model.attribution import Allocations, Attribution, ContainerAllocation, DeviceIds, Unresolved
+from exporter.model.devices import GpuReading, Reading
 
 UNKNOWN = Attribution(known=False)
 

@@ -10,7 +10,8 @@ from join_support import allocated, claimed, gpu, gpu_uuid, held, instance, join
 
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence, SliceDevice
 from exporter.attribution.vgpu import HAMI_DEVICES
-from exporter.model import AllocationState, Attribution, ContainerAllocation, Gpu, MigInstance
+from exporter.model.attribution import AllocationState, Attribution, ContainerAllocation
+from exporter.model.devices import Gpu, MigInstance
 
 GPUS = [gpu(0), gpu(1), gpu(2, mig=True)]
 INSTANCES = [instance(21, 2, start=0, profile_id=19), instance(22, 2, start=1, profile_id=19)]

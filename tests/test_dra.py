@@ -18,7 +18,8 @@ from join_support import (
 
 from exporter.attribution.device_ids import claim_uid
 from exporter.attribution.pod_lifecycle import AllocatedDevice, Evidence, SliceDevice
-from exporter.model import ClaimedDevice, MigInstance, ShareMode
+from exporter.model.attribution import ClaimedDevice, ShareMode
+from exporter.model.devices import MigInstance
 
 FIRST, SECOND = CLAIM.format(1), CLAIM.format(2)
 NEW_FORM = "gpu-10-mig-1g10gb-19-2"

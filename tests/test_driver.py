@@ -9,7 +9,7 @@ from driver_support import H100, code_of, gpu, instance, load, partitioned, proc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import driver
 from gpu_simulator.driver_devices import profile_index
 from gpu_simulator.driver_session import ProcessSamples

@@ -9,7 +9,8 @@ from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned
 
 from exporter.errors import SourceError
 from exporter.gpu.nvml.source import NvmlSource
-from exporter.model import DeviceState, Field, GpuReading, Reading
+from exporter.model.devices import DeviceState, GpuReading, Reading
+from exporter.model.fields import Field
 from gpu_simulator import driver, scenario
 from gpu_simulator.driver_devices import read
 from gpu_simulator.truth import Fault, GpuTruth, NodeTruth

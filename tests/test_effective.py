@@ -15,21 +15,11 @@ from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.effective import pcie_use
 from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import (
-    RESOURCES,
-    Activity,
-    ActivitySource,
-    Attribution,
-    Bottleneck,
-    ByState,
-    Field,
-    Gpu,
-    GpuReading,
-    ProcessUse,
-    Reading,
-    ResourceProfile,
-    Snapshot,
-)
+from exporter.model.attribution import Attribution
+from exporter.model.devices import Gpu, GpuReading, ProcessUse, Reading
+from exporter.model.fields import Field
+from exporter.model.ledger import RESOURCES, Bottleneck, ByState, ResourceProfile
+from exporter.model.snapshot import Activity, ActivitySource, Snapshot
 from gpu_simulator import scenario, scenario_file
 
 ENGINE, TENSOR, DRAM = Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_PIPE_TENSOR_ACTIVE, Field.PROF_DRAM_ACTIVE

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.attribution.pod_lifecycle import DEPARTED_SECONDS, Endings
-from exporter.model import PodMetadata
+from exporter.model.attribution import PodMetadata
 
 A, B = ("ml", "a"), ("ml", "b")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.accounting.meter import Energy, EnergyMeter, split_energy
-from exporter.model import Field
+from exporter.model.fields import Field
 
 COUNTER, POWER = Field.TOTAL_ENERGY_CONSUMPTION, Field.POWER_USAGE
 part = st.floats(0, 1) | st.just(0.0)

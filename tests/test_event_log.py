@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from pipeline_support import EPOCH_SECONDS, AgentSettings, pipeline
 
 from exporter.agent.history import EventLog, EventWindow
-from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading, Snapshot, XidEvent
+from exporter.model.devices import CLOCK_EVENTS, Gpu, GpuReading, Reading, XidEvent
+from exporter.model.fields import Field
+from exporter.model.snapshot import Snapshot
 from exporter.web import node_api
 from gpu_simulator import scenario
 

@@ -9,7 +9,8 @@ import pytest
 from driver_support import Node, gpu, instance, load, partitioned, simulated
 
 from exporter.gpu.nvml.source import Events, NvmlSource
-from exporter.model import DECODERS, Field, GpuReading, Reading
+from exporter.model.devices import GpuReading, Reading
+from exporter.model.fields import DECODERS, Field
 from gpu_simulator import driver as simulated_driver
 from gpu_simulator.truth import GpuTruth
 

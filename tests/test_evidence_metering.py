@@ -13,17 +13,9 @@ from test_join_evidence import CONTAINERS, GPUS, INSTANCES, evidences
 from exporter.accounting.meter import Meter
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.attribution.processes import PodLookup
-from exporter.model import (
-    UNALLOCATED,
-    UNATTRIBUTED,
-    ContainerAllocation,
-    Field,
-    GpuReading,
-    Holder,
-    MigReading,
-    Owner,
-    Reading,
-)
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, ContainerAllocation, Holder, Owner
+from exporter.model.devices import GpuReading, MigReading, Reading
+from exporter.model.fields import Field
 
 NOWHERE = Path("/nonexistent")
 STEPS = st.lists(

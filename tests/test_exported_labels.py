@@ -12,7 +12,7 @@ from exporter.attribution.owner_rules import (
     facts_of,
     is_never_shown,
 )
-from exporter.model import PodMetadata
+from exporter.model.attribution import PodMetadata
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 Allowed = tuple[str, ...]

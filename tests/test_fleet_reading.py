@@ -25,7 +25,7 @@ from exporter.cost.live import live_pods
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.window import CHECKPOINT_SECONDS, DAY_SECONDS, Window, chunks
 from exporter.errors import PrometheusError
-from exporter.model import Totals
+from exporter.model.ledger import Totals
 from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError
-from exporter.model import STATES
+from exporter.model.ledger import STATES
 from gpu_simulator.fleet import FleetTruth, Writing, fleet_truth, write_fleet
 from gpu_simulator.fleet_ledger import node_ledger, recording_hours
 from gpu_simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes, read_trace, task

@@ -17,7 +17,7 @@ from exporter.cli import main
 from exporter.cost.dimensions import LineKey
 from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, FocusSettings, write_focus
 from exporter.cost.ledger import Figures, FleetLedger
-from exporter.model import ByState
+from exporter.model.ledger import ByState
 
 GOLDEN = Path(__file__).parent / "golden"
 ANOTHER_DAY: Lines = {

@@ -29,7 +29,8 @@ from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusErro
 from exporter.gpu import wire
 from exporter.kube import api_client
 from exporter.kube.api_client import Request
-from exporter.model import Field, Reading
+from exporter.model.devices import Reading
+from exporter.model.fields import Field
 from exporter.service.page_frame import read_view
 from exporter.web.node_api import ledger_document
 from gpu_simulator import scenario

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from exporter.gpu.nvml import activity
 from exporter.gpu.nvml.source import NvmlSource
-from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, PIPES, DeviceState, Field
+from exporter.model.devices import DeviceState
+from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, PIPES, Field
 from gpu_simulator import driver as simulated_driver
 from gpu_simulator.truth import Fault
 

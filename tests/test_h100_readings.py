@@ -7,7 +7,7 @@ import pytest
 from yaml_support import read_yaml
 
 from exporter.accounting.activity import ActivityJudge, Judgement, Observation
-from exporter.model import Field
+from exporter.model.fields import Field
 
 RECORDED: dict[str, Any] = read_yaml((Path(__file__).parent / "fixtures" / "h100-kernels.yaml").read_text("utf-8"))
 KERNELS: dict[str, dict[str, Any]] = RECORDED["kernels"]

@@ -16,7 +16,8 @@ from yaml_support import read_yaml
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse
-from exporter.model import Snapshot, xid_tier
+from exporter.model.devices import xid_tier
+from exporter.model.snapshot import Snapshot
 from gpu_simulator import scenario
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,10 @@ from samples_support import samples_of
 
 from exporter.metrics import catalog, collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import AllocationState, DeviceState, DeviceView, Field
+from exporter.model.attribution import AllocationState
+from exporter.model.devices import DeviceState
+from exporter.model.fields import Field
+from exporter.model.snapshot import DeviceView
 
 HEALTH = (
     "gpu_ecc_errors_total",

@@ -9,7 +9,9 @@ from outside_support import Proc, gpu, holders, instance_uuid, joined, partition
 
 from exporter.attribution.processes import NO_NAME, NO_POD
 from exporter.attribution.tenants import HostProcess, HostUsers, tenant_of
-from exporter.model import AllocationState, DeviceState, Field, Owner, ProcessUse
+from exporter.model.attribution import AllocationState, Owner
+from exporter.model.devices import DeviceState, ProcessUse
+from exporter.model.fields import Field
 
 ID = "ab" * 32
 LOGIN = "0::/user.slice/user-1000.slice/session-3.scope\n"

@@ -8,7 +8,9 @@ import pytest
 from pipeline_support import Pipeline, pipeline
 from samples_support import rows
 
-from exporter.model import Activity, ActivitySource, Bottleneck, ResourceProfile, Snapshot, SourceState
+from exporter.model.devices import SourceState
+from exporter.model.ledger import Bottleneck, ResourceProfile
+from exporter.model.snapshot import Activity, ActivitySource, Snapshot
 from gpu_simulator import scenario
 
 NODE = """\

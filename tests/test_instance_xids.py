@@ -11,7 +11,7 @@ from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog
 from exporter.agent.sources import Sources
 from exporter.attribution.processes import PodLookup
-from exporter.model import DeviceState, Gpu, GpuReading, MigInstance, MigReading, Reading, XidEvent
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading, Reading, XidEvent
 
 EPOCH = 1_800_000_000.0
 Told = tuple[Mapping[int, int], Mapping[int, float], int | None, Mapping[int, int]]

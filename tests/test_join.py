@@ -6,16 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_support import gpu_uuid, held, join, mig_uuid
 
-from exporter.model import (
-    Attribution,
-    ClaimedDevice,
-    ContainerAllocation,
-    DeviceIds,
-    Gpu,
-    Holder,
-    MigInstance,
-    ShareMode,
-)
+from exporter.model.attribution import Attribution, ClaimedDevice, ContainerAllocation, DeviceIds, Holder, ShareMode
+from exporter.model.devices import Gpu, MigInstance
 
 
 def gpu(index: int, *, minor: int | None = None, mig: bool = False) -> Gpu:

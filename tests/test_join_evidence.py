@@ -24,7 +24,8 @@ from join_support import (
 
 from exporter.attribution.pod_lifecycle import Evidence, SliceDevice
 from exporter.attribution.vgpu import HAMI_DEVICES, HAMI_INSTANCES
-from exporter.model import ContainerAllocation, Gpu, MigInstance, PodMetadata
+from exporter.model.attribution import ContainerAllocation, PodMetadata
+from exporter.model.devices import Gpu, MigInstance
 
 
 def test_holders_have_the_uid_of_their_pod_where_it_is_known() -> None:

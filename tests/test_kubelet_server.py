@@ -18,7 +18,7 @@ from exporter.config import load_agent
 from exporter.errors import ConfigError
 from exporter.kube import kubelet as _proto
 from exporter.kube.kubelet import KubeletClient
-from exporter.model import Gpu, MigInstance
+from exporter.model.devices import Gpu, MigInstance
 from gpu_simulator.api_server import objects_of
 from gpu_simulator.kubelet import BURST_CALLS, KubeletServer, allocatable_response, list_response
 from gpu_simulator.scenario import load, shipped

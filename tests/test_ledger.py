@@ -13,18 +13,8 @@ from metering_support import H100
 
 from exporter.accounting.ledger import FORMER_LIMIT, FORMER_SECONDS, PATIENCE_SECONDS, Ledgers, PodTable
 from exporter.accounting.state_file import to_json
-from exporter.model import (
-    UNALLOCATED,
-    Account,
-    ByState,
-    Owner,
-    PodAccount,
-    Portion,
-    Price,
-    ShareMode,
-    ShownLedger,
-    Totals,
-)
+from exporter.model.attribution import UNALLOCATED, Owner, ShareMode
+from exporter.model.ledger import Account, ByState, PodAccount, Portion, Price, ShownLedger, Totals
 
 DOLLARS = Price(per_hour=3600.0, currency="USD", source="book:h100", as_of="2026-01-01")
 EUROS = replace(DOLLARS, per_hour=7200.0, currency="EUR")

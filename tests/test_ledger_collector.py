@@ -9,7 +9,9 @@ from snapshot_support import changed
 
 from exporter.accounting.ledger import Ledgers
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import Account, ByState, LedgerView, Owner, Portion, Price, ShareMode, Snapshot, Totals
+from exporter.model.attribution import Owner, ShareMode
+from exporter.model.ledger import Account, ByState, LedgerView, Portion, Price, Totals
+from exporter.model.snapshot import Snapshot
 
 NOW = 1_760_000_200.25
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpu.merge import merge, of_one_machine
-from exporter.model import (
+from exporter.model.devices import (
     DeviceState,
-    Field,
     Gpu,
     GpuReading,
     MigInstance,
@@ -20,6 +19,7 @@ from exporter.model import (
     Reading,
     XidEvent,
 )
+from exporter.model.fields import Field
 
 Values = Mapping[Field, int | float]
 ENGINE, UTIL, POWER = Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL, Field.POWER_USAGE

@@ -11,7 +11,7 @@ from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_g
 from exporter.attribution import join
 from exporter.attribution.owner_rules import OwnerRules
 from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
-from exporter.model import NodeFacts, Owner, PodMetadata
+from exporter.model.attribution import NodeFacts, Owner, PodMetadata
 from gpu_simulator.api_server import ApiServer
 from gpu_simulator.truth import Fault
 

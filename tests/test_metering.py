@@ -20,15 +20,9 @@ from exporter.accounting.state_file import StateFile, to_json
 from exporter.agent.metering import HUNG_SECONDS, Metering
 from exporter.agent.run import loaded_driver
 from exporter.errors import ConfigError, StateError
-from exporter.model import (
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Field,
-    LedgerView,
-    NodeFacts,
-    Owner,
-    Price,
-)
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, NodeFacts, Owner
+from exporter.model.fields import Field
+from exporter.model.ledger import LedgerView, Price
 from gpu_simulator.scenario import load as load_scenario
 
 SAMPLED_AT = "gpu_exporter_sample_timestamp_seconds"

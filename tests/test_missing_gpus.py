@@ -26,7 +26,7 @@ from exporter.attribution.processes import PodLookup
 from exporter.gpu.worker import Worker
 from exporter.metrics.collector import ExpositionOptions
 from exporter.metrics.collectors_file import ALWAYS_READ
-from exporter.model import Allocations, ContainerAllocation, DeviceIds
+from exporter.model.attribution import Allocations, ContainerAllocation, DeviceIds
 from exporter.web.server import Renderer
 from gpu_simulator.truth import Fault
 

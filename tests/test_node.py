@@ -12,7 +12,8 @@ from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker
 from exporter.kube.kubelet import KubeletClient
 from exporter.metrics.collectors_file import DEFAULT
-from exporter.model import DeviceState, Field, Reading, SourceState
+from exporter.model.devices import DeviceState, Reading, SourceState
+from exporter.model.fields import Field
 from gpu_simulator import scenario
 from gpu_simulator.child import main
 from gpu_simulator.node import SimulatedNode

@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.kube.metadata import node_facts
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 
 
 def test_a_node_of_a_cloud_tells_type_region_and_product() -> None:

@@ -22,18 +22,9 @@ from exporter.cli import main
 from exporter.cost.dimensions import LineKey
 from exporter.cost.node_report import AgentLedger, read, write
 from exporter.errors import ExporterError
-from exporter.model import (
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Account,
-    ByState,
-    LedgerView,
-    Owner,
-    Price,
-    ShareMode,
-    Snapshot,
-    Totals,
-)
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Owner, ShareMode
+from exporter.model.ledger import Account, ByState, LedgerView, Price, Totals
+from exporter.model.snapshot import Snapshot
 from exporter.web import node_api
 from exporter.web.responses import Body
 from exporter.web.server import NodeSite

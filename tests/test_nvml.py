@@ -16,7 +16,8 @@ from exporter.errors import SourceError
 from exporter.gpu.nvml import library
 from exporter.gpu.nvml.fields import field_values
 from exporter.gpu.nvml.source import NvmlSource
-from exporter.model import DeviceState, Field, GpuReading, Reading
+from exporter.model.devices import DeviceState, GpuReading, Reading
+from exporter.model.fields import Field
 from gpu_simulator import driver as simulated_driver
 from gpu_simulator.truth import Fault, GpuTruth, MigTruth
 

@@ -8,7 +8,8 @@ import pytest
 from driver_support import Node, gpu, load, process, simulated
 
 from exporter.gpu.nvml.source import NvmlSource
-from exporter.model import DeviceState, Field, GpuReading
+from exporter.model.devices import DeviceState, GpuReading
+from exporter.model.fields import Field
 from gpu_simulator import driver
 from gpu_simulator.truth import Fault, GpuTruth, NodeTruth
 

@@ -9,7 +9,8 @@ from snapshot_support import changed
 
 from exporter.metrics.catalog import FOR_GOOD_SECONDS
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import WINDOWS, NodeFacts, OwnersView
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import WINDOWS, OwnersView
 
 JOB = {
     "node": "node-a",

@@ -7,7 +7,11 @@ from metering_support import gpu, holder, instances_of, whole
 from owner_windows_support import MINUTE, TRAIN, held
 
 from exporter.accounting.owner_figures import HELD_SECONDS, HOLDERS_LIMIT, OwnerFaults
-from exporter.model import DeviceState, DeviceView, Field, Owner, OwnersView, XidTier, xid_tier
+from exporter.model.attribution import Owner
+from exporter.model.devices import DeviceState, XidTier, xid_tier
+from exporter.model.fields import Field
+from exporter.model.ledger import OwnersView
+from exporter.model.snapshot import DeviceView
 
 OTHER = Owner(namespace="ml", kind="Job", name="other", team="nlp")
 WALL = 1_000_000.0

@@ -9,19 +9,10 @@ from metering_support import gpu, holder, instances_of, whole
 from owner_windows_support import DOLLARS, HOUR, MINUTE, STEP, TRAIN, OwnedNode, held
 
 from exporter.accounting.windows import Windows
-from exporter.model import (
-    WINDOWS,
-    Activity,
-    ActivitySource,
-    AllocationState,
-    Bottleneck,
-    DeviceState,
-    DeviceView,
-    Owner,
-    PodUse,
-    ResourceProfile,
-    ShareMode,
-)
+from exporter.model.attribution import AllocationState, Owner, ShareMode
+from exporter.model.devices import DeviceState
+from exporter.model.ledger import WINDOWS, Bottleneck, ResourceProfile
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 ESTIMATED = ActivitySource.ESTIMATED
 

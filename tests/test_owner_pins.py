@@ -11,8 +11,10 @@ from metering_support import H100, gpu, holder, through_json
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
 from exporter.agent.owners import PATIENCE_SECONDS, Owners
-from exporter.model import Account, AllocationState, DeviceView, Owner, PodFacts, PodUse, ShareMode
+from exporter.model.attribution import AllocationState, Owner, PodFacts, ShareMode
+from exporter.model.ledger import Account
 from exporter.model.records import read
+from exporter.model.snapshot import DeviceView, PodUse
 
 JOB = Owner(namespace="ml", kind="Job", name="train", team="vision")
 OTHER_TEAM = Owner(namespace="ml", kind="Job", name="train", team="speech")

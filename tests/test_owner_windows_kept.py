@@ -14,7 +14,7 @@ from exporter.accounting.meter import Meter
 from exporter.accounting.state_file import StateFile
 from exporter.agent.metering import Metering
 from exporter.agent.owners import FILE_NAME, SAVE_SECONDS, OwnerWindows
-from exporter.model import OwnerUse
+from exporter.model.ledger import OwnerUse
 
 NOON = 1_800_000_000.0
 BUSY = [whole(held(holder("a"), 1.0))]

@@ -20,7 +20,7 @@ from exporter.attribution.owner_rules import (
     wanted_annotations,
     workload_of,
 )
-from exporter.model import UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "pods").glob("*.yaml"))
 TEAM_KEYS = ("team", "owner", "project", "cost-center", "costcenter", "cost_center", "department")

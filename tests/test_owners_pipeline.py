@@ -9,7 +9,8 @@ from samples_support import duplicate_series
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, Snapshot
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Owner
+from exporter.model.snapshot import Snapshot
 from gpu_simulator import scenario
 
 SECONDS = range(41)

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import (
-    ActivityHistory,
-    AllocationState,
-    Owner,
-    PodFacts,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-    formatting,
-)
+from exporter.model import formatting
+from exporter.model.attribution import AllocationState, Owner, PodFacts
+from exporter.model.devices import SourceState, SourceStatus
+from exporter.model.snapshot import ActivityHistory, Snapshot
 from exporter.web import node_page
 
 VOID = {"meta", "link", "rect", "br", "input", "path"}

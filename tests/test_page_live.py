@@ -9,7 +9,7 @@ import page_support as made
 import pytest
 from aiohttp import web
 
-from exporter.model import Snapshot
+from exporter.model.snapshot import Snapshot
 from exporter.web.responses import Body
 from exporter.web.server import NodeSite
 

@@ -7,8 +7,10 @@ import pytest
 from snapshot_support import changed
 from test_page import EVIL, read
 
-from exporter.model import AllocationState, DeviceView, LedgerView, MeteringView, Price, Snapshot
+from exporter.model.attribution import AllocationState
 from exporter.model.formatting import money
+from exporter.model.ledger import LedgerView, Price
+from exporter.model.snapshot import DeviceView, MeteringView, Snapshot
 from exporter.web import node_page
 
 PRICE = Price(per_hour=4.0, currency="USD", source="fleet:h100", as_of="2026-10-01")

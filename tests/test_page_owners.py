@@ -7,7 +7,8 @@ from snapshot_support import changed
 from test_page import EVIL, read
 from test_page_money import priced
 
-from exporter.model import DeviceView, MetadataStatus, NodeFacts, Owner, PodFacts, Snapshot
+from exporter.model.attribution import MetadataStatus, NodeFacts, Owner, PodFacts
+from exporter.model.snapshot import DeviceView, Snapshot
 
 TRAIN = PodFacts(
     owner=Owner(namespace="ml", kind="PyTorchJob", name="train", team="core"), queue="gold", workload_class="batch"

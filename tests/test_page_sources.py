@@ -5,7 +5,8 @@ from dataclasses import replace
 import page_support as made
 import pytest
 
-from exporter.model import Activity, ActivitySource, DeviceView, ProfilingState, Snapshot, SourceState, SourceStatus
+from exporter.model.devices import ProfilingState, SourceState, SourceStatus
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, Snapshot
 
 UP = SourceStatus(name="nvml", state=SourceState.UP)
 DCGM = SourceStatus(name="dcgm", state=SourceState.UP)

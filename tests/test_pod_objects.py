@@ -10,7 +10,7 @@ from exporter.attribution import vgpu
 from exporter.attribution.owner_rules import OwnerRules, facts_of
 from exporter.kube.list_watch import TEXT_LIMIT
 from exporter.kube.metadata import LONG_TEXT_LIMIT, parse_pod
-from exporter.model import PodMetadata
+from exporter.model.attribution import PodMetadata
 
 UID = "6f1c7e8a-1b1a-4b3e-9e55-0f2f4d1c9a01"
 WANTED = frozenset({"team", "note"})

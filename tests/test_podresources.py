@@ -14,7 +14,7 @@ from exporter.errors import AttributionError
 from exporter.kube import kubelet as _proto
 from exporter.kube import kubelet as socket_probe
 from exporter.kube.kubelet import Completeness, KubeletClient, KubeletPoller
-from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
+from exporter.model.attribution import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 from gpu_simulator.kubelet import KubeletServer, allocatable_response, list_response
 from gpu_simulator.truth import Fault, HolderTruth, NodeTruth
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.attribution.owner_rules import ALERTS_KEY, ALERTS_UNTIL_KEY, CLASS_KEY, OwnerRules, facts_of
-from exporter.model import PodMetadata
+from exporter.model.attribution import PodMetadata
 
 NOTHING: tuple[dict[str, str], ...] = ({}, {})
 ANY_TEXT = st.text(st.characters(codec=None), max_size=100)

@@ -12,7 +12,7 @@ from exporter.config import load_agent, price_book
 from exporter.config.price_book import KNOWN_MODELS
 from exporter.config.types import CURRENCIES
 from exporter.errors import ConfigError
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 from gpu_simulator.models import MODELS
 
 H100 = "NVIDIA H100 80GB HBM3"

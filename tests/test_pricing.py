@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from exporter.accounting.ledger import money
 from exporter.accounting.prices import Match, OnPrem, PriceBook, PricedGpu, PriceRow, overlaps, patterns_meet
-from exporter.model import ByState, NodeFacts, Price
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import ByState, Price
 
 H100 = "NVIDIA H100 80GB HBM3"
 P5 = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")

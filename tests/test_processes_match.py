@@ -18,7 +18,9 @@ from exporter.attribution.processes import (
     with_unlisted_uses,
 )
 from exporter.config import load_agent
-from exporter.model import Attribution, Field, Gpu, GpuReading, Holder, ProcessUse, Reading, ShareMode
+from exporter.model.attribution import Attribution, Holder, ShareMode
+from exporter.model.devices import Gpu, GpuReading, ProcessUse, Reading
+from exporter.model.fields import Field
 
 UID_A = "aaaaaaaa-0000-4000-8000-000000000001"
 UID_B = "bbbbbbbb-0000-4000-8000-000000000002"

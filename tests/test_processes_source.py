@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.gpu.nvml import activity
 from exporter.gpu.nvml.activity import Poller, ProcessSample, good_samples
-from exporter.model import ProcessUse
+from exporter.model.devices import ProcessUse
 from gpu_simulator import driver as simulated_driver
 
 SAMPLES = st.builds(

@@ -17,7 +17,7 @@ from focus_support import FACTS, Lines, as_csv, held, key, ledger, nobody
 
 from exporter.cost.focus import write_focus
 from exporter.cost.ledger import FleetLedger
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 
 PROGRAM = Path(__file__).parent.parent / "contrib" / "reconcile" / "reconcile.py"
 P5 = "p5.48xlarge"

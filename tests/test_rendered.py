@@ -15,18 +15,10 @@ from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, render
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    ByState,
-    DeviceView,
-    Field,
-    PodFacts,
-    PodUse,
-    ShareMode,
-    Snapshot,
-    Totals,
-)
+from exporter.model.attribution import PodFacts, ShareMode
+from exporter.model.fields import Field
+from exporter.model.ledger import ByState, Totals
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 from exporter.web.responses import Body
 from exporter.web.server import NodeSite, Renderer
 

@@ -15,17 +15,9 @@ from exporter.accounting.state_file import StateFile
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.attribution.processes import PodLookup
-from exporter.model import (
-    UNALLOCATED,
-    UNATTRIBUTED,
-    Allocations,
-    ContainerAllocation,
-    DeviceIds,
-    Field,
-    GpuReading,
-    MigReading,
-    Reading,
-)
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Allocations, ContainerAllocation, DeviceIds
+from exporter.model.devices import GpuReading, MigReading, Reading
+from exporter.model.fields import Field
 
 HOLDERS = (held("a", f"{gpu_uuid(0)}::0"), held("b", f"{gpu_uuid(0)}::1"))
 WHOLE = GpuReading(gpu=gpu(0), values={Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 90})

@@ -12,7 +12,8 @@ from snapshot_support import changed
 
 from exporter.cli import main
 from exporter.cost.node_report import BY, AgentLedger, By, read, write
-from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, ByState, LedgerView, Owner, ShareMode, Totals
+from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Owner, ShareMode
+from exporter.model.ledger import Account, ByState, LedgerView, Totals
 from exporter.web import node_api
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"

@@ -11,7 +11,7 @@ from exporter.config import price_book
 from exporter.cost.dimensions import UNALLOCATED
 from exporter.cost.ledger import FleetLedger, reprice
 from exporter.cost.report import Question, make_report
-from exporter.model import ByState
+from exporter.model.ledger import ByState
 
 
 def book(*rows: str, head: str = "list_prices: off") -> price_book.PriceBook:

@@ -7,7 +7,7 @@ from join_support import GPU_MIB, gpu, gpu_uuid, held, join, knowing, pod_metada
 
 from exporter.attribution import vgpu
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
-from exporter.model import ContainerAllocation, PodMetadata, ShareMode
+from exporter.model.attribution import ContainerAllocation, PodMetadata, ShareMode
 
 RESERVED = "kai-resource-reservation"
 GROUP = "runai-gpu-group"

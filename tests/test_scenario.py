@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.attribution import processes as cgroup
 from exporter.errors import ConfigError
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import scenario
 from gpu_simulator.activity import Signal, noise, ramp, sine, square, steady, steps
 from gpu_simulator.models import MIB, MODELS, LayoutError, place

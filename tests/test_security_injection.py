@@ -31,7 +31,9 @@ from exporter.cost.node_report import AgentLedger, read, write
 from exporter.cost.queries import matches
 from exporter.doctor.findings import Finding, Level, write_json, write_text
 from exporter.metrics.collector import ExpositionOptions
-from exporter.model import Account, ByState, DeviceView, LedgerView, Owner, ShareMode, Totals
+from exporter.model.attribution import Owner, ShareMode
+from exporter.model.ledger import Account, ByState, LedgerView, Totals
+from exporter.model.snapshot import DeviceView
 from exporter.service import responses
 from exporter.web import node_api
 from exporter.web.responses import Body, json_body

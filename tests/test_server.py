@@ -10,7 +10,8 @@ import page_support
 import pytest
 from web_support import http_server
 
-from exporter.model import Owner, PodFacts, Snapshot
+from exporter.model.attribution import Owner, PodFacts
+from exporter.model.snapshot import Snapshot
 from exporter.web.responses import Body, accepts_gzip
 from exporter.web.server import NodeSite
 

@@ -11,7 +11,7 @@ from schema_support import problems
 from service_support import NOW, Running, running
 
 from exporter.cost.dimensions import pairs
-from exporter.model import Totals
+from exporter.model.ledger import Totals
 from exporter.service.openapi import ENDPOINTS, document, name_of
 from exporter.service.parameters import FILTERS
 

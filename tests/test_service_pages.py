@@ -25,8 +25,8 @@ from exporter.cost.dimensions import Dimension, pairs
 from exporter.cost.live import PodDocument
 from exporter.cost.report import FleetReport, Question
 from exporter.cost.window import parse_window
-from exporter.model import ByState, Totals
 from exporter.model.formatting import brief_minutes, coverage, decimal, gpus, hours, money, percent
+from exporter.model.ledger import ByState, Totals
 from exporter.service.settings import ServeSettings
 from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan

@@ -7,7 +7,7 @@ import pytest
 from pipeline_support import AgentSettings, Pipeline, pipeline, save_now
 from samples_support import rows
 
-from exporter.model import Snapshot
+from exporter.model.snapshot import Snapshot
 from gpu_simulator import driver
 from gpu_simulator.scenario import Scenario, load
 

@@ -11,7 +11,8 @@ from outside_support import Proc, gpu, holders, instance_uuid, joined, partition
 from exporter.attribution import tenants
 from exporter.attribution.processes import NO_NAME, NO_POD
 from exporter.attribution.tenants import RENEW_SECONDS, TEAM_PATIENCE_SECONDS, Mapped, SlurmJobs
-from exporter.model import AllocationState, DeviceState, GpuReading, Owner
+from exporter.model.attribution import AllocationState, Owner
+from exporter.model.devices import DeviceState, GpuReading
 
 V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
 V1 = (

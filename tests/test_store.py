@@ -21,7 +21,7 @@ from exporter.cost.store import ALL_OF_A_DAY, DayStore, day_window
 from exporter.cost.store_ledger import StoreLedger
 from exporter.cost.window import DAY_SECONDS, Window
 from exporter.errors import PrometheusError, StoreError
-from exporter.model import ByState
+from exporter.model.ledger import ByState
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")

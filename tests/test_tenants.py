@@ -8,7 +8,8 @@ from samples_support import rows, samples_of
 from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
-from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse
+from exporter.model.attribution import NodeFacts, Owner, PodFacts
+from exporter.model.snapshot import DeviceView, PodUse
 
 OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"}
 

@@ -15,22 +15,10 @@ from exporter.agent.sources import Sources
 from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import Dropped
-from exporter.model import (
-    Allocations,
-    AllocationState,
-    ContainerAllocation,
-    DeviceIds,
-    DeviceState,
-    DeviceView,
-    Field,
-    Gpu,
-    GpuReading,
-    MigInstance,
-    MigReading,
-    ProcessUse,
-    Reading,
-    Snapshot,
-)
+from exporter.model.attribution import Allocations, AllocationState, ContainerAllocation, DeviceIds
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading
+from exporter.model.fields import Field
+from exporter.model.snapshot import DeviceView, Snapshot
 
 UIDS = [f"00000000-0000-4000-8000-{number:012d}" for number in range(4)]
 WHOLE, PARTITIONED = (f"GPU-00000000-0000-4000-8000-00000000000{number}" for number in range(2))

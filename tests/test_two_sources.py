@@ -14,7 +14,8 @@ from pipeline_support import EPOCH_SECONDS, DirectSource, pipeline
 
 from exporter.agent.sources import FIRST_WAIT_SECONDS, Sources
 from exporter.gpu.merge import MergeMemory, merge
-from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState
+from exporter.model.devices import DeviceState, Gpu, GpuReading, Reading, SourceState
+from exporter.model.fields import Field
 from gpu_simulator import scenario
 
 UTIL, ENGINE, ENERGY = Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE, Field.TOTAL_ENERGY_CONSUMPTION

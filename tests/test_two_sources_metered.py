@@ -17,17 +17,9 @@ from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.sources import Sources
 from exporter.attribution.processes import PodLookup
-from exporter.model import (
-    DeviceState,
-    Field,
-    Gpu,
-    GpuReading,
-    LedgerView,
-    MigInstance,
-    MigReading,
-    Reading,
-    SourceState,
-)
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading, Reading, SourceState
+from exporter.model.fields import Field
+from exporter.model.ledger import LedgerView
 
 EPOCH = 1_800_000_000.0
 GPUS = 3

@@ -15,7 +15,7 @@ from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.metering import HUNG_SECONDS, Metering
-from exporter.model import LedgerView
+from exporter.model.ledger import LedgerView
 
 NOON = 1_800_000_000.0
 

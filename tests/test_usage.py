@@ -11,20 +11,12 @@ from metering_support import LAYOUTS, holder, namespace_owner, partitioned, rand
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, MeterState
-from exporter.model import (
-    UNATTRIBUTED,
-    AllocationState,
-    ByState,
-    DeviceState,
-    DeviceView,
-    Field,
-    Holder,
-    Owner,
-    Portion,
-    Price,
-    ShareMode,
-)
+from exporter.model.attribution import UNATTRIBUTED, AllocationState, Holder, Owner, ShareMode
+from exporter.model.devices import DeviceState
+from exporter.model.fields import Field
+from exporter.model.ledger import ByState, Portion, Price
 from exporter.model.records import read
+from exporter.model.snapshot import DeviceView
 
 COUNTER = Field.TOTAL_ENERGY_CONSUMPTION
 Figures = tuple[float, float, float]

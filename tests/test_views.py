@@ -13,27 +13,18 @@ from exporter.agent.facts import Attributor
 from exporter.agent.history import MOST_XIDS, EventLog, SourceRecord
 from exporter.agent.views import Viewer, darkened
 from exporter.attribution.processes import PodLookup
-from exporter.model import (
-    Activity,
-    ActivitySource,
+from exporter.model.attribution import (
     Allocations,
     AllocationState,
     Attribution,
     ContainerAllocation,
     DeviceIds,
-    DeviceState,
-    DeviceView,
-    Field,
-    Gpu,
-    GpuReading,
     Holder,
-    MigInstance,
-    MigReading,
-    ProcessUse,
-    Reading,
     ShareMode,
-    XidEvent,
 )
+from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading, XidEvent
+from exporter.model.fields import Field
+from exporter.model.snapshot import Activity, ActivitySource, DeviceView
 
 UID_A = "00000000-0000-4000-8000-00000000000a"
 UID_B = "00000000-0000-4000-8000-00000000000b"

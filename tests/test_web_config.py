@@ -22,7 +22,7 @@ from exporter.config.web_config import load, parse
 from exporter.doctor.findings import Level
 from exporter.doctor.machine import face
 from exporter.errors import ConfigError
-from exporter.model import Snapshot
+from exporter.model.snapshot import Snapshot
 from exporter.web import access as web_access
 from exporter.web.access import MOST_WAITING, Passwords, WebAccess
 from exporter.web.responses import Body

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
-from exporter.model import (
+from exporter.model.devices import (
     DeviceState,
-    Field,
     Gpu,
     GpuReading,
     MigInstance,
@@ -19,6 +18,7 @@ from exporter.model import (
     SourceStatus,
     XidEvent,
 )
+from exporter.model.fields import Field
 
 TEXT = st.text(max_size=12)
 COUNT = st.integers(0, 2**63)

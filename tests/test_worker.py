@@ -18,11 +18,12 @@ from agent_support import until
 
 from exporter.gpu import child, worker
 from exporter.gpu.worker import Worker, child_command
-from exporter.model import Field, SourceState
+from exporter.model.devices import SourceState
+from exporter.model.fields import Field
 
 PREAMBLE = """
 import os, signal, sys, time
-from exporter.model import Reading, SourceState, SourceStatus
+from exporter.model.devices import Reading, SourceState, SourceStatus
 from exporter.gpu import wire
 def say(line):
     os.write(1, line)
@@ -104,7 +105,8 @@ async def test_the_beginning_of_profiling_is_an_event_also_after_an_end_or_a_fai
         ("measure(Field.PROF_SM_ACTIVE)", True),
     )
     body = f"""
-    from exporter.model import Field, Gpu, GpuReading
+    from exporter.model.devices import Gpu, GpuReading
+    from exporter.model.fields import Field
     gpu = Gpu(uuid="GPU-0", index=0, minor=0, model="A100", pci_bus_id="")
     def measure(field):
         row = GpuReading(gpu=gpu, values={{field: 0.5}})
@@ -278,7 +280,7 @@ async def test_a_release_asked_for_during_the_back_off_holds() -> None:
 def brings_a_gpu_back(started: Path) -> str:
     """Return a child that has a GPU which the first one of them lacks; each one notes its pid when it reads."""
     return f"""
-    from exporter.model import DeviceState, Gpu, GpuReading
+    from exporter.model.devices import DeviceState, Gpu, GpuReading
     gpu = Gpu(uuid="GPU-1", index=0, minor=0, model="H100", pci_bus_id="00000000:17:00.0")
     gpus = (GpuReading(gpu=gpu, state=DeviceState.UP),) if os.listdir({str(started)!r}) else ()
     open(os.path.join({str(started)!r}, str(os.getpid())), "w").close()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pipeline_support import DirectSource, pipeline
 
 from exporter.agent.sources import Sources
-from exporter.model import Field, Gpu, GpuReading, Reading, SourceState, XidEvent
+from exporter.model.devices import Gpu, GpuReading, Reading, SourceState, XidEvent
+from exporter.model.fields import Field
 from gpu_simulator import scenario
 
 EPOCH = 1_800_000_000.0

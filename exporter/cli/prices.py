@@ -18,7 +18,7 @@ from exporter.config.prometheus_options import ADDRESS, PrometheusSettings, add_
 from exporter.cost import agent_client
 from exporter.cost.prometheus import PrometheusClient
 from exporter.errors import ExporterError
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 from exporter.model.formatting import plural
 
 _FACTS = ("instance_type", "capacity_type", "region")

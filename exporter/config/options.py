@@ -14,7 +14,7 @@ from exporter.config import types
 from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, Listen, OptionType
 from exporter.config.yaml_file import Raw
 from exporter.metrics.dcgm_names import PREFIX, TAKEN
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
 _Group = TypeVar("_Group")

@@ -14,8 +14,8 @@ from exporter.accounting.prices import Match, OnPrem, PriceBook, PricedGpu, Pric
 from exporter.config.types import CURRENCIES
 from exporter.config.yaml_file import Fields, fields_of, read_text
 from exporter.errors import ConfigError
-from exporter.model import Price
 from exporter.model.formatting import plural
+from exporter.model.ledger import Price
 
 _FILES = files("exporter.config")
 KNOWN_MODELS = tuple(_FILES.joinpath("known_models.txt").read_text(encoding="utf-8").splitlines())

@@ -13,7 +13,7 @@ from exporter.cost.queries import Part, asked_at
 from exporter.cost.recorders import Recorder
 from exporter.cost.window import DAY_SECONDS, Window
 from exporter.errors import PrometheusError
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 
 BLOCK_DAYS = 15
 """Days in one question. A month of 8,000 GPUs by workload and day cost Prometheus 2.42 a third more at 7 than at 15."""

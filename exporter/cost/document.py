@@ -8,7 +8,7 @@ from exporter.cost.dimensions import APART, UNALLOCATED, UNATTRIBUTED
 from exporter.cost.ledger import Figures, total_by_state
 from exporter.cost.report import RATIOS, FleetReport, ReportLine
 from exporter.cost.window import Window
-from exporter.model import ByState, state_columns
+from exporter.model.ledger import ByState, state_columns
 
 PARTS: Mapping[str, str] = {
     "effective": "Effective",

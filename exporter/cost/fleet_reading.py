@@ -15,8 +15,9 @@ from exporter.cost.queries import COST, CURRENCY, ENERGY, MEASURES, SECONDS, STA
 from exporter.cost.recorders import Recorder, Turn
 from exporter.cost.window import CHECKPOINT_SECONDS, DAY_SECONDS, HOUR_SECONDS, Window, chunks, stretches
 from exporter.errors import PrometheusError
-from exporter.model import STATES, ByState, NodeFacts
+from exporter.model.attribution import NodeFacts
 from exporter.model.formatting import day
+from exporter.model.ledger import STATES, ByState
 
 _CELL_BYTES = 1000
 """Memory of a cell, with its key and one currency."""

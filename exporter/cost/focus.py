@@ -18,8 +18,9 @@ from exporter.cost.ledger import Figures, FleetLedger, total_of
 from exporter.cost.render import csv_stream, encodable, guarded
 from exporter.cost.report import settled
 from exporter.cost.window import Window, period_at
-from exporter.model import ByState, NodeFacts
+from exporter.model.attribution import NodeFacts
 from exporter.model.formatting import iso
+from exporter.model.ledger import ByState
 
 FocusRow = dict[str, str]
 """One charge: texts by the name of the column, as version 1.4 calls it; what is absent is null."""

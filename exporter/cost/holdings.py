@@ -10,7 +10,7 @@ from typing import NamedTuple
 from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, LineKey
 from exporter.cost.prometheus import PrometheusClient, by_labels
 from exporter.cost.window import DAY_SECONDS, Window
-from exporter.model import RESOURCES, Bottleneck, ByState
+from exporter.model.ledger import RESOURCES, Bottleneck, ByState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook, PricedGpu
 from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, LineKey
 from exporter.cost.window import HOUR_SECONDS, Window
-from exporter.model import NO_SECONDS, ByState, NodeFacts, Price
+from exporter.model.attribution import NodeFacts
+from exporter.model.ledger import NO_SECONDS, ByState, Price
 
 MOST_FIGURE = 1e15
 """Seconds, joules or money: more than any fleet has. Sums of any number of such figures stay finite."""

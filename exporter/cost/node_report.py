@@ -16,8 +16,9 @@ from exporter.cost.render import encodable, write_csv, write_table
 from exporter.cost.report import FleetReport, Question, make_report
 from exporter.cost.window import Window
 from exporter.errors import ExporterError, expected
-from exporter.model import ByState, Price, ShareMode
+from exporter.model.attribution import ShareMode
 from exporter.model.formatting import clean, decimal, hour_digits, moment
+from exporter.model.ledger import ByState, Price
 from exporter.web.node_api import price_keys
 
 By: TypeAlias = str

@@ -10,8 +10,9 @@ from exporter.cost.holdings import LEAST_HELD_HOURS, PAYER, HeldDevice, HeldDevi
 from exporter.cost.ledger import Figures, FleetLedger, LedgerSource, total_of
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window, last_recorded
-from exporter.model import NO_SECONDS, PLATFORM_NAMESPACES, Bottleneck, ByState
+from exporter.model.attribution import PLATFORM_NAMESPACES
 from exporter.model.formatting import decimal, minute, money_with_code, percent_down
+from exporter.model.ledger import NO_SECONDS, Bottleneck, ByState
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
 """``bottleneck`` is information on what limits a workload: nothing is saved by it."""

@@ -17,8 +17,8 @@ from exporter.cost.dimensions import DIMENSIONS, LABEL, Dimension, LineKey
 from exporter.cost.document import PARTS, document_without_lines, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, Remark, failure_words, remarks, write_foot
 from exporter.cost.report import RATIOS, FleetReport, ReportLine, sum_line
-from exporter.model import STATE_COLUMNS
 from exporter.model.formatting import clean, decimal, hour_digits, iso, minute, model, percent_down
+from exporter.model.ledger import STATE_COLUMNS
 from exporter.web.templating import render
 
 Form = Literal["table", "funnel", "csv", "json", "html"]

@@ -9,8 +9,8 @@ from typing import Literal, TypeVar
 from exporter.cost.dimensions import APART, OTHER, UNALLOCATED, Dimension, Filters, LineKey, label_keys, with_parts
 from exporter.cost.ledger import NOTHING, Failure, Figures, FleetLedger, total_by_state, total_of
 from exporter.cost.window import HOUR_SECONDS, Window
-from exporter.model import state_columns
 from exporter.model.formatting import percent_down
+from exporter.model.ledger import state_columns
 
 NO_MATCH = "nothing matches"
 """Begins the note of a report whose filters leave nothing."""

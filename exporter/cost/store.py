@@ -16,8 +16,9 @@ from exporter.cost.ledger import Chunk, Failure, Figures, FleetLedger, total_of
 from exporter.cost.store_file import changing, reading
 from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window, chunks
 from exporter.errors import StoreError
-from exporter.model import NO_SECONDS, ByState, NodeFacts
+from exporter.model.attribution import NodeFacts
 from exporter.model.formatting import day as day_name
+from exporter.model.ledger import NO_SECONDS, ByState
 
 HOURS_OF_A_DAY = 24
 GRACE_HOURS = 48

@@ -94,7 +94,7 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
         zone: Whose days and months are meant, and times without a zone.
 
     Raises:
-        ConfigError: It is no such window, ends before it begins, lies in the future, is longer than ten years, or begins
+        ConfigError: It is no window, ends before it begins, lies in the future, is longer than ten years, or begins
             or ends within an hour UTC, by which the ledger is recorded.
     """
     written = text.strip()

@@ -16,7 +16,8 @@ from exporter.doctor.findings import Examination, Finding, Level, Surroundings, 
 from exporter.errors import ConfigError
 from exporter.gpu.merge import alone, merge, supplement
 from exporter.metrics.collectors_file import Collectors
-from exporter.model import Allocations, Attribution, DeviceState, NodeFacts, PodFacts, Reading
+from exporter.model.attribution import Allocations, Attribution, NodeFacts, PodFacts
+from exporter.model.devices import DeviceState, Reading
 from exporter.model.formatting import plural, some
 
 _SHOWN = 3

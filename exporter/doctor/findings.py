@@ -20,7 +20,8 @@ from exporter import __version__
 from exporter.config import AgentConfig
 from exporter.config.resolve import redacted
 from exporter.errors import ConfigError
-from exporter.model import Field, GpuReading, MigReading, ProcessUse, Reading
+from exporter.model.devices import GpuReading, MigReading, ProcessUse, Reading
+from exporter.model.fields import Field
 from exporter.web.node_api import picked
 
 _LONGEST_INTERVAL_SECONDS = 1.0

@@ -10,7 +10,8 @@ from exporter.config import AgentConfig
 from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.kube.kubelet import KubeletPoller, own_pod
 from exporter.kube.metadata import NAME_NODE, Metadata
-from exporter.model import Attribution, Reading
+from exporter.model.attribution import Attribution
+from exporter.model.devices import Reading
 from exporter.model.formatting import some
 
 NAME, RIGHTS = "kubernetes API", "API rights"

@@ -11,8 +11,8 @@ from exporter.doctor.findings import Finding, Surroundings, fail, interval_secon
 from exporter.gpu.dcgm.engine import problem
 from exporter.gpu.merge import of_one_machine
 from exporter.gpu.worker import Worker, child_command
-from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState, SourceStatus
-from exporter.model.fields import PROFILING
+from exporter.model.devices import DeviceState, GpuReading, ProfilingState, Reading, SourceState, SourceStatus
+from exporter.model.fields import PROFILING, Field
 from exporter.model.formatting import some
 
 _LOOK_SECONDS = 0.05

@@ -14,7 +14,7 @@ from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.errors import ApiError
 from exporter.kube.api_client import ApiClient, Request
 from exporter.kube.list_watch import PATIENCE_SECONDS, ListWatch, Lookups, ObjectKey, mapping_at, text_of
-from exporter.model import Allocations
+from exporter.model.attribution import Allocations
 
 LOG = logging.getLogger("exporter.kube.dra")
 

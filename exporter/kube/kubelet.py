@@ -22,7 +22,7 @@ from h2.exceptions import ProtocolError
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, significant_ids
 from exporter.attribution.pod_lifecycle import PodName
 from exporter.errors import AttributionError
-from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
+from exporter.model.attribution import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 
 SERVICE = "v1.PodResourcesLister"
 LIST_METHOD = f"/{SERVICE}/List"

@@ -17,7 +17,7 @@ from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.credentials import Credentials
 from exporter.kube.dra import DraReader
 from exporter.kube.list_watch import INCOMPLETE, NAME_LIMIT, TEXT_LIMIT, ListWatch, Lookups, key_of, mapping_at, text_of
-from exporter.model import Allocations, MetadataStatus, NodeFacts, PodFacts, PodMetadata
+from exporter.model.attribution import Allocations, MetadataStatus, NodeFacts, PodFacts, PodMetadata
 
 _INSTANCE_TYPE = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from exporter.metrics.text_format import Metric
 from exporter.metrics.text_format import plain as _own
-from exporter.model import Field, Owner, PodFacts, PodUse, Snapshot
+from exporter.model.attribution import Owner, PodFacts
+from exporter.model.fields import Field
+from exporter.model.snapshot import PodUse, Snapshot
 
 FOR_GOOD_SECONDS = 253_402_300_799
 """9999-12-31T23:59:59Z: the Unix time that means "for good", since JSON has no infinity."""

@@ -29,21 +29,11 @@ from exporter.metrics.text_format import (
     named,
     plus,
 )
-from exporter.model import (
-    CLOCK_EVENTS,
-    AllocationState,
-    Bottleneck,
-    DeviceEvents,
-    DeviceState,
-    DeviceView,
-    Field,
-    NodeFacts,
-    PodUse,
-    ShareMode,
-    Snapshot,
-    SourceState,
-    xid_tier,
-)
+from exporter.model.attribution import AllocationState, NodeFacts, ShareMode
+from exporter.model.devices import CLOCK_EVENTS, DeviceEvents, DeviceState, SourceState, xid_tier
+from exporter.model.fields import Field
+from exporter.model.ledger import Bottleneck
+from exporter.model.snapshot import DeviceView, PodUse, Snapshot
 
 _BYTES_PER_MIB = 1 << 20
 _MILLIJOULES = 1000

@@ -20,7 +20,7 @@ from exporter.metrics.dcgm_names import (
     table_lines,
 )
 from exporter.metrics.text_format import Kind, Metric
-from exporter.model import PIPES, Field
+from exporter.model.fields import PIPES, Field
 from exporter.model.formatting import some
 
 HIGHEST_ID = 1650

@@ -11,7 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from exporter.metrics.text_format import Kind, Metric
-from exporter.model import DeviceEvents, DeviceState, DeviceView, Field, Holder, Snapshot
+from exporter.model.attribution import Holder
+from exporter.model.devices import DeviceEvents, DeviceState
+from exporter.model.fields import Field
+from exporter.model.snapshot import DeviceView, Snapshot
 
 
 class Era(StrEnum):

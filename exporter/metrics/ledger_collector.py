@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from exporter.metrics import catalog
 from exporter.metrics.catalog import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, WORKLOAD_LABELS, shown_until_seconds
 from exporter.metrics.text_format import NO_LABELS, Labels, PageBuilder, Series, labels, named, plus
-from exporter.model import Owner, OwnerUse, PodAccount, PoolUse, ShownLedger, Snapshot, Totals, shown_windows
+from exporter.model.attribution import Owner
+from exporter.model.ledger import OwnerUse, PodAccount, PoolUse, ShownLedger, Totals, shown_windows
+from exporter.model.snapshot import Snapshot
 
 _POD = (*DEVICE_LABELS, *POD_LABELS)
 

@@ -17,7 +17,7 @@ from exporter.cost.recommend_render import RecommendationDocument, recommendatio
 from exporter.cost.report import FleetReport, Question, compared
 from exporter.cost.window import Window
 from exporter.errors import ConfigError
-from exporter.model import state_columns
+from exporter.model.ledger import state_columns
 from exporter.service import parameters, responses
 from exporter.service.book import Book
 from exporter.service.data import Freshness, Month, gpu_funnel

@@ -17,8 +17,8 @@ from exporter.cost.recommend_render import totals
 from exporter.cost.render import cost_words, noun, title
 from exporter.cost.report import FleetReport, Question, ReportLine, figures_before, sum_line
 from exporter.cost.window import HOUR_SECONDS
-from exporter.model import NO_SECONDS
 from exporter.model.formatting import decimal, hours, model, percent
+from exporter.model.ledger import NO_SECONDS
 from exporter.service.book import Book
 from exporter.service.charts import whole
 from exporter.service.page_frame import DEFAULT_WINDOW, GROUPS, View

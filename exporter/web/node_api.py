@@ -6,20 +6,11 @@ from typing import Any
 
 from exporter.metrics.catalog import alerts_off_until_seconds, owner_of
 from exporter.metrics.ledger_collector import energy_joules
-from exporter.model import (
-    Activity,
-    ActivityHistory,
-    ByState,
-    DeviceView,
-    Field,
-    Owner,
-    PodUse,
-    Price,
-    Snapshot,
-    SourceStatus,
-    Totals,
-    state_columns,
-)
+from exporter.model.attribution import Owner
+from exporter.model.devices import SourceStatus
+from exporter.model.fields import Field
+from exporter.model.ledger import ByState, Price, Totals, state_columns
+from exporter.model.snapshot import Activity, ActivityHistory, DeviceView, PodUse, Snapshot
 from exporter.web.responses import Body, json_body
 
 API_VERSION = 1

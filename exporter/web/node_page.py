@@ -12,20 +12,12 @@ from urllib.parse import quote, urlencode
 
 from exporter.metrics.catalog import FOR_GOOD_SECONDS, alerts_off_until_seconds, owner_of
 from exporter.metrics.collector import present
-from exporter.model import (
-    ActivityHistory,
-    ActivitySource,
-    AllocationState,
-    DeviceState,
-    DeviceView,
-    Field,
-    Owner,
-    PodUse,
-    Price,
-    Snapshot,
-    xid_tier,
-)
+from exporter.model.attribution import AllocationState, Owner
+from exporter.model.devices import DeviceState, xid_tier
+from exporter.model.fields import Field
 from exporter.model.formatting import brief, percent, summed
+from exporter.model.ledger import Price
+from exporter.model.snapshot import ActivityHistory, ActivitySource, DeviceView, PodUse, Snapshot
 from exporter.web.node_api import mebibytes
 from exporter.web.templating import render
 

@@ -13,7 +13,9 @@ from aiohttp import hdrs, web
 from exporter.metrics import catalog, text_format
 from exporter.metrics.collector import ExpositionOptions, ProcessMetrics, families
 from exporter.metrics.text_format import Dropped, Family, Kept
-from exporter.model import MetadataStatus, Snapshot, SourceState
+from exporter.model.attribution import MetadataStatus
+from exporter.model.devices import SourceState
+from exporter.model.snapshot import Snapshot
 from exporter.web import node_api, node_page, templating
 from exporter.web.access import ALIVE_TOO, address_of, plain
 from exporter.web.responses import Bodies, Body, json_body, response_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from exporter.model import PodMetadata
+from exporter.model.attribution import PodMetadata
 from gpu_simulator import identities
 from gpu_simulator.holders import RESERVATION_NAMESPACE, PresentUse, declared_ratio, is_kai_part, pod_identity
 from gpu_simulator.models import MIB, instances

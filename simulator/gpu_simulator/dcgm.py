@@ -17,7 +17,7 @@ from typing import Unpack
 
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, DOUBLE, GPU, GPU_INSTANCE, INTEGER, NONE, STRING, Code
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator.driver_devices import BAR1, MEMORY, cuda_major, is_before, joined, read, slices_of
 from gpu_simulator.driver_session import Call, CArgument, Double, Installed, Refused, Timing, fill_slots
 from gpu_simulator.models import MIB, table

@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator.driver_session import (
     CArgument,
     DriverSession,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
-from exporter.model import STATES, Bottleneck, Totals, state_columns
+from exporter.model.ledger import STATES, Bottleneck, Totals, state_columns
 from gpu_simulator.fleet_ledger import HOUR_MS, MS, NAMES, FleetFigures, NodeLedger, add_at, node_ledger, profile_of
 from gpu_simulator.fleet_plan import (
     DAY_SECONDS,

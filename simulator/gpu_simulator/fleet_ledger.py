@@ -8,7 +8,7 @@ from operator import add
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from exporter.model import Bottleneck, ByState, Totals
+from exporter.model.ledger import Bottleneck, ByState, Totals
 from gpu_simulator.fleet_plan import (
     DAY_HOURS,
     DAY_SECONDS,

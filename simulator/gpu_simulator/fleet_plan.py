@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from exporter.errors import ConfigError
-from exporter.model import NodeFacts
+from exporter.model.attribution import NodeFacts
 from gpu_simulator.models import MODELS, table
 from gpu_simulator.truth import ModelSpec
 

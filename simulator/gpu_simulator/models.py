@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator.truth import MigTruth, ModelSpec
 
 MIB = 1024 * 1024

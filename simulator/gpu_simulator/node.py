@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exporter.errors import ConfigError
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import identities
 from gpu_simulator.api_server import ApiServer, objects_of
 from gpu_simulator.kubelet import KubeletServer

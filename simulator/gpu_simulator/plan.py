@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from exporter.model import Field, PodMetadata
+from exporter.model.attribution import PodMetadata
+from exporter.model.fields import Field
 from gpu_simulator.activity import Signal, Vector
 from gpu_simulator.models import MIB
 from gpu_simulator.truth import Board, DcgmTruth, Fault

@@ -7,7 +7,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from exporter.errors import ConfigError, expected
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import activity, cluster, holders, identities, scenario_file
 from gpu_simulator.holders import DeviceKey, DeviceTruth, UsePlan, board_uses, device_state
 from gpu_simulator.models import NOT_SUPPORTED_IN_MIG_MODE, instance_base_bytes

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from exporter.errors import ConfigError, expected
-from exporter.model import Field
+from exporter.model.fields import Field
 from gpu_simulator import identities
 from gpu_simulator.activity import (
     MIXES,

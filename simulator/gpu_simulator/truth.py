@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.model import Field, PodMetadata
+from exporter.model.attribution import PodMetadata
+from exporter.model.fields import Field
 
 
 class Fault(StrEnum):
