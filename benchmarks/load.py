@@ -23,7 +23,7 @@ SOURCE = Path(__file__).with_name("load_source.py")
 sys.path.insert(0, str(SOURCE.parents[1] / "tests"))
 
 from agent_support import AgentProcess, running_agent  # noqa: E402 - found among the tests
-from web_support import make_certificates, web_file  # noqa: E402 - as above
+from service_support import make_certificates, web_file  # noqa: E402 - as above
 
 SCRAPE_SECONDS, TIMEOUT_SECONDS = 0.1, 10.0
 FLOOD = 10_000

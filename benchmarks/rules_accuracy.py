@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import corpus_public  # noqa: E402 - found beside the tests
+import corpus_engine  # noqa: E402 - found beside the tests
 from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_of, clock, joined, run, samples  # noqa: E402
 from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
 
@@ -132,10 +132,10 @@ def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
     yield Contestant(name="ours", alerts=OURS, shapes=shapes, firings=run(shapes, (RULES,), OURS, agent_page))
     on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
     small = [shape for shape in shapes if samples(shape) <= ADAPTER_SAMPLES]
-    firings = run(small, (on_dcgm,), OURS, corpus_public.add, most=ADAPTER_SAMPLES)
+    firings = run(small, (on_dcgm,), OURS, corpus_engine.add, most=ADAPTER_SAMPLES)
     yield Contestant(name="ours, on dcgm-exporter's series", alerts=OURS, shapes=small, firings=firings)
     rules = ROOT / "benchmarks" / "public_rules.yaml"
-    public = run(shapes, (rules,), alerts_of(rules), corpus_public.add, step=30.0)
+    public = run(shapes, (rules,), alerts_of(rules), corpus_engine.add, step=30.0)
     for alert, name in (
         ("PublicInstant", "`GPU_UTIL < 10`, for 30m"),
         ("PublicAverage", "1 h average < 10, for 30m"),

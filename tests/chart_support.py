@@ -1,8 +1,10 @@
-"""The chart as helm renders it, its pods as processes of this machine, and its monitors as a Prometheus reads them."""
+"""The chart as helm renders it, the kustomize folders, and what NetworkPolicies allow."""
 
 import base64
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,14 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from agent_support import answering
+from files_support import read_documents, read_yaml
 from fleet_support import tool
-from yaml_support import read_documents
 
 from gpu_simulator.stack import free_port
 
@@ -369,3 +372,187 @@ def scraping(folder: Path, configs: Iterable[Document], rules: Iterable[Path] = 
     finally:
         process.kill()
         process.wait()
+
+
+KUSTOMIZE = ROOT / "deploy" / "kustomize"
+BASE = KUSTOMIZE / "base"
+OVERLAYS = sorted(path.parent for path in (KUSTOMIZE / "overlays").glob("*/kustomization.yaml"))
+COMPONENTS = sorted(path.parent for path in (KUSTOMIZE / "components").glob("*/kustomization.yaml"))
+FOLDERS = [BASE, *OVERLAYS]
+
+
+@lru_cache(maxsize=64)
+def text_of(folder: Path) -> str:
+    """What a folder is when it is built."""
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(folder)]
+    elif shutil.which("kustomize"):
+        command = ["kustomize", "build", str(folder)]
+    else:
+        pytest.skip("needs kubectl or kustomize on the PATH")
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "a warning, such as of a field that will go"
+    return done.stdout
+
+
+@lru_cache(maxsize=64)
+def built(folder: Path) -> list[Document]:
+    """Its documents, not to be changed."""
+    return read(text_of(folder))
+
+
+def overlay(name: str) -> list[Document]:
+    """Documents of an overlay, or of the base."""
+    return built(BASE if name == "base" else KUSTOMIZE / "overlays" / name)
+
+
+def composed(folder: Path, components: Iterable[str], resource: Path = BASE, **more: object) -> list[Document]:
+    """Documents of a user's own kustomization.
+
+    Args:
+        folder: Where it is written; empty.
+        components: Names below ``components``.
+        resource: What it is made of.
+        more: Further keys of it.
+    """
+    folder.mkdir(exist_ok=True)
+    whole = {
+        "resources": [_relative(resource, folder)],
+        "components": [_relative(KUSTOMIZE / "components" / name, folder) for name in components],
+        **more,
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
+    return built(folder)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path, folder.resolve())
+
+
+def pod_spec(workload: Document) -> Document:
+    """The spec of a workload's pods."""
+    spec: Document = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def options(container: Document) -> dict[str, object]:
+    """Options that its environment sets, by their keys in a configuration file."""
+    prefix = "GPU_COST_EXPORTER_"
+    return {
+        entry["name"].removeprefix(prefix).lower().replace("_", "-"): read_yaml(entry["value"])
+        if entry["value"] in {"on", "off"}
+        else entry["value"]
+        for entry in container.get("env", [])
+        if entry["name"].startswith(prefix) and entry["name"] != f"{prefix}CONFIG"
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One end of a connection: a pod, or with an empty namespace an address outside of the cluster's pods."""
+
+    namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    address: str = "10.9.9.9"
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Of a pod, by name."""
+
+    @property
+    def namespace_labels(self) -> dict[str, str]:
+        """What Kubernetes itself puts on a namespace."""
+        return {"kubernetes.io/metadata.name": self.namespace}
+
+
+def pod_of(workload: Document) -> Peer:
+    """A pod of a DaemonSet or a Deployment."""
+    template = workload["spec"]["template"]
+    ports = {port["name"]: port["containerPort"] for one in template["spec"]["containers"] for port in one["ports"]}
+    return Peer(namespace=workload["metadata"]["namespace"], labels=template["metadata"]["labels"], ports=ports)
+
+
+def isolated(policies: Iterable[Document], pod: Peer) -> set[str]:
+    """Directions in which only what is named gets through: Ingress, Egress."""
+    return {direction for policy in _of(policies, pod) for direction in policy["spec"]["policyTypes"]}
+
+
+def connects(policies: Iterable[Document], source: Peer, target: Peer, port: int, protocol: str = "TCP") -> bool:
+    """Whether a connection is let out of its source and in to its target."""
+    every = list(policies)
+    return _passes(every, "Egress", source, target, target, port, protocol) and _passes(
+        every, "Ingress", target, source, target, port, protocol
+    )
+
+
+def _passes(
+    policies: list[Document], direction: str, pod: Peer, other: Peer, target: Peer, port: int, protocol: str
+) -> bool:
+    if direction not in isolated(policies, pod):
+        return True
+    return any(
+        _ports(rule, target, port, protocol) and _peers(rule, direction, policy, other)
+        for policy in _of(policies, pod)
+        if direction in policy["spec"]["policyTypes"]
+        for rule in policy["spec"].get(direction.lower(), ())
+    )
+
+
+def _of(policies: Iterable[Document], pod: Peer) -> Iterator[Document]:
+    for policy in policies:
+        here = pod.namespace == policy["metadata"]["namespace"]
+        if here and _matches(policy["spec"]["podSelector"], pod.labels):
+            yield policy
+
+
+def _ports(rule: Document, target: Peer, port: int, protocol: str) -> bool:
+    """Whether a rule names the port; a named one is the target's own."""
+    if not rule.get("ports"):
+        return True
+    return any(
+        one.get("protocol", "TCP") == protocol and target.ports.get(one.get("port"), one.get("port", port)) == port
+        for one in rule["ports"]
+    )
+
+
+def _peers(rule: Document, direction: str, policy: Document, other: Peer) -> bool:
+    named = rule.get("from" if direction == "Ingress" else "to")
+    return not named or any(_peer(one, policy, other) for one in named)
+
+
+def _peer(named: Document, policy: Document, other: Peer) -> bool:
+    if block := named.get("ipBlock"):
+        address = ip_address(other.address)
+        return address in ip_network(block["cidr"]) and not any(
+            address in ip_network(left_out) for left_out in block.get("except", ())
+        )
+    if not other.namespace:
+        return False
+    if "namespaceSelector" in named:
+        here = _matches(named["namespaceSelector"], other.namespace_labels)
+    else:
+        here = other.namespace == policy["metadata"]["namespace"]
+    return here and _matches(named.get("podSelector", {}), other.labels)
+
+
+def _matches(selector: Document, labels: Mapping[str, str]) -> bool:
+    """Whether labels match; an empty selector matches everything."""
+    known = {"matchLabels", "matchExpressions"}
+    assert selector.keys() <= known, f"{selector}: this evaluator knows {known} only"
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        _expression(one, labels) for one in selector.get("matchExpressions", ())
+    )
+
+
+def _expression(one: Document, labels: Mapping[str, str]) -> bool:
+    value = labels.get(one["key"])
+    match one["operator"]:
+        case "In":
+            return value in one["values"]
+        case "NotIn":
+            return value not in one["values"]
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case unknown:
+            raise AssertionError(f"operator {unknown}")

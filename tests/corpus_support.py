@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 NOBODY = "(nobody)"

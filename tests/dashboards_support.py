@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_support import read_yaml
+from files_support import read_yaml
+from fleet_support import READY_SECONDS, backfill, tool
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from gpu_simulator import scenario, scenario_file, stack
 from gpu_simulator.stack import free_port
 from tests import pipeline_support
-from tests.fleet_support import READY_SECONDS, backfill, tool
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = ROOT / "tests" / "fixtures" / "dashboards.yaml"

@@ -1,10 +1,18 @@
-"""Devices, listed containers and the API's word on them, for the tests of the join."""
+"""Devices, listed containers and API objects for tests of the join."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from exporter.agent.facts import Attributor
+from exporter.agent.run import attributor_of
+from exporter.attribution import vgpu
 from exporter.attribution.join import NOTHING_REMEMBERED, attribute
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence
+from exporter.config import AgentConfig
+from exporter.kube.dra import allocated_devices, parse_slice, pools_of, uid_of
+from exporter.kube.kubelet import KubeletClient, KubeletPoller
+from exporter.kube.metadata import parse_pod
 from exporter.model.attribution import (
     Allocations,
     Attribution,
@@ -14,6 +22,7 @@ from exporter.model.attribution import (
     PodMetadata,
 )
 from exporter.model.devices import Gpu, GpuReading, MigInstance, MigReading
+from gpu_simulator.api_server import ApiObjects
 
 NOW = 1_000_000.0
 MIB = 1 << 20
@@ -156,3 +165,37 @@ def shares(attribution: Attribution) -> dict[tuple[str, str, str], float]:
 
 def reasons(attribution: Attribution) -> list[tuple[str, str]]:
     return [(unresolved.pod, unresolved.reason) for unresolved in attribution.unresolved]
+
+
+def polled(answer: Allocations | None) -> KubeletPoller:
+    """Return a poller with this answer."""
+    poller = KubeletPoller(KubeletClient("/none.sock"), interval_seconds=5, clock=time.time)
+    poller.latest = answer
+    return poller
+
+
+def attributor(config: AgentConfig, answer: Allocations | None, clock: Callable[[], float] = time.time) -> Attributor:
+    """Return the attributor that the agent would have, with this answer of the kubelet."""
+    made = attributor_of(config, clock)
+    made.kubelet = polled(answer)
+    return made
+
+
+_FINISHED = ("Succeeded", "Failed")
+
+
+def evidence_of(objects: ApiObjects) -> Evidence:
+    """Everything that the API has, as a watcher with all rights would know it after a while."""
+    running = [pod for pod in objects.pods if pod["status"]["phase"] not in _FINISHED]
+    parsed = [parse_pod(pod, vgpu.KEYS) for pod in running]
+    pods = {(pod.namespace, pod.name): pod for pod in parsed if pod is not None}
+    names = [(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods]
+    slices = [found for each in objects.resource_slices if (found := parse_slice(each)) is not None]
+    pools = pools_of(slices, {})
+    return Evidence(
+        pods=pods,
+        ended=frozenset(set(names) - set(pods)),
+        claims={uid_of(claim): allocated_devices(claim) or () for claim in objects.resource_claims},
+        reads_claims=True,
+        devices={(pool, name): device for pool, devices in pools.items() for name, device in devices.items()},
+    )

@@ -1,14 +1,105 @@
-"""Hand-made snapshots for the page, the API and the server."""
+"""Configurations and snapshots for tests of pages, API and server, and the series of a page."""
 
-from dataclasses import replace
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
-from snapshot_support import changed
-
-from exporter.model.attribution import AllocationState, Attribution, Holder, ShareMode, Unresolved
+from exporter.config import AgentConfig
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import Family, Labels
+from exporter.model.attribution import AllocationState, Attribution, Holder, MetadataStatus, ShareMode, Unresolved
 from exporter.model.devices import DeviceState, Gpu, MigInstance, Reading, SourceState, SourceStatus
 from exporter.model.fields import Field
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 from exporter.web import node_page
+
+
+def configured(config: AgentConfig, **changes: object) -> AgentConfig:
+    """Return a copy with other settings, each in the group that has it."""
+    groups = {part.name: getattr(config, part.name) for part in fields(config) if part.name != "warnings"}
+    new = {}
+    for name, group in groups.items():
+        own = {one.name for one in fields(group)} & changes.keys()
+        new[name] = replace(group, **{setting: changes.pop(setting) for setting in own})
+    assert not changes
+    return replace(config, **new)
+
+
+def settings_of(config: AgentConfig) -> dict[str, object]:
+    """Return every setting by its name."""
+    groups = [getattr(config, part.name) for part in fields(config) if part.name != "warnings"]
+    return {one.name: getattr(group, one.name) for group in groups for one in fields(group)}
+
+
+PARTS = frozenset({"reading", "attribution", "metadata", "metering"})
+
+
+def changed(snapshot: Snapshot, **changes: object) -> Snapshot:
+    """Return a copy with other values; a ``dict`` for a part of the snapshot changes only these of its values."""
+    new = {name: _part(snapshot, name, value) for name, value in changes.items()}
+    return replace(snapshot, **new)
+
+
+def _part(snapshot: Snapshot, name: str, value: object) -> object:
+    if name not in PARTS or not isinstance(value, dict):
+        return value
+    old = getattr(snapshot, name)
+    return MetadataStatus(**{"known": True, **value}) if name == "metadata" and old is None else replace(old, **value)
+
+
+_PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One series of a family."""
+
+    labels: Labels
+    value: int | float
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of its labels."""
+        return pairs(self.labels)
+
+
+def samples_of(family: Family) -> tuple[Sample, ...]:
+    """Return the series one by one."""
+    return tuple(Sample(carried, value) for carried, value in family.values.items())
+
+
+def rows(snapshot: Snapshot, name: str, options: ExpositionOptions | None = None) -> list[tuple[dict[str, str], float]]:
+    """Return labels and value of every series that a metric has on the page of a snapshot."""
+    return [
+        (dict(sample.pairs), sample.value)
+        for family in families(snapshot, options or ExpositionOptions())
+        if family.name == name
+        for sample in samples_of(family)
+    ]
+
+
+def pairs(carried: Labels) -> tuple[tuple[str, str], ...]:
+    """Return names and values of a label set, in its order."""
+    return tuple((name, _ESCAPED.sub(_unescaped, value)) for name, value in _PAIR.findall(carried))
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
+
+
+def duplicate_series(page: Iterable[Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
+    """Return name and label set of every series after the first of its kind; Prometheus refuses a page with one."""
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    twice = []
+    for family in page:
+        for sample in samples_of(family):
+            key = (family.name, frozenset(sample.pairs))
+            if key in seen:
+                twice.append(key)
+            seen.add(key)
+    return twice
+
 
 TAKEN_AT = 1_800_000_000.0
 MIB = 1024 * 1024

@@ -1,20 +1,279 @@
-"""A cost service over a real Prometheus, real SQLite and real HTTP, at a time of the test's choice."""
+"""The cost service over real servers, certificates and web configurations, and raw HTTP clients."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import aiohttp
+import bcrypt
+import pytest
+from aiohttp import web
 from fleet_support import END_SECONDS
-from web_support import http_server
 
+from exporter.config.options import BookSettings
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.budgets import Budget, BudgetState, standings
+from exporter.cost.dimensions import Filters, LineKey
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import LedgerSource
+from exporter.cost.live import PodDocument
 from exporter.cost.prometheus import PrometheusClient
-from exporter.service.book import Book
+from exporter.cost.recommend import Recommendation, read_recommendations
+from exporter.cost.window import parse_window
+from exporter.errors import PrometheusError
+from exporter.service.book import Book, Keeping
+from exporter.service.data import label_values
 from exporter.service.routes import create_app
 from exporter.service.run import book_of
-from exporter.service.settings import load_settings
+from exporter.service.settings import ServeSettings, load_settings
+from exporter.web.access import WebAccess
+from exporter.web.http_server import HttpServer, Limits, bind
+
+PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a test
+
+
+def hashed(password: str = PASSWORD, prefix: bytes = b"2y") -> str:
+    """A cheap hash, as htpasswd writes it."""
+    return (b"$" + prefix + bcrypt.hashpw(password.encode(), bcrypt.gensalt(4))[3:]).decode()
+
+
+@asynccontextmanager
+async def http_server(
+    app: web.Application,
+    *,
+    host: str = "127.0.0.1",
+    access: WebAccess | None = None,
+    limits: Limits | None = None,
+    count: Callable[[str, str], None] = lambda _part, _reason: None,
+) -> AsyncIterator[int]:
+    """Serve an application on a port of its own, as agent and service are served."""
+    listener = bind(host, 0)
+    server = HttpServer(
+        app=app, listener=listener, shutdown_seconds=1.0, access=access, limits=limits or Limits(), count=count
+    )
+    async with server.running():
+        watching = asyncio.ensure_future(server.watch())
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """An authority, a server for 127.0.0.1 and localhost, and a client named prometheus.example."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """``ca.pem``, ``server.pem``, ``server.key``, ``client.pem``, ``client.key``."""
+        return self.folder / name
+
+    def client(self, *, shown: bool = False, most: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+        """What a client connects with that trusts the authority, and shows its certificate if it is asked to."""
+        context = ssl.create_default_context(cafile=str(self.path("ca.pem")))
+        if shown:
+            context.load_cert_chain(self.path("client.pem"), self.path("client.key"))
+        if most is not None:
+            context.maximum_version = most
+        return context
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Make them again in a folder, which may have old ones."""
+    folder.mkdir(exist_ok=True)
+    _openssl(
+        folder,
+        "req",
+        "-x509",
+        *_KEY,
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-subj",
+        "/CN=test authority",
+        "-days",
+        "2",
+    )
+    _issue(folder, "server", "DNS:localhost,IP:127.0.0.1", "serverAuth")
+    _issue(folder, "client", "DNS:prometheus.example", "clientAuth")
+    return Certificates(folder)
+
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def _issue(folder: Path, name: str, names: str, usage: str) -> None:
+    _openssl(folder, "req", *_KEY, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+    (folder / f"{name}.ext").write_text(f"subjectAltName={names}\nextendedKeyUsage={usage}\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext")
+    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("needs openssl on the PATH: make install")
+    subprocess.run([program, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def web_file(folder: Path, *, tls: Mapping[str, str] | None = None, users: Mapping[str, str] | None = None) -> Path:
+    """A web configuration beside its certificates."""
+    lines = []
+    if tls is not None:
+        whole = {"cert_file": "server.pem", "key_file": "server.key", **tls}
+        lines += ["tls_server_config:", *(f"  {key}: {value}" for key, value in whole.items())]
+    if users:
+        lines += ["basic_auth_users:", *(f"  {user}: {known}" for user, known in users.items())]
+    path = folder / "web.yaml"
+    beside = folder / "web.yaml.new"
+    beside.write_text("\n".join(lines) + "\n")
+    beside.replace(path)
+    return path
+
+
+HOUR_SECONDS = 3600
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A running service."""
+
+    url: str
+    """Without a slash at its end."""
+    book: Book
+    loop: asyncio.AbstractEventLoop
+    """Where the book lives."""
+
+    def ask(self, question: Coroutine[Any, Any, Reply]) -> Reply:
+        """What the book answers, asked from another thread."""
+        return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
+
+
+def live_pods(uses: Sequence[PodDocument] | None, url: str) -> Callable[[Filters], Awaitable[Sequence[PodDocument]]]:
+    """Answers with those of these pods that are in the namespaces; ``None``: reports that Prometheus is away."""
+
+    async def pods(filters: Filters) -> Sequence[PodDocument]:
+        if uses is None:
+            raise PrometheusError("unreachable", f"{url}: no answer; see whether Prometheus runs", retriable=True)
+        wanted = filters.wanted.get("namespace")
+        return [use for use in uses if wanted is None or use.namespace in wanted]
+
+    return pods
+
+
+@asynccontextmanager
+async def served(
+    prometheus_url: str,
+    now_seconds: float,
+    *,
+    pods: Sequence[PodDocument] | None = (),
+    recommendations: Sequence[Recommendation] | None = (),
+    budgets: Sequence[BudgetState | Budget] = (),
+    problem: str = "",
+    settings: ServeSettings | None = None,
+) -> AsyncIterator[Served]:
+    """The service on a free port, its clock standing at ``now_seconds``.
+
+    Recommendations of ``None`` are read as the service reads them, and so is how a ``Budget`` stands.
+    """
+    asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
+    async with PrometheusClient(asked) as client:
+        ledger = PrometheusLedger(client)
+        chosen = settings or ServeSettings()
+        book = book_of(chosen.books, client, client, lambda: now_seconds)
+        book.pods = live_pods(pods, prometheus_url)
+        book.newest.value, book.newest.problem = now_seconds // HOUR_SECONDS * HOUR_SECONDS, problem
+        book.looked = True
+        ledger = PrometheusLedger(client)
+        book.labels.value = {} if problem else await label_values(client, now_seconds)
+        book.recommendations.value = (
+            await read_recommendations(client, ledger, now_seconds) if recommendations is None else recommendations
+        )
+        book.budgets.value = [
+            *[state for state in budgets if isinstance(state, BudgetState)],
+            *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
+        ]
+        app = create_app(book, chosen)
+        async with http_server(app) as port:
+            try:
+                yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
+            finally:
+                await book.readings.stop()
+
+
+def quiet_book(now_seconds: float, budgets: Sequence[BudgetState] = (), source: LedgerSource | None = None) -> Book:
+    """A book that has read nothing but the state of these budgets, and asks no Prometheus for a ledger."""
+    client = PrometheusClient(PrometheusSettings(url="http://127.0.0.1:1"))
+    ledger = source or PrometheusLedger(client)
+    keeping = Keeping(prometheus=ledger, path=None, history_days=1)
+    book = Book(client, ledger, keeping, lambda: now_seconds, BookSettings(refresh_interval_seconds=3600.0))
+    book.budgets.value = budgets
+    return book
+
+
+@contextmanager
+def beside(service: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
+    """The service on a loop of its own, for tests that block: a browser's, or plain requests."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="service")
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(service.__aenter__(), loop).result(60)
+        asyncio.run_coroutine_threadsafe(service.__aexit__(None, None, None), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+def recommendation(namespace: str, workload: str, **changes: object) -> Recommendation:
+    """A recommendation to a workload."""
+    values: dict[str, object] = {
+        "advice": "fewer-gpus",
+        "cluster": "alpha",
+        "namespace": namespace,
+        "kind": "Deployment",
+        "workload": workload,
+        "team": "search",
+        "model": "NVIDIA H100 80GB HBM3",
+        "title": "Give back 3 of 8 H100",
+        "gpus": 3.0,
+        "currency": "USD",
+        "per_month": 8_431.5,
+        "evidence": ("3 of its 8 GPUs were idle in all of 612 measured hours.", "Coverage was 98 % of 624 hours."),
+        "risk": "A load that comes once a month would not fit; take one GPU away at a time.",
+        "risk_level": "low",
+        "command": f"kubectl -n {namespace} edit deployment/{workload}",
+    }
+    values |= changes
+    owner = LineKey(**{name: str(values.pop(name)) for name in LineKey._fields if name in values})
+    return Recommendation(owner=owner, **values)  # type: ignore[arg-type]
+
+
+def budget_state(name: str, amount: float, spent: float, projected: float | None, now_seconds: float) -> BudgetState:
+    """A budget of this month for a team."""
+    return BudgetState(
+        budget=Budget(name=name, currency="USD", amount=amount, period="month", owner={"team": name}),
+        period=parse_window("month", now_seconds),
+        spent=spent,
+        projected=projected,
+        unpriced_seconds=0.0,
+        as_of_seconds=now_seconds,
+        passed=tuple(part for part in (0.5, 0.8, 1.0) if spent >= part * amount),
+    )
+
 
 NOW = END_SECONDS + 1500.0
 """Ten minutes after the newest recorded hour of the small fleet."""
@@ -94,3 +353,54 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
                     await book.readings.stop()
         finally:
             book.keeping.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """An answer as it came."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    """Names in small letters; one that came twice is here twice."""
+    body: bytes
+
+    def values(self, name: str) -> list[str]:
+        """All values of a header."""
+        return [value for key, value in self.headers if key == name]
+
+
+async def raw(port: int, request: bytes) -> Raw:
+    """Send bytes to a port of this host and read until it closes the connection; status 0 is no answer at all."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        await writer.drain()
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+    except ConnectionResetError:
+        answer = b""
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ", 2)
+    pairs = tuple((name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines))
+    return Raw(int(words[1]) if len(words) > 1 else 0, pairs, body)
+
+
+def ask(path: str, method: str = "GET", **headers: str) -> bytes:
+    """A request as bytes, its path as it stands; underscores of header names are hyphens."""
+    sent = {"Host": "localhost", "Connection": "close"} | {key.replace("_", "-"): of for key, of in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+def openssl(*arguments: str, folder: Path, said: str = "") -> str:
+    """What openssl says to these arguments, whether it ends well or not."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("needs openssl on the PATH: make install")
+    done = subprocess.run(
+        [program, *arguments], cwd=folder, input=said, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout + done.stderr

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_support import ROOT, AgentProcess, matching, running_agent
-from fork_server import run_fork
+from agent_support import ROOT, AgentProcess, matching, run_fork, running_agent
 
 from gpu_simulator import stack
 from gpu_simulator.stack import StackOptions, Tools

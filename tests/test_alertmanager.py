@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_support import read_yaml
-
-from tests.alertmanager_support import EXAMPLE, QUIET_SECONDS, TEMPLATE, alert, alertmanager
+from alerts_support import EXAMPLE, QUIET_SECONDS, TEMPLATE, alert, alertmanager
+from files_support import read_yaml
 
 ROOT = EXAMPLE.parent.parent
 RULES: list[dict[str, Any]] = [

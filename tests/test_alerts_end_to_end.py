@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from alerts_support import SHORTER, Alert, AlertStack, alert_stack, until
 
 from gpu_simulator.stack import SUBSTITUTIONS
-from tests.alerts_support import SHORTER, Alert, AlertStack, alert_stack, until
 
 WASTE = ("GPUUnderutilised", "GPUIdle", "GPUSharedIdle")
 FIRST_SECONDS = 110.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_support import evidence_of
+from join_support import evidence_of
 
 from exporter.attribution.pod_lifecycle import SliceDevice
 from exporter.kube import kubelet

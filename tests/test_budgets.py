@@ -3,9 +3,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from book_support import quiet_book
 from hypothesis import given
 from hypothesis import strategies as st
+from service_support import quiet_book
 from store_support import Known
 
 from exporter.cost.budgets import Budget, BudgetState, load, parse, standings

@@ -2,8 +2,7 @@ import dataclasses
 import re
 
 from exposition_support import TRAINING, exclusive, lost, one_ledger, partitioned, shared, snapshot
-from samples_support import samples_of
-from snapshot_support import changed
+from page_support import changed, samples_of
 
 from exporter.metrics import catalog
 from exporter.metrics.catalog import EXPORTED_PREFIXES

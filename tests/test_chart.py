@@ -34,7 +34,7 @@ from chart_support import (
     without_copies,
     without_schema,
 )
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 SWITCHED_OVER = FIXTURES / "switched-over-values.yaml"
 GOLDEN = ROOT / "tests" / "golden"

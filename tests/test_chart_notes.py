@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chart_support import CHART, FIXTURES, OPERATOR_API, REGISTRY, documents, helm
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 EVERYTHING = FIXTURES / "chart-everything.yaml"
 # `helm template` leaves the notes out and `helm install` needs a cluster: a copy of the chart has them in a manifest.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_support import documents, of_kind, template
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 from exporter.config import load_agent
 from exporter.config.options import OPTIONS, Option

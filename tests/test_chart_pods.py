@@ -2,7 +2,7 @@
 
 import pytest
 from chart_support import EVERYTHING, MODES, Document, documents, of_kind
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 
 def pod(values: str = "") -> Document:

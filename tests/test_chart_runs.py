@@ -22,8 +22,8 @@ from chart_support import (
     scraping,
     started,
 )
+from service_support import PASSWORD, Certificates, hashed, make_certificates
 from test_service_run import serving
-from web_support import PASSWORD, Certificates, hashed, make_certificates
 
 from exporter.cli import parse
 from exporter.config import load_agent

@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from agent_support import AgentProcess, answering
-from fork_server import run_fork
-from yaml_support import read_yaml
+from agent_support import AgentProcess, answering, run_fork
+from files_support import read_yaml
 
 from exporter import __version__
 from exporter.cli import main, whole_parser

@@ -180,7 +180,7 @@ def test_a_day_without_a_cluster_that_was_there_before_waits_two_days_for_it(tmp
 
 
 def test_a_kill_at_any_moment_leaves_no_lost_doubled_or_half_day(tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "store_kill_support.py"), str(tmp_path), "25", "11"]
+    command = [sys.executable, str(HERE / "store_support.py"), str(tmp_path), "25", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)

@@ -17,8 +17,7 @@ from exposition_support import (
     shared,
     snapshot,
 )
-from samples_support import duplicate_series, samples_of
-from snapshot_support import changed
+from page_support import changed, duplicate_series, samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import default, parse

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from agent_support import matching, running_agent
+from page_support import duplicate_series
 from pipeline_support import pipeline
-from samples_support import duplicate_series
 
 from exporter.agent.history import EventLog
 from exporter.metrics.collector import ExpositionOptions, families

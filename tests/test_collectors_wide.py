@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agent_support import AgentProcess, running_agent
 from chart_support import FIXTURES, Scraper, scraping
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 from exporter.config import read_collectors
 from exporter.errors import ConfigError

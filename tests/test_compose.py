@@ -10,9 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from files_support import problems, read_yaml
 from image_support import version
-from schema_support import problems
-from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "deploy" / "compose"

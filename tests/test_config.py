@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_support import settings_of
 from hypothesis import given
 from hypothesis import strategies as st
+from page_support import settings_of
 
 from exporter.config import AgentConfig, load_agent, resolve
 from exporter.config.options import OPTIONS, Option

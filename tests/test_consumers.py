@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from agent_support import ROOT, AgentProcess
+from alerts_support import HIDING, HOLDERS, NODES, PageError, agents, opencost_reads, prometheuses
 from chart_support import FIXTURES, Scraper, documents, of_kind
-from consumers_support import HIDING, HOLDERS, NODES, PageError, agents, opencost_reads, prometheuses
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 CONSUMERS: list[dict[str, Any]] = read_yaml((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
 ASKED = [

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import stub_support as stub
 from agent_support import ROOT, matching, running_agent
-from containerd_support import (
+from image_support import (
     Containerd,
     hierarchies,
-    lacking,
+    lacking_containerd,
     made_cgroup,
     put,
     remove_cgroup,
@@ -89,7 +89,7 @@ def new_place(form: str, uid: str = "") -> Place:
 
 @pytest.fixture(scope="module")
 def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    if reason := lacking():
+    if reason := lacking_containerd():
         pytest.skip(reason)
     with running_containerd(tmp_path_factory.mktemp("c")) as running:
         yield running

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
-from corpus_owners import OwnedNode
+from corpus_series import OwnedNode
 from corpus_support import Shape, load, shape_of
 from metering_support import holder, use, whole
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_support import read_yaml
+from dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load, panels
+from files_support import read_yaml
 
 from exporter.metrics import catalog
 from exporter.model.devices import XidTier
 from exporter.service import metrics
-from tests.dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load, panels
 
 BOARDS = {name: load(name) for name in NAMES}
 UIDS = {"fleet": "gpu-cost-fleet", "oncall": "gpu-cost-oncall", "finops": "gpu-cost-finops"}

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
+from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill, backfilled, prometheus, truth_between
+from service_support import quiet_book
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.window import period_at
@@ -16,9 +19,6 @@ from exporter.service.data import Month, ThisMonth
 from exporter.service.metrics import render
 from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
-from tests.book_support import quiet_book
-from tests.dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
-from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill, backfilled, prometheus, truth_between
 
 DAY, HOUR = 86_400, 3600
 H100_PRICE = 6.16

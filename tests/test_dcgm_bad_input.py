@@ -17,8 +17,7 @@ from socketserver import BaseRequestHandler, TCPServer, ThreadingTCPServer
 import dcgm_stub_support as dcgm_stub
 import pytest
 import stub_support as stub
-from agent_support import ROOT, AgentProcess, matching, running_agent
-from fork_server import run_fork
+from agent_support import ROOT, AgentProcess, matching, run_fork, running_agent
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libraries need a C compiler")
 

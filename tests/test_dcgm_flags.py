@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from config_support import settings_of
 from hypothesis import given
 from hypothesis import strategies as st
+from page_support import settings_of
 
 from exporter.cli import main
 from exporter.config import AgentConfig, dcgm_flags, load_agent

@@ -6,7 +6,7 @@ import re
 import pytest
 from agent_support import running_agent
 from exposition_support import PER_DEVICE, exclusive, gpu, instance, snapshot
-from samples_support import duplicate_series, samples_of
+from page_support import duplicate_series, samples_of
 
 from exporter.agent.run import _exposition
 from exporter.config import load_agent

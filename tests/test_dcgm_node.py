@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from page_support import rows
 from pipeline_support import Pipeline, pipeline
-from samples_support import rows
 
 from exporter.gpu import wire
 from exporter.gpu.merge import supplement

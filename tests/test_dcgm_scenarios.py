@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from page_support import duplicate_series, samples_of
 from pipeline_support import pipeline
-from samples_support import duplicate_series, samples_of
 from test_golden_scenarios import GOLDEN, pages
 
 from exporter.metrics import collectors_file

@@ -10,8 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dcgm_source_support import ADDRESS, EPOCH_SECONDS, FIELDS, PROFILED, engine, of, profiled
-from driver_support import H100, T4, gpu, instance, load, partitioned
+from driver_support import (
+    ADDRESS,
+    EPOCH_SECONDS,
+    FIELDS,
+    H100,
+    PROFILED,
+    T4,
+    engine,
+    gpu,
+    instance,
+    load,
+    of,
+    partitioned,
+    profiled,
+)
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import dcgm_stub_support as stub
 import pytest
-from dcgm_source_support import FIELDS, PROFILED, engine, of, profiled
-from driver_support import H100, T4, gpu, instance, partitioned
+from driver_support import FIELDS, H100, PROFILED, T4, engine, gpu, instance, of, partitioned, profiled
 
 from exporter.errors import SourceError
 from exporter.gpu import wire

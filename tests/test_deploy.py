@@ -6,22 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from chart_support import KUBERNETES_VERSIONS, OPERATOR_KINDS, of_kind, started, without_schema
-from kustomize_support import (
+from chart_support import (
     BASE,
     COMPONENTS,
     FOLDERS,
+    KUBERNETES_VERSIONS,
     KUSTOMIZE,
+    OPERATOR_KINDS,
     ROOT,
     Document,
     built,
     composed,
+    of_kind,
     options,
     overlay,
     pod_spec,
+    started,
     text_of,
+    without_schema,
 )
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 from exporter import __version__
 from exporter.config import load_agent

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from digest_support import digest
-from fleet_report_support import HOSTILE, MARKUP, TURNED, hours, ledger, nobody, owner
-from fleet_support import END_SECONDS, FleetServer, truth_between
+from files_support import digest, read_yaml
+from fleet_support import END_SECONDS, HOSTILE, MARKUP, TURNED, FleetServer, hours, ledger, nobody, owner, truth_between
 from service_support import running
-from yaml_support import read_yaml
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.dimensions import UNALLOCATED, UNATTRIBUTED, Dimension, LineKey

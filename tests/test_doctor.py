@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from config_support import configured
+from page_support import configured
 
 from exporter.accounting.state_file import WriterLock
 from exporter.agent.run import attributor_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
-from config_support import configured
-from kubelet_support import attributor
+from join_support import attributor
+from page_support import configured
 
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes

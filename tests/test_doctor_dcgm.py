@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from config_support import configured
+from page_support import configured
 
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent

@@ -7,7 +7,7 @@ from pathlib import Path
 import dcgm_stub_support as dcgm_stub
 import pytest
 import stub_support as stub
-from config_support import configured
+from page_support import configured
 
 from exporter.config import load_agent
 from exporter.config.types import Listen

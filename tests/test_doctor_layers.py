@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from config_support import configured
-from kubelet_support import attributor
+from join_support import attributor
 from outside_support import Proc, gpu, reading, whole
+from page_support import configured
 
 from exporter.agent.run import attributor_of
 from exporter.attribution.tenants import TenantSource

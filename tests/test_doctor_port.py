@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
-from web_support import Certificates, make_certificates
+from service_support import Certificates, make_certificates
 
 from exporter.doctor import machine
 from exporter.doctor.findings import Level

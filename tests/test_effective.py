@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metering_support import H100, plain_viewer
+from page_support import samples_of
 from pipeline_support import pipeline
-from samples_support import samples_of
 
 from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.effective import pcie_use

@@ -1,6 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
-from samples_support import duplicate_series, pairs, samples_of
+from page_support import duplicate_series, pairs, samples_of
 
 from exporter.metrics import catalog
 from exporter.metrics.text_format import (

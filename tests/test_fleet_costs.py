@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from fleet_report_support import A100, H100, START, day, hours, ledger, ledgers, nobody, owner, small_ledger
+from fleet_support import A100, H100, START, day, hours, ledger, ledgers, nobody, owner, small_ledger
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from fleet_support import FleetServer, backfill, backfilled, prometheus, truth_between
-from prometheus_support import FaultyProxy, failure, serving
+from fleet_support import FaultyProxy, FleetServer, backfill, backfilled, failure, prometheus, serving, truth_between
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings

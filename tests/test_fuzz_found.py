@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from prometheus_support import serving, success
-from web_support import http_server
+from fleet_support import serving, success
+from service_support import http_server
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from page_support import duplicate_series
 from pipeline_support import pipeline
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
-from samples_support import duplicate_series
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render

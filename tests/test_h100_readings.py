@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 from exporter.accounting.activity import ActivityJudge, Judgement, Observation
 from exporter.model.fields import Field

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from files_support import read_yaml
+from page_support import samples_of
 from pipeline_support import EPOCH_SECONDS, Pipeline, pipeline
-from samples_support import samples_of
-from yaml_support import read_yaml
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import parse

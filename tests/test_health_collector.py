@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from exposition_support import exclusive, instance, lost, snapshot
-from samples_support import samples_of
+from page_support import samples_of
 
 from exporter.metrics import catalog, collectors_file
 from exporter.metrics.collector import ExpositionOptions, families

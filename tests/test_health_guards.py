@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "src" / "health.yaml"

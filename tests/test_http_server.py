@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import BadStatusLine
-from web_support import http_server, make_certificates, web_file
+from service_support import http_server, make_certificates, web_file
 
 from exporter.config.web_config import load
 from exporter.web import http_server as limits_of

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from page_support import rows
 from pipeline_support import Pipeline, pipeline
-from samples_support import rows
 
 from exporter.model.devices import SourceState
 from exporter.model.ledger import Bottleneck, ResourceProfile

@@ -15,6 +15,7 @@ from typing import Self
 import pytest
 import stub_support as stub
 from agent_support import matching
+from files_support import bill_problem
 from image_support import (
     NOBODY,
     SOCKET_DIRECTORY,
@@ -28,8 +29,7 @@ from image_support import (
     version,
 )
 from image_support import command as container_command
-from schema_support import bill_problem
-from web_support import PASSWORD, hashed, make_certificates, web_file
+from service_support import PASSWORD, hashed, make_certificates, web_file
 
 from gpu_simulator.kubelet import KubeletServer
 from gpu_simulator.truth import HolderTruth, NodeTruth

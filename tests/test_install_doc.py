@@ -11,14 +11,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import document_support
+import files_support
 import pytest
 import yaml
 from chart_support import OPERATOR_API, PLATFORMS, helm, kubeconform
-from document_support import CHART, ROOT, blocks, commands, named_files, page
+from files_support import CHART, ROOT, blocks, commands, named_files, page, read_documents, read_yaml
 from fleet_support import tool
-from web_support import make_certificates
-from yaml_support import read_documents, read_yaml
+from service_support import make_certificates
 
 from exporter.config import load_agent, price_book, web_config
 from exporter.cost import budgets
@@ -288,12 +287,12 @@ def test_the_program_has_every_command_and_flag_that_is_shown(name: str) -> None
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_leads_somewhere(name: str) -> None:
-    assert document_support.lead_nowhere(page(name)) == []
+    assert files_support.lead_nowhere(page(name)) == []
 
 
 @pytest.mark.parametrize("name", [*PAGES, "runbook.md", "dcgm.md", "../README.md"])
 def test_every_value_of_the_chart_that_is_named_exists(name: str) -> None:
-    assert document_support.unknown_values(page(name)) == []
+    assert files_support.unknown_values(page(name)) == []
 
 
 @pytest.mark.parametrize("name", [*PAGES, "../README.md"])

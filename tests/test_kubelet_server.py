@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from evidence_support import evidence_of
-from join_support import read
+from join_support import evidence_of, read
 
 from exporter.attribution.join import attribute
 from exporter.config import load_agent

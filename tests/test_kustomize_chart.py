@@ -7,9 +7,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_support import PLATFORMS, REGISTRY, SIMULATED, read, rendered
-from kustomize_support import FOLDERS, Document, composed, options, overlay, pod_spec
-from yaml_support import read_yaml
+from chart_support import (
+    FOLDERS,
+    PLATFORMS,
+    REGISTRY,
+    SIMULATED,
+    Document,
+    composed,
+    options,
+    overlay,
+    pod_spec,
+    read,
+    rendered,
+)
+from files_support import read_yaml
 
 RELEASE = "gpu-cost-exporter"
 """With this name of the release the chart's objects are called as kustomize calls them."""

@@ -4,8 +4,7 @@ import dataclasses
 from collections import Counter
 
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, one_ledger, snapshot
-from samples_support import rows
-from snapshot_support import changed
+from page_support import changed, rows
 
 from exporter.accounting.ledger import Ledgers
 from exporter.metrics.collector import ExpositionOptions, families

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from agent_support import AgentProcess, matching, running_agent
+from service_support import make_certificates, web_file
 from test_service_run import serving
-from web_support import make_certificates, web_file
 
 SOURCE = Path(__file__).resolve().parents[1] / "benchmarks" / "load_source.py"
 MOST_MIB = 300

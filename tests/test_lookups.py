@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from metadata_support import Cluster
+from api_support import Cluster
 
 from exporter.kube.api_client import METADATA_WATCH, ApiClient, Request
 from exporter.kube.credentials import Credentials

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_gpu
+from api_support import CLAIM_UID, CLUSTER_NODE, Cluster, claimed, reading, whole_gpu
 
 from exporter.attribution import join
 from exporter.attribution.owner_rules import OwnerRules
@@ -33,14 +33,14 @@ def with_dra(cluster: Cluster, version: str = "v1", *, admin: bool = False) -> N
     attributes = {"type": {"string": "gpu"}, "uuid": {"string": GPU_UUID}}
     device: dict[str, Any] = {"name": "gpu-0"}
     device |= {"basic": {"attributes": attributes}} if version == "v1beta1" else {"attributes": attributes}
-    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    pool = {"name": CLUSTER_NODE, "generation": 1, "resourceSliceCount": 1}
     cluster.slices.append(
         {
             "metadata": {"name": "n1-gpu"},
-            "spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": pool, "devices": [device]},
+            "spec": {"driver": "gpu.nvidia.com", "nodeName": CLUSTER_NODE, "pool": pool, "devices": [device]},
         }
     )
-    result = {"driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0", "adminAccess": admin}
+    result = {"driver": "gpu.nvidia.com", "pool": CLUSTER_NODE, "device": "gpu-0", "adminAccess": admin}
     cluster.claims.append(
         {
             "metadata": {"namespace": "ml", "name": "c", "uid": CLAIM_UID},
@@ -305,9 +305,9 @@ async def test_claims_and_slices_are_read_once_a_claimed_device_was_seen(
         await reader.until(lambda: reader.metadata.evidence(cluster.now).claims)
         await reader.until(lambda: reader.metadata.evidence(cluster.now).devices)
         evidence = reader.metadata.evidence(cluster.now)
-        allocated = AllocatedDevice(driver="gpu.nvidia.com", pool=NODE, device="gpu-0", admin_access=True)
+        allocated = AllocatedDevice(driver="gpu.nvidia.com", pool=CLUSTER_NODE, device="gpu-0", admin_access=True)
         assert evidence.claims == {CLAIM_UID: (allocated,)}
-        assert evidence.devices == {(NODE, "gpu-0"): SliceDevice(kind="gpu", uuid=GPU_UUID)}
+        assert evidence.devices == {(CLUSTER_NODE, "gpu-0"): SliceDevice(kind="gpu", uuid=GPU_UUID)}
         reader.note(claimed("train-0"))
         reader.note(whole_gpu("train-0"))
         assert reader.metadata.evidence(cluster.now).claims == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_support import gpu_seconds, matching, running_agent
-from disk_support import needs_root, tmpfs
+from files_support import needs_root, tmpfs
 from metering_support import holder, namespace_pays, use, whole
 from pipeline_support import EPOCH_SECONDS, pipeline, save_now
 

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chart_support import documents, of_kind
-from kustomize_support import Document, composed, overlay
-from policy_support import Peer, connects, isolated, pod_of
+from chart_support import Document, Peer, composed, connects, documents, isolated, of_kind, overlay, pod_of
 
 API_SERVER = Peer(address="10.0.0.1")
 OUTSIDE = Peer(address="198.51.100.7")

@@ -15,8 +15,8 @@ import pytest
 from agent_support import AgentProcess, matching
 from aiohttp import web
 from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
-from snapshot_support import changed
-from web_support import http_server
+from page_support import changed
+from service_support import http_server
 
 from exporter.cli import main
 from exporter.cost.dimensions import LineKey

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from files_support import read_yaml
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
-from yaml_support import read_yaml
 
 from exporter.cost.window import DAY_SECONDS
 

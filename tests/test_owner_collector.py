@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 from exposition_support import OWNERS, snapshot
-from samples_support import samples_of
-from snapshot_support import changed
+from page_support import changed, samples_of
 
 from exporter.metrics.catalog import FOR_GOOD_SECONDS
 from exporter.metrics.collector import ExpositionOptions, families

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from metering_support import gpu, holder, instances_of, whole
-from owner_windows_support import MINUTE, TRAIN, held
+from metering_support import MINUTE, TRAIN, gpu, held, holder, instances_of, whole
 
 from exporter.accounting.owner_figures import HELD_SECONDS, HOLDERS_LIMIT, OwnerFaults
 from exporter.model.attribution import Owner

@@ -5,8 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from metering_support import gpu, holder, instances_of, whole
-from owner_windows_support import DOLLARS, HOUR, MINUTE, STEP, TRAIN, OwnedNode, held
+from metering_support import DOLLARS, HOUR, MINUTE, STEP, TRAIN, OwnedNode, gpu, held, holder, instances_of, whole
 
 from exporter.accounting.windows import Windows
 from exporter.model.attribution import AllocationState, Owner, ShareMode

@@ -5,8 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from metering_support import holder, whole
-from owner_windows_support import TRAIN, held
+from metering_support import TRAIN, held, holder, whole
 from pipeline_support import save_now
 
 from exporter.accounting.ledger import Ledgers

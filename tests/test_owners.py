@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from files_support import read_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from yaml_support import read_yaml
 
 from exporter.attribution.owner_rules import (
     MAX_KIND,

@@ -4,8 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from page_support import duplicate_series
 from pipeline_support import Pipeline, pipeline
-from samples_support import duplicate_series
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render

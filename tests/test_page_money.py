@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import page_support as made
 import pytest
-from snapshot_support import changed
+from page_support import changed
 from test_page import EVIL, read
 
 from exporter.model.attribution import AllocationState

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import page_support as made
-from snapshot_support import changed
+from page_support import changed
 from test_page import EVIL, read
 from test_page_money import priced
 

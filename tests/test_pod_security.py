@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chart_support import documents
-from kustomize_support import FOLDERS, Document, built, pod_spec
+from chart_support import FOLDERS, Document, built, documents, pod_spec
 
 LEVELS = ("restricted", "baseline", "privileged")
 """From the strictest on."""

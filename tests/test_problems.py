@@ -3,8 +3,7 @@
 import logging
 
 import pytest
-from page_support import snapshot
-from snapshot_support import changed
+from page_support import changed, snapshot
 
 from exporter.agent.run import ProblemLog
 

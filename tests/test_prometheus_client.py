@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from fleet_support import FleetServer
-from prometheus_support import Server, failure, serving, success, vector
+from fleet_support import FleetServer, Server, failure, serving, success, vector
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import prometheus

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from agent_support import until
-from chart_support import documents, of_kind
-from fork_server import fork, run_fork
-from kustomize_support import FOLDERS, Document, built, composed, options, overlay, pod_spec
+from agent_support import fork, run_fork, until
+from chart_support import FOLDERS, Document, built, composed, documents, of_kind, options, overlay, pod_spec
 
 from gpu_simulator import scenario
 from gpu_simulator.node import SimulatedNode

@@ -3,13 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_support import A100, ACTIVE, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 
 from exporter.cost.dimensions import LineKey
 from exporter.cost.holdings import HeldDevice, profiles_of
 from exporter.cost.ledger import Figures
 from exporter.cost.recommend import Recommendation, recommend
 from exporter.model.ledger import ByState
-from tests.recommend_support import A100, ACTIVE, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 
 MIG = {"uuid": "MIG-1", "memory_total_bytes": 40 * GB}
 SMALL = {"peak_memory_bytes": 12 * GB}

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fleet_support import SMALL_FLEET, backfill, prometheus, victoria
+from store_support import END_SECONDS, GB, H100, HOURS, L40S, T4, WEEK, use
 
 from exporter.cli import main
 from exporter.cli.output import EXIT_FAILED, EXIT_USAGE
@@ -19,8 +21,6 @@ from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.holdings import HeldDevice, read_evidence
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import Recommendation, read_recommendations
-from tests.fleet_support import SMALL_FLEET, backfill, prometheus, victoria
-from tests.recommend_support import END_SECONDS, GB, H100, HOURS, L40S, T4, WEEK, use
 
 LATE_SECONDS = 1234
 """Hourly rules of evidence run at some moment of each hour, which is the same each time."""

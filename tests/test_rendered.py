@@ -9,9 +9,8 @@ from aiohttp import web
 from exposition_support import FACTS, exclusive, holder, ledger, lost, one_ledger, partitioned, shared, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_support import changed, duplicate_series
 from prometheus_client.parser import text_string_to_metric_families
-from samples_support import duplicate_series
-from snapshot_support import changed
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, render

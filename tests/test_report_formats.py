@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fleet_report_support import (
+from fleet_support import (
     HOSTILE,
     MARKUP,
     TURNED,

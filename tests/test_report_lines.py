@@ -8,7 +8,7 @@ import pytest
 from exposition_support import one_ledger, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshot_support import changed
+from page_support import changed
 
 from exporter.cli import main
 from exporter.cost.node_report import BY, AgentLedger, By, read, write

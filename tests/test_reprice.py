@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fleet_report_support import A100, H100, hours, ledger, ledgers, nobody, owner
+from fleet_support import A100, H100, hours, ledger, ledgers, nobody, owner
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from files_support import read_yaml
+from rules_support import relevant
 
 from exporter.metrics import catalog
 from exporter.service import metrics
-from tests.rules_support import relevant
-from tests.yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"

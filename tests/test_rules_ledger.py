@@ -5,12 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-
-from exporter.config.prometheus_options import PrometheusSettings
-from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.prometheus import PrometheusClient
-from exporter.cost.window import Window
-from tests.ledger_rules_support import (
+from rules_support import (
     EPOCH_SECONDS,
     HOUR,
     MEASURES,
@@ -26,6 +21,11 @@ from tests.ledger_rules_support import (
     engine,
     hours_of,
 )
+
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.window import Window
 
 ALWAYS: Spans = ((0.0, 1e9),)
 WEEKS = -30 * 86400.0

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-
-from tests.rules_support import relevant
-from tests.yaml_support import read_yaml
+from files_support import read_yaml
+from rules_support import relevant
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILES = sorted((ROOT / "rules").glob("*.yaml"))

@@ -10,10 +10,8 @@ from pathlib import Path
 import bcrypt
 import pytest
 from agent_support import AgentProcess, running_agent
-from security_support import Raw, ask, raw
-from service_support import Running, running
+from service_support import PASSWORD, Raw, Running, ask, hashed, raw, running, web_file
 from test_web_config import ALICE, basic, served
-from web_support import PASSWORD, hashed, web_file
 
 from exporter.web.access import MOST_WAITING, Passwords
 from exporter.web.server import PATHS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from agent_support import running_agent
-from digest_support import digest
+from files_support import digest
 from store_support import D1, NOW, chunk
 from test_store import closed
 

@@ -18,11 +18,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from exposition_support import exclusive, one_ledger, snapshot
+from fleet_support import StubLedger, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from page_support import changed
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_support import StubLedger, serving
-from snapshot_support import changed
 
 from exporter.cli import main
 from exporter.cli.output import say

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import aiohttp
-from prometheus_support import StubLedger, serving
+from fleet_support import StubLedger, serving
 from service_support import NOW, running
 
 from exporter.cost.window import DAY_SECONDS

@@ -16,12 +16,12 @@ import pytest
 from agent_support import running_agent, wait_until
 from aiohttp import web
 from api_support import write_kubeconfig
-from digest_support import digest
-from prometheus_support import serving as serving_prometheus
-from prometheus_support import success
+from files_support import digest
+from fleet_support import serving as serving_prometheus
+from fleet_support import success
+from service_support import hashed, make_certificates, web_file
 from test_prometheus_client import client
 from test_service_run import serving
-from web_support import hashed, make_certificates, web_file
 
 from exporter.cli import main
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from security_support import openssl
+from service_support import Certificates, make_certificates, openssl, web_file
 from test_web_config import Served, served
-from web_support import Certificates, make_certificates, web_file
 
 REQUIRED = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
 WEAK = "aNULL:eNULL:kRSA:kPSK:kSRP:3DES:DES:RC4:RC2:IDEA:SEED:MD5:CAMELLIA:ARIA:AESCCM:SHA1@SECLEVEL=0"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import aiohttp
 import page_support
 import pytest
-from web_support import http_server
+from service_support import http_server
 
 from exporter.model.attribution import Owner, PodFacts
 from exporter.model.snapshot import Snapshot

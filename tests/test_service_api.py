@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from files_support import problems
 from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, truth_between
-from schema_support import problems
 from service_support import NOW, Running, running
 
 from exporter.cost.dimensions import pairs

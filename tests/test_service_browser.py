@@ -19,9 +19,9 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from book_support import Served, beside, served
 from fleet_support import FleetServer, backfill, prometheus
 from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, sync_playwright
+from service_support import Served, beside, served
 
 from exporter.cost.budgets import Budget
 from gpu_simulator.fleet_plan import FleetPlan

@@ -11,9 +11,9 @@ from typing import Any
 
 import fleet_support
 import pytest
-from book_support import quiet_book
-from samples_support import samples_of
-from yaml_support import read_yaml
+from files_support import read_yaml
+from page_support import samples_of
+from service_support import quiet_book
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.store import ClosedDay

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from schema_support import schema_problems
+from files_support import schema_problems
 
 from exporter.cost.window import Now
 from exporter.service.openapi import ENDPOINTS, PLAIN, document

@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-from book_support import Served, beside, budget_state, recommendation, served
 from fleet_support import FleetServer, backfill, prometheus, truth_between
+from service_support import Served, beside, budget_state, recommendation, served
 
 from exporter.cli import main
 from exporter.config.options import ServiceServingSettings

@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from agent_support import Fork, fork, run_fork
 from fleet_support import FleetServer
-from fork_server import Fork, fork, run_fork
 
 from exporter.cost.store import DayStore
 from gpu_simulator.stack import free_port

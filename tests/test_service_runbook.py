@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from files_support import read_yaml
 from service_support import running
-from yaml_support import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "http://127.0.0.1:9"

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from page_support import rows
 from pipeline_support import AgentSettings, Pipeline, pipeline, save_now
-from samples_support import rows
 
 from exporter.model.snapshot import Snapshot
 from gpu_simulator import driver

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_support import needs_root, tmpfs
+from files_support import needs_root, tmpfs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 from agent_support import ROOT, answering
+from files_support import bill_problem, read_yaml
 from packaging.utils import canonicalize_name
-from schema_support import bill_problem
-from yaml_support import read_yaml
 
 from exporter import __version__
 

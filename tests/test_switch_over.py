@@ -29,7 +29,7 @@ from chart_support import (
     scraping,
     started,
 )
-from yaml_support import read_yaml
+from files_support import read_yaml
 
 OLD_VALUES: Document = read_yaml((FIXTURES / "dcgm-exporter-values.yaml").read_text(encoding="utf-8"))
 NEW_VALUES = FIXTURES / "switched-over-values.yaml"

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 from exposition_support import FACTS, exclusive, gpu, holder, partitioned, snapshot
-from samples_support import rows, samples_of
-from snapshot_support import changed
+from page_support import changed, rows, samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model.attribution import NodeFacts, Owner, PodFacts

@@ -8,13 +8,13 @@ import pytest
 from exposition_support import snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_support import pairs, samples_of
 from prometheus_client import core
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as modern
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.registry import Collector
-from samples_support import pairs, samples_of
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import default

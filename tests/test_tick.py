@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metering_support import plain_node, plain_viewer
+from page_support import samples_of
 from pipeline_support import AskedKubelet, DirectSource
-from samples_support import samples_of
 
 from exporter.agent.facts import Attributor
 from exporter.agent.sources import Sources

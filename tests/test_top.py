@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from agent_support import PATIENCE_SECONDS, ROOT, AgentProcess
+from files_support import read_yaml
 from fleet_support import SMALL_FLEET, backfill, prometheus
-from yaml_support import read_yaml
 
 from exporter import __version__
 from exporter.cli import kubectl_plugin, main

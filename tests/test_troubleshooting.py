@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from document_support import ROOT, page
-from yaml_support import read_yaml
+from files_support import ROOT, page, read_yaml
 
 from exporter.accounting import state_file
 from exporter.gpu.nvml import library

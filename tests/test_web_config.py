@@ -16,7 +16,7 @@ import aiohttp
 import page_support
 import pytest
 from fleet_support import tool
-from web_support import PASSWORD, Certificates, hashed, http_server, make_certificates, web_file
+from service_support import PASSWORD, Certificates, hashed, http_server, make_certificates, web_file
 
 from exporter.config.web_config import load, parse
 from exporter.doctor.findings import Level

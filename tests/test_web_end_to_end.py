@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from agent_support import AgentProcess, running_agent, wait_until
 from fleet_support import tool
+from service_support import PASSWORD, Certificates, hashed, make_certificates, web_file
 from test_service_run import serving
-from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
 
 from exporter.cli import main
 from exporter.doctor import machine

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import driver_calls_support
+import dcgm_stub_support
 import pytest
 import stub_support
 
@@ -61,7 +61,7 @@ def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
 @pytest.mark.parametrize(("node", "most"), [("whole", 17.0), ("partitioned", 62.0)])
 def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, most: float) -> None:
     partitioned = node == "partitioned"
-    calls = driver_calls_support.nvml(partitioned=partitioned, samples=SAMPLES)
+    calls = dcgm_stub_support.nvml(partitioned=partitioned, samples=SAMPLES)
     assert sum(calls.values()) / SAMPLES / 8 <= most
     # What a GPU is does not change while it is there, nor do its limits unless somebody sets them. An instance can come
     # back under its UUID in another shape, so all of them are described every five samples.
@@ -76,7 +76,7 @@ def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, 
 @needs_compiler
 def test_a_sample_asks_a_host_engine_in_a_few_round_trips_however_many_instances_there_are() -> None:
     samples = 20
-    calls = driver_calls_support.dcgm(partitioned=True, samples=samples)
+    calls = dcgm_stub_support.dcgm(partitioned=True, samples=samples)
     assert sum(calls.values()) / samples <= 8
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from page_support import rows
 from pipeline_support import Pipeline, pipeline
-from samples_support import rows
 
 from gpu_simulator import driver, scenario
 

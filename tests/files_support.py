@@ -1,12 +1,58 @@
-"""What stands in a page of docs/: its code, its links, the values of the chart that it names."""
+"""YAML, JSON schemas, pages of docs/, the program in contrib/digest, and small disks."""
 
+import importlib.util
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from yaml_support import read_yaml
+import pytest
+import yaml
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML of any shape
+    """The only document of a text."""
+    return yaml.load(text, _LOADER)  # noqa: S506 - a safe one
+
+
+def read_documents(text: str) -> Iterator[Any]:
+    """Every document of a text."""
+    return iter(yaml.load_all(text, _LOADER))
+
+
+# ruff: noqa: PLC0415
+
+
+def problems(document: Any, schema: Mapping[str, Any]) -> list[str]:  # noqa: ANN401 - JSON of any shape
+    """What a schema finds wrong; one that names no draft is of the newest."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+
+    check = validator_for(schema, default=Draft202012Validator)(schema)
+    return [error.message for error in check.iter_errors(document)]
+
+
+def schema_problems(schema: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a schema itself."""
+    from jsonschema import Draft202012Validator
+
+    return problems(schema, Draft202012Validator.META_SCHEMA)
+
+
+def bill_problem(text: str) -> object:
+    """What CycloneDX's strict schema finds wrong with a bill of materials; ``None`` if nothing."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -100,3 +146,30 @@ def _empty_maps(values: dict[str, Any], path: str = "") -> Iterator[str]:
             yield here
         elif isinstance(value, dict):
             yield from _empty_maps(value, here)
+
+
+PROGRAM = Path(__file__).parent.parent / "contrib" / "digest" / "digest.py"
+_SPEC = importlib.util.spec_from_file_location("contrib_digest", PROGRAM)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+digest = importlib.util.module_from_spec(_SPEC)
+sys.modules["contrib_digest"] = digest  # dataclasses look their module up
+_SPEC.loader.exec_module(digest)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+
+
+@contextmanager
+def tmpfs(directory: Path, options: str) -> Iterator[Path]:
+    """A file system of its own in memory; ``options`` as for mount."""
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"may not mount here: {mounted.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
